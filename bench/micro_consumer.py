@@ -16,9 +16,11 @@ from typing import Final
 from uuid import UUID
 
 from mirrorlog.client import Client
-from mirrorlog.client.connection.connection import BufferPool
+from mirrorlog.client.connection.buffers import BufferPool
 from mirrorlog.client.consumer.consumer import Consumer
 from mirrorlog.client.consumer.records import checked_batches
+from mirrorlog.client.consumer.tier import TierOptions
+from mirrorlog.client.options import ConsumerOptions
 from mirrorlog.commitlog.format.body import Record, encode_batch
 from mirrorlog.commitlog.format.header import log_seed, stamp
 
@@ -119,18 +121,17 @@ class _Fetched(Consumer):
     """A consumer whose answer is there already."""
 
     def __init__(self, content: bytes, count: int) -> None:
-        client = Client("127.0.0.1:1")
-        super().__init__(
-            client,
-            "q",
+        options = ConsumerOptions(
             start=0,
             until=None,
             group=None,
             read_from="master",
+            turn=0,
             max_bytes=_FETCH_BYTES,
             max_wait_ms=0,
             prefetch_bytes=0,
         )
+        super().__init__(Client("127.0.0.1:1"), "q", options, TierOptions())
         self._fetched = content, count
 
     async def take(self) -> None:

@@ -24,6 +24,7 @@ import uvloop
 
 from bench.measure import Figure, summarise
 from mirrorlog.client import Producer
+from mirrorlog.client.options import ProducerOptions
 from mirrorlog.errors import Overloaded
 from mirrorlog.wire.frames import Confirm, Durability, Level
 from mirrorlog.wire.messages.handshake import Limits
@@ -133,14 +134,15 @@ async def measure(workload: Workload, values: Any) -> float:
     producer = Producer(
         InstantClient(),  # type: ignore[arg-type]  # what it needs of one
         "micro",
-        level=Level.ALL,
-        durability=Durability.MEMORY,
-        batch_bytes=256 * 1024,
-        linger_ms=5,
-        window_bytes=32 * _MIB,
-        max_in_flight=16,
-        delivery_timeout_ms=30_000,
-        idempotent=True,
+        ProducerOptions(
+            level=Level.ALL,
+            durability=Durability.MEMORY,
+            batch_bytes=256 * 1024,
+            linger_ms=5,
+            window_bytes=32 * _MIB,
+            max_in_flight=16,
+            delivery_timeout_ms=30_000,
+        ),
     )
     async with producer:
         started = time.process_time()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 from uuid import UUID
 
-from mirrorlog.client.producer.receipts import Receipt
+from mirrorlog.client.producer.batch import Receipt
 from mirrorlog.commitlog.epochs import Epoch, decode_epochs
 from mirrorlog.commitlog.format.header import HEADER_SIZE, MAGIC, Kind, check_body, check_stamped, log_seed, read_header
 from mirrorlog.errors import MirrorlogError

@@ -14,8 +14,8 @@ from typing import Final, Self, TypeVar
 
 from mirrorlog.client import Client
 from mirrorlog.client.consumer.consumer import Consumer
+from mirrorlog.client.producer.batch import Receipt
 from mirrorlog.client.producer.producer import Delivery, Producer
-from mirrorlog.client.producer.receipts import Receipt
 from mirrorlog.errors import MirrorlogError, OutcomeUnknown, Overloaded, PositionLost
 from mirrorlog.wire.messages.status import ClusterStatus, Status
 from sim.machines import Machine

@@ -3,15 +3,16 @@
 from mirrorlog.client.client import Client
 from mirrorlog.client.consumer.consumer import Consumer
 from mirrorlog.client.consumer.records import ConsumedBatch, ConsumedRecord
+from mirrorlog.client.producer.batch import Receipt, ReceiptRange, Receipts
 from mirrorlog.client.producer.deliveries import BulkDelivery, Delivery
 from mirrorlog.client.producer.pipeline import ProducerStats
 from mirrorlog.client.producer.producer import Producer
-from mirrorlog.client.producer.receipts import Receipt, ReceiptRange, Receipts
-from mirrorlog.client.publisher.publisher import Publication, Published, Publisher
+from mirrorlog.client.publisher.publications import Publication, Published
+from mirrorlog.client.publisher.publisher import Publisher
 from mirrorlog.client.subscription.delivered import Delivered, DeliveredBatch
 from mirrorlog.client.subscription.leases import Leased
 from mirrorlog.client.subscription.subscription import Subscription
-from mirrorlog.client.transaction.commit import Routed
+from mirrorlog.client.transaction.contents import Routed
 from mirrorlog.client.transaction.transaction import Transaction
 
 __all__ = [

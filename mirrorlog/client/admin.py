@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -14,14 +14,13 @@ from msgspec.structs import replace
 
 from mirrorlog.attempts import Attempts
 from mirrorlog.client.connection.backoff import Backoff
-from mirrorlog.client.connection.cluster import Cluster
+from mirrorlog.client.connection.cluster import ClusterClient
 from mirrorlog.client.connection.copies import Copies
-from mirrorlog.client.connection.masters import REPLACED_PERHAPS, ask_master, change_at_master
-from mirrorlog.client.connection.metadata import ask_nodes
-from mirrorlog.client.connection.stall_watch import SILENCE_S
-from mirrorlog.client.connection.start_offsets import NO_ANSWER
-from mirrorlog.client.options import parse_server
-from mirrorlog.client.producer.batch import as_timestamp_us
+from mirrorlog.client.connection.copy_refusals import NO_ANSWER
+from mirrorlog.client.connection.finder import ask_nodes
+from mirrorlog.client.connection.liveness import SILENCE_S
+from mirrorlog.client.connection.masters import ask_master, ask_placed_at, ask_until_placed, change_at_master
+from mirrorlog.client.producer.record import as_timestamp_us
 from mirrorlog.client.publisher.topology import Topology
 from mirrorlog.errors import (
     BadRequest,
@@ -33,9 +32,7 @@ from mirrorlog.errors import (
     NoSuchQueue,
     NotLeader,
     NotMaster,
-    OutcomeUnknown,
     QueueExists,
-    RequestTimeout,
 )
 from mirrorlog.wire.messages.base import Message
 from mirrorlog.wire.messages.groups import (
@@ -82,17 +79,8 @@ from mirrorlog.wire.messages.queues import (
 from mirrorlog.wire.messages.status import GetStatus, Status
 from mirrorlog.wire.names import split
 
-# One that is behind may name one that has been replaced; then that one names the next.
-_HOPS_MAX: Final = 2
-
-# Then all nodes are asked anew: the one that hangs may have been replaced.
-_DECLARE_TIMEOUT_MS: Final = 2_000
 _DELETE_TIMEOUT_MS: Final = 6_000
 """A node that hangs holds the first step of a deletion up for two seconds, and may have to be replaced."""
-
-_AWAITED: Final = (NotMaster, OutcomeUnknown, NotLeader, ConnectionLost, InSyncReplicasNotEnough)
-"""What ends when there is a master, it is reached, and its copies are there again; or a coordinator, where the cluster
-has to decide. What may count already is asked again: only an answer can tell."""
 
 _M = TypeVar("_M", bound=Message)
 _T = TypeVar("_T")
@@ -100,11 +88,11 @@ _A = TypeVar("_A", bound=Message)
 
 
 class Admin:
-    """Made by `Client.admin`. Every method raises what the node answers. What changes something raises Refused, or
-    ConnectionLost when no node was reached: nothing was done; or OutcomeUnknown when it may count or not. What changes
-    nothing raises ConnectionLost or RequestTimeout."""
+    """Declares queues, and asks and changes what operators need. Made by `Client.admin`. Every method raises what the
+    node answers. What changes something raises Refused, or ConnectionLost when no node was reached: nothing was done;
+    or OutcomeUnknown when it may count or not. What changes nothing raises ConnectionLost or RequestTimeout."""
 
-    def __init__(self, client: Cluster) -> None:
+    def __init__(self, client: ClusterClient) -> None:
         self._client = client
 
     @property
@@ -128,7 +116,9 @@ class Admin:
 
     async def _declare_named(self, message: DeclareQueue, attempts: Attempts) -> QueueInfo:
         with attempts.request(telling=(QueueExists,)):
-            answer = await self._insist(lambda address: self._ask_placed_at(address, message, Metadata, attempts))
+            answer = await ask_until_placed(
+                self._client, lambda address: ask_placed_at(self._client, address, message, Metadata, attempts)
+            )
             if isinstance(answer, MirrorlogError):
                 raise answer
         return answer.queues[0]
@@ -170,7 +160,9 @@ class Admin:
             ended = asyncio.Event()
             under_way.add(ended)
             try:
-                answer = await self._ask_placed_at(address, message, Deleted, attempts, timeout_ms=_DELETE_TIMEOUT_MS)
+                answer = await ask_placed_at(
+                    self._client, address, message, Deleted, attempts, timeout_ms=_DELETE_TIMEOUT_MS
+                )
                 if isinstance(answer, Deleted):
                     deleted = answer
             finally:
@@ -183,57 +175,12 @@ class Admin:
             return answer
 
         with attempts.request():
-            answer = await self._insist(ask)
+            answer = await ask_until_placed(self._client, ask)
             if isinstance(answer, NoSuchQueue) and attempts.in_doubt:
                 return 0
             if isinstance(answer, MirrorlogError):
                 raise answer
         return answer.records
-
-    async def _insist(self, ask: Callable[[str], Coroutine[Any, Any, _T]]) -> _T:
-        """Of the first node that answers; within `request_timeout_ms` again, while what keeps it ends by itself."""
-        loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + self._client.request_timeout_ms / 1000
-        backoff = Backoff(random.random)
-        while True:
-            # Asking twice, or two nodes at once, makes no second queue, and deletes no other one.
-            asks = [partial(ask, address) for address in self._client.addresses()]
-            heard = await ask_nodes(asks, lambda _: 0.0, head_start_s=SILENCE_S)
-            if heard.answers:
-                return heard.answers[0]
-            failure = heard.no_answer()
-            waits = isinstance(failure, _AWAITED) and self._client.connected
-            if not waits or loop.time() >= give_up_at:
-                raise failure
-            await asyncio.sleep(backoff.next_s())
-
-    async def _ask_placed_at(
-        self,
-        address: str,
-        message: Message,
-        expect: type[_A],
-        attempts: Attempts,
-        hops: int = _HOPS_MAX,
-        *,
-        timeout_ms: int = _DECLARE_TIMEOUT_MS,
-    ) -> _A | MirrorlogError:
-        """The answer, or the error that any node would answer. Raises what another node, or a later attempt, may answer
-        otherwise."""
-        try:
-            connection = await self._client.reach(address)
-            within_ms = min(self._client.request_timeout_ms, timeout_ms)
-            with attempts.one():
-                return await connection.request(message, expect, timeout_ms=within_ms)
-        except (NotMaster, MasterChanged) as error:
-            master = error.details.get("master")
-            if not hops or not isinstance(master, str) or master == address:
-                raise
-            there = parse_server(master)
-            return await self._ask_placed_at(there, message, expect, attempts, hops - 1, timeout_ms=timeout_ms)
-        except (*REPLACED_PERHAPS, NotLeader, ConnectionLost, RequestTimeout, OutcomeUnknown):
-            raise
-        except MirrorlogError as error:
-            return error
 
     async def metadata(self, queues: list[str] | None = None) -> Metadata:
         """Nodes, and all queues or those named."""
@@ -338,9 +285,9 @@ class Admin:
         return await self._ask_current(queue, ListGroups(queue=queue), GroupsFound)
 
     async def purge(self, queue: str, group: str = "") -> int:
-        """Settle every record of an acking group that is in nobody's hands; how many those were. The queue's own group
-        has the empty name. Returns when all copies have that. When the answer to a first attempt was lost, the number
-        is that of the last one. Raises NoSuchQueue, Refused, ConnectionLost or OutcomeUnknown."""
+        """Settle every ready record of an acking group, that is with no consumer; how many those were. The queue's own
+        group has the empty name. Returns when all copies have that. When the answer to a first attempt was lost, the
+        number is that of the last one. Raises NoSuchQueue, Refused, ConnectionLost or OutcomeUnknown."""
         message = PurgeGroup(queue=queue, group=group)
         return (await change_at_master(self._client, queue, message, Purged)).records
 

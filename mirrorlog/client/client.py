@@ -1,4 +1,4 @@
-"""Client: the way in; what it hands out shares its connections.
+"""The client of a cluster: makes producers, consumers, publishers and subscriptions, which share its connections.
 
 async with Client("127.0.0.1:7401") as client:
     await client.admin.declare("flights")
@@ -13,15 +13,17 @@ from collections.abc import Mapping
 from datetime import datetime
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Self
 from weakref import WeakSet
 
 from mirrorlog.client.admin import Admin
-from mirrorlog.client.connection.cluster import Cluster
-from mirrorlog.client.connection.let_go import on_loop, warn_unclosed
+from mirrorlog.client.connection.cluster import ClusterClient
+from mirrorlog.client.connection.unclosed import on_loop, warn_unclosed
 from mirrorlog.client.consumer.consumer import Consumer
 from mirrorlog.client.consumer.tier import TierChoice, TierOptions
 from mirrorlog.client.options import (
+    ConsumerOptions,
+    ProducerOptions,
     check_timeout,
     parse_compression,
     parse_durability,
@@ -31,7 +33,7 @@ from mirrorlog.client.producer.bulk import JoinPool
 from mirrorlog.client.producer.producer import Producer
 from mirrorlog.client.publisher.publisher import Publisher
 from mirrorlog.client.subscription.lease_receipts import LeaseReceipt
-from mirrorlog.client.subscription.leases import Leased, Leasing
+from mirrorlog.client.subscription.leases import ClientLeases, Leased
 from mirrorlog.client.subscription.subscription import Subscription
 from mirrorlog.client.transaction.commit import Transactor
 from mirrorlog.client.transaction.transaction import Transaction
@@ -44,15 +46,11 @@ from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST
 _KIB: Final = 1024
 _MIB: Final = 1024 * 1024
 DELIVERY_TIMEOUT_MS: Final = 30_000
-# Who waits for a connection looks around after so long: its node may hang and have been replaced. The opening goes on.
-_REACH_S: Final = 1.0
 # What may be done with a receipt, by its name.
 _HOWS: Final = {"ack": How.ACK, "return": How.RETURN, "release": How.RELEASE, "reject": How.DEAD}
 
-_T = TypeVar("_T")
 
-
-class Client(Cluster):
+class Client(ClusterClient):
     """A client of one cluster. `servers`: `host:port` of one or more nodes, each an argument, tried in order: the next
     one when the one before has failed, or has said nothing for a quarter of a second.
 
@@ -105,7 +103,8 @@ class Client(Cluster):
         self._publishers: WeakSet[Publisher] = WeakSet()
         self._consumers: WeakSet[Consumer] = WeakSet()
         self._subscriptions: WeakSet[Subscription] = WeakSet()
-        self._leasing = Leasing(self, self.consumer)
+        self.leasing = ClientLeases(self, self.consumer)
+        """For what `lease` gives out."""
         self._transactor = Transactor(self)
         self._pool = JoinPool()
 
@@ -126,14 +125,14 @@ class Client(Cluster):
         """
         failures: list[MirrorlogError] = []
         try:
-            for flush in (*(each.close for each in self._flushed_at_close()), self.let_go.ended):
+            for flush in (*(each.close for each in self._flushed_at_close()), self.background.ended):
                 try:
                     await flush()
                 except MirrorlogError as error:
                     failures.append(error)
         finally:
             self._closed = True
-            await self._leasing.close()
+            await self.leasing.close()
             for consumer in list(self._consumers):
                 await consumer.abandon()
             await self._disconnect()
@@ -150,7 +149,7 @@ class Client(Cluster):
             # Cancelled or interrupted: whoever did that is not to wait for confirms.
             for each in self._flushed_at_close():
                 each.abandon()
-            self.let_go.cancel()
+            self.background.cancel()
         try:
             await self.close()
         except MirrorlogError:
@@ -210,9 +209,7 @@ class Client(Cluster):
 
         Raises BadRequest naming the option that is wrong.
         """
-        producer = Producer(
-            self,
-            queue,
+        options = ProducerOptions(
             level=parse_level(confirm),
             durability=parse_durability(durability),
             batch_bytes=batch_bytes,
@@ -222,8 +219,8 @@ class Client(Cluster):
             delivery_timeout_ms=delivery_timeout_ms,
             idempotent=idempotent,
             codec=parse_compression(compression),
-            pool=self._pool,
         )
+        producer = Producer(self, queue, options, pool=self._pool)
         self._producers.add(producer)
         return producer
 
@@ -294,18 +291,18 @@ class Client(Cluster):
         `prefetch_bytes`: no further fetch leaves while so much waits to be read; `max_wait_ms`: how long a node holds
         a fetch that has nothing yet. `tiers`: as of the client, whose it is by default.
         """
-        consumer = Consumer(
-            self,
-            queue,
+        options = ConsumerOptions(
             start=start,
             until=until,
             group=group,
             read_from=read_from,
+            turn=turn,
             max_bytes=max_bytes,
             max_wait_ms=max_wait_ms,
             prefetch_bytes=prefetch_bytes,
-            turn=turn,
-            tiers=self._tiers if tiers is None else TierOptions.of(tiers, self._tiers.storage),
+        )
+        consumer = Consumer(
+            self, queue, options, self._tiers if tiers is None else TierOptions.of(tiers, self._tiers.storage)
         )
         self._consumers.add(consumer)
         return consumer
@@ -384,7 +381,7 @@ class Client(Cluster):
         OutcomeUnknown: records may be leased that nobody was told of, as behind any answer that is lost, and these come
         again behind the end of their lease.
         """
-        return await self._leasing.lease(
+        return await self.leasing.lease(
             queue,
             group,
             max_records=max_records,
@@ -416,13 +413,12 @@ class Client(Cluster):
         if how not in _HOWS:
             raise BadRequest(f"how {how!r:.32} is none of {', '.join(_HOWS)}")
         parsed = LeaseReceipt.parse(receipt, queue=queue, group=group)
-        changed = await self._leasing.settle([parsed], _HOWS[how], delay_ms=delay_ms, level=parse_level(confirm))
-        return changed > 0
+        return await self.leasing.settle(parsed, _HOWS[how], delay_ms=delay_ms, level=parse_level(confirm))
 
     async def extend_receipt(self, queue: str, receipt: str, lease_ms: int, *, group: str = "") -> None:
         """Let a lease run for `lease_ms` from now on, with all records that the same `lease()` gave out, by the text of
         the receipt of any of them. Raises NotGranted when it is over, and else as `settle_receipt`."""
-        await self._leasing.extend([LeaseReceipt.parse(receipt, queue=queue, group=group)], lease_ms)
+        await self.leasing.extend_lease(LeaseReceipt.parse(receipt, queue=queue, group=group), lease_ms)
 
     # --- inside ---
 

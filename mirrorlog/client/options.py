@@ -3,12 +3,15 @@ when wrong: what slips through would fail where nobody waits for it."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Final, TypeGuard
 
 from mirrorlog.commitlog.format.header import Codec
 from mirrorlog.config import split_address
 from mirrorlog.errors import BadRequest, ConfigError
 from mirrorlog.wire.frames import Durability, Level
+from mirrorlog.wire.messages.queues import Position
 
 # Above it stand `majority` and `all` on the wire.
 _COPIES_MAX: Final = Level.MAJORITY - 1
@@ -52,22 +55,46 @@ def parse_level(confirm: str | int) -> int:
     return level
 
 
-def check_numbers(
-    *, batch_bytes: int, linger_ms: int, window_bytes: int, max_in_flight: int, delivery_timeout_ms: int
-) -> None:
-    """Raises BadRequest naming the one that is out of range, or no int."""
-    _check("max_in_flight", max_in_flight, 1, _IN_FLIGHT_MAX, ", what a node remembers for retries")
-    _check("linger_ms", linger_ms, 0, _TIMEOUT_MS_MAX)
-    _check("window_bytes", window_bytes, 1, _BYTES_MAX)
-    _check("batch_bytes", batch_bytes, 1, _BYTES_MAX)
-    check_timeout("delivery_timeout_ms", delivery_timeout_ms)
+@dataclass(frozen=True, slots=True)
+class ProducerOptions:
+    """How a producer sends; see `Client.producer`. Raises BadRequest naming the one that is out of range, or no int."""
+
+    level: int
+    durability: Durability
+    batch_bytes: int
+    linger_ms: int
+    window_bytes: int
+    max_in_flight: int
+    delivery_timeout_ms: int
+    idempotent: bool = True
+    codec: Codec = Codec.NONE
+
+    def __post_init__(self) -> None:
+        _check("max_in_flight", self.max_in_flight, 1, _IN_FLIGHT_MAX, ", what a node remembers for retries")
+        _check("linger_ms", self.linger_ms, 0, _TIMEOUT_MS_MAX)
+        _check("window_bytes", self.window_bytes, 1, _BYTES_MAX)
+        _check("batch_bytes", self.batch_bytes, 1, _BYTES_MAX)
+        check_timeout("delivery_timeout_ms", self.delivery_timeout_ms)
 
 
-def check_reading(*, max_bytes: int, max_wait_ms: int, prefetch_bytes: int) -> None:
-    """A consumer's. Raises BadRequest naming the one that is out of range, or no int."""
-    _check("max_bytes", max_bytes, 1, _FETCH_BYTES_MAX)
-    _check("max_wait_ms", max_wait_ms, 0, _WAIT_MS_MAX)
-    _check("prefetch_bytes", prefetch_bytes, 0, _FETCH_BYTES_MAX)
+@dataclass(frozen=True, slots=True)
+class ConsumerOptions:
+    """What a consumer reads, and how; see `Client.consumer`. Raises BadRequest naming the one that is out of range, or
+    no int."""
+
+    start: str | int | Position | datetime | None
+    until: int | str | None
+    group: str | None
+    read_from: str
+    turn: int
+    max_bytes: int
+    max_wait_ms: int
+    prefetch_bytes: int
+
+    def __post_init__(self) -> None:
+        _check("max_bytes", self.max_bytes, 1, _FETCH_BYTES_MAX)
+        _check("max_wait_ms", self.max_wait_ms, 0, _WAIT_MS_MAX)
+        _check("prefetch_bytes", self.prefetch_bytes, 0, _FETCH_BYTES_MAX)
 
 
 def check_subscribing(*, prefetch: int, prefetch_bytes: int, priority: int, settle_timeout_ms: int) -> None:

@@ -1,4 +1,4 @@
-"""How what publishes ends with its `async with` block: closed, and what failed told, or given up at once."""
+"""The `async with` block of what publishes: at its end it is closed, or given up at once when it was cancelled."""
 
 from __future__ import annotations
 

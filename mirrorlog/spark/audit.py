@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from mirrorlog.client import Client, ConsumedBatch, Consumer
-from mirrorlog.client.connection.start_offsets import newest_of, views_of
+from mirrorlog.client.connection.copy_refusals import newest_of, views_of
 from mirrorlog.commitlog.format.checksum import crc32c
 from mirrorlog.errors import BadBatch, BadInput, LogCorrupt, MirrorlogError, NoSuchQueue, PositionLost
 from mirrorlog.spark import command_line

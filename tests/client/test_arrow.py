@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mirrorlog.client.connection.connection import BufferPool
+from mirrorlog.client.connection.buffers import BufferPool
 from mirrorlog.client.consumer.arrow import SCHEMA
 from mirrorlog.client.consumer.records import ConsumedBatch, checked_batches
 from mirrorlog.commitlog.format.body import Record, encode_batch, parse_batch_body

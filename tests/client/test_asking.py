@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from mirrorlog.client.connection.metadata import Ask, ask_nodes
+from mirrorlog.client.connection.finder import Ask, ask_nodes
 from mirrorlog.errors import ConnectionLost, MirrorlogError, UnsupportedVersion
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from mirrorlog.client import Client, Producer
-from mirrorlog.client.consumer.records import Attributed, checked_batches
+from mirrorlog.client.consumer.records import ConsumedRecord, GrantedRecord, checked_batches
 from mirrorlog.client.producer.accumulator import _OPEN_MAX
 from mirrorlog.client.sync import Client as SyncClient
 from mirrorlog.commitlog.format.attributes import DURATION_MS_MAX, NO_ATTRIBUTES, Attributes, attributes_of
@@ -120,7 +120,7 @@ async def test_more_sets_than_may_be_open_leave_earlier() -> None:
     async with producing() as (producer, nodes):
         for number in range(count):
             producer.send_nowait(b"%d" % number, ttl_ms=1 + number)
-            assert len(producer._collector._open) <= _OPEN_MAX
+            assert len(producer._accumulator.open) <= _OPEN_MAX
         await producer.flush()
         found = stored(nodes)
     assert found == [(Attributes(0, 1 + number), [b"%d" % number]) for number in range(count)]
@@ -211,12 +211,7 @@ async def test_readers_see_them() -> None:
 
 def test_what_a_group_gives_out_shows_them() -> None:
     """Goal: one arithmetic for deliveries and leases."""
-
-    class Given(Attributed):
-        attributes = Attributes(3, 10, 20)
-        append_time_us = 1_000_000
-
-    given = Given()
+    given = GrantedRecord(ConsumedRecord("q", 0, b"v", None, [], None, 1_000_000, Attributes(3, 10, 20)))
     assert (given.priority, given.expires_at_us, given.not_before_us) == (3, 1_010_000, 1_020_000)
 
 

@@ -10,16 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mirrorlog.client.producer.batch import (
+from mirrorlog.client.producer.batch import PendingBatch, Receipt
+from mirrorlog.client.producer.deliveries import Delivery
+from mirrorlog.client.producer.record import (
     BATCH_OVERHEAD_BYTES,
-    PendingBatch,
     as_headers,
     as_timestamp_us,
     headers_size,
     record_size,
 )
-from mirrorlog.client.producer.deliveries import Delivery
-from mirrorlog.client.producer.receipts import Receipt
 from mirrorlog.commitlog.format.body import Draft, Record, parse_batch_body
 from mirrorlog.commitlog.format.codec import open_body
 from mirrorlog.commitlog.format.header import HEADER_SIZE, Codec, check_producer_part, read_header

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from mirrorlog.client.connection.connection import BufferPool
+from mirrorlog.client.connection.buffers import BufferPool
 
 SIZE = 64 * 1024
 

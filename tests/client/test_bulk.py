@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mirrorlog.client.producer.batch import BATCH_OVERHEAD_BYTES
 from mirrorlog.client.producer.bulk import Bulk
 from mirrorlog.client.producer.columns import BinaryEntries, Chunks
+from mirrorlog.client.producer.record import BATCH_OVERHEAD_BYTES
 from mirrorlog.commitlog.format.body import check_uncompressed, draft_columns, parse_batch_body
 from mirrorlog.commitlog.format.header import read_header
 from mirrorlog.errors import BadInput, RecordTooLarge

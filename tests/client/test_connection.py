@@ -11,8 +11,8 @@ from uuid import uuid4
 import pytest
 
 from mirrorlog.client import Client
-from mirrorlog.client.connection import connection
 from mirrorlog.client.connection.connection import Connection
+from mirrorlog.client.connection.liveness import KeepAlive
 from mirrorlog.errors import (
     BadInput,
     BadRequest,
@@ -195,8 +195,8 @@ async def test_a_request_is_told_of_an_answer_that_is_none() -> None:
 
 async def test_a_node_that_stands_still_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """An open connection without a sign of life fails what waits on it; by a paused node and short clocks."""
-    monkeypatch.setattr(connection, "_TICK_S", 0.05)
-    monkeypatch.setattr(connection, "_SILENCE_S_MAX", 0.3)
+    monkeypatch.setattr(KeepAlive, "tick_s", 0.05)
+    monkeypatch.setattr(KeepAlive, "silence_s_max", 0.3)
     with fast_cluster(1) as cluster:
         master = cluster.master
         opened = await Connection.open(cluster.servers[0])
@@ -212,8 +212,8 @@ async def test_a_slow_answer_is_waited_for_while_the_node_lives(
     monkeypatch: pytest.MonkeyPatch, client: Client, queue: str
 ) -> None:
     """PONGs are signs of life; by a fetch that waits for longer than the silence allowed."""
-    monkeypatch.setattr(connection, "_TICK_S", 0.05)
-    monkeypatch.setattr(connection, "_SILENCE_S_MAX", 0.3)
+    monkeypatch.setattr(KeepAlive, "tick_s", 0.05)
+    monkeypatch.setattr(KeepAlive, "silence_s_max", 0.3)
     info = (await client.admin.metadata([queue])).queues[0]
     opened = await Connection.open(client.servers[0])
     facts, content = await opened.fetch(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mirrorlog.client import Client
-from mirrorlog.client.connection.start_offsets import is_elsewhere, judged
+from mirrorlog.client.connection.copy_refusals import is_elsewhere, judged
 from mirrorlog.errors import OffsetOutOfRange
 from mirrorlog.testing import Cluster
 from tests.client.late_mirrors import OLD_QUEUE, OLD_RECORDS, QUEUE, RECORDS, late_mirrors

@@ -12,6 +12,7 @@ from mirrorlog.attempts import Attempts
 from mirrorlog.client import admin
 from mirrorlog.client.admin import Admin
 from mirrorlog.client.client import Client
+from mirrorlog.client.connection import masters
 from mirrorlog.errors import ConnectionLost, MirrorlogError, NoSuchQueue
 from mirrorlog.wire.messages.queues import Deleted
 
@@ -37,15 +38,15 @@ class Nodes:
 
     async def delete(self, monkeypatch: pytest.MonkeyPatch) -> int:
         async def asked(
-            self_: Admin, address: str, message: object, expect: object, attempts: Attempts, **_: object
+            client: Client, address: str, message: object, expect: object, attempts: Attempts, **_: object
         ) -> Answer:
             if address in self.unreached:
                 return await self.answers[address]()
             with attempts.one():
                 return await self.answers[address]()
 
-        monkeypatch.setattr(Admin, "_ask_placed_at", asked)
-        monkeypatch.setattr(admin, "SILENCE_S", 0.0)
+        monkeypatch.setattr(admin, "ask_placed_at", asked)
+        monkeypatch.setattr(masters, "SILENCE_S", 0.0)
         async with asyncio.timeout(10):
             return await Admin(cast(Client, self)).delete_queue("q")
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from mirrorlog.client import Client
-from mirrorlog.client.connection.metadata import check_same, is_another
+from mirrorlog.client.connection.queue_metadata import check_same, is_another
 from mirrorlog.errors import (
     ConnectionLost,
     InSyncReplicasNotEnough,

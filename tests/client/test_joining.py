@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from mirrorlog.client import Client
-from mirrorlog.client.producer.batch import BATCH_OVERHEAD_BYTES
 from mirrorlog.client.producer.bulk import JoinPool
+from mirrorlog.client.producer.record import BATCH_OVERHEAD_BYTES
 from mirrorlog.commitlog.format.body import draft_columns
 
 KIB = 1024

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mirrorlog.client.options import (
-    check_numbers,
+    ProducerOptions,
     check_timeout,
     parse_compression,
     parse_durability,
@@ -16,7 +16,7 @@ from mirrorlog.client.options import (
 )
 from mirrorlog.commitlog.format.header import Codec
 from mirrorlog.errors import BadRequest
-from mirrorlog.wire.frames import Durability
+from mirrorlog.wire.frames import Durability, Level
 
 USUAL: dict[str, Any] = {
     "batch_bytes": 1,
@@ -25,6 +25,10 @@ USUAL: dict[str, Any] = {
     "max_in_flight": 1,
     "delivery_timeout_ms": 1,
 }
+
+
+def check_numbers(**numbers: Any) -> None:
+    ProducerOptions(level=Level.ALL, durability=Durability.MEMORY, **numbers)
 
 
 @pytest.mark.parametrize(

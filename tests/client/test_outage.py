@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from mirrorlog.client import Client
-from mirrorlog.client.connection.metadata import Finder, is_outage, outage_of
+from mirrorlog.client.connection.finder import Finder
+from mirrorlog.client.connection.queue_metadata import is_outage, outage_of
 from mirrorlog.client.subscription.resumption import Resumption
 from mirrorlog.errors import LogUnavailable
 from mirrorlog.wire.messages.queues import Metadata, NodeInfo, QueueInfo, QueueOutage

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from mirrorlog.client import Client
-from mirrorlog.client.publisher import publisher as queue_producers
+from mirrorlog.client.publisher import queue_producers
 from mirrorlog.client.publisher.publisher import Publisher
 from mirrorlog.client.publisher.routes import FRESH_S
 from mirrorlog.client.sync import Client as SyncClient

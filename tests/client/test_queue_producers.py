@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mirrorlog.client.publisher import publisher as queue_producers
-from mirrorlog.client.publisher.publisher import IDLE_S, QueueProducers
+from mirrorlog.client.publisher import queue_producers
+from mirrorlog.client.publisher.queue_producers import IDLE_S, QueueProducers
 
 
 class Producer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mirrorlog.client.producer.receipts import Receipt, ReceiptRange, Receipts
+from mirrorlog.client.producer.batch import Receipt, ReceiptRange, Receipts
 from mirrorlog.wire.frames import CONFIRM_DUPLICATE, Confirm
 
 RANGES = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mirrorlog.client.subscription.resumption import Resumption, State
+from mirrorlog.client.subscription.resumption import Resumption, ResumptionState
 from mirrorlog.errors import (
     BadRequest,
     ConnectionLost,
@@ -31,13 +31,13 @@ def test_a_lost_session_is_looked_for_again(error: MirrorlogError) -> None:
     """Goal: transparent resumption. Method: lose it, find it; nobody who waits hears of it in time."""
     made = begun()
     made.lost(error, 5.0)
-    assert made.state is State.SEEKING
+    assert made.state is ResumptionState.SEEKING
     assert made.trouble(5.0 + PATIENCE_S - 0.1) is None
     assert made.trouble(5.0 + PATIENCE_S) is error
     made.refused(NotMaster("none yet"), 16.0)
     assert isinstance(made.trouble(16.0), NotMaster)
     made.subscribed("log", 4)
-    assert made.state is State.SUBSCRIBED
+    assert made.state is ResumptionState.SUBSCRIBED
     assert made.trouble(99.0) is None
 
 
@@ -74,7 +74,7 @@ def test_a_connection_that_was_lost_is_no_failover() -> None:
     made.sees("log", 2)
     made.sees("log", 3)
     made.subscribed("log", 3)
-    assert made.state is State.SUBSCRIBED
+    assert made.state is ResumptionState.SUBSCRIBED
 
 
 def test_a_master_of_the_past_is_not_believed() -> None:
@@ -83,7 +83,7 @@ def test_a_master_of_the_past_is_not_believed() -> None:
     made.lost(ConnectionLost("reset"), 1.0)
     with pytest.raises(NotMaster, match="before epoch 3"):
         made.subscribed("log", 2)
-    assert made.state is State.SEEKING
+    assert made.state is ResumptionState.SEEKING
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_what_held_a_moment_ago_is_asked_for_again_for_a_while(error: MirrorlogE
     made = begun()
     made.lost(ConnectionLost("gone"), 5.0)
     made.refused(error, 6.0)
-    assert made.state is State.SEEKING
+    assert made.state is ResumptionState.SEEKING
     made.refused(error, 5.0 + PATIENCE_S)
     assert made.error is error
 
@@ -118,7 +118,7 @@ def test_a_limit_that_others_make_room_below_is_waited_for() -> None:
     """Goal: a node that is full for a moment ends nothing. Method: a limit of what runs, at the first attempt."""
     made = Resumption(now=0.0, patience_s=PATIENCE_S, cancel_on_failover=False)
     made.refused(Overloaded("subscriptions", limit="max_subscriptions"), 0.1)
-    assert made.state is State.SEEKING
+    assert made.state is ResumptionState.SEEKING
 
 
 def test_an_attempt_that_may_go_better_is_repeated_for_ever() -> None:

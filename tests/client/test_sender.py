@@ -19,8 +19,9 @@ from msgspec.structs import replace as changed
 import mirrorlog
 from mirrorlog.client import Client, Producer
 from mirrorlog.client.connection.connection import Connection
-from mirrorlog.client.connection.sightings import FoundQueue
-from mirrorlog.client.producer.batch import BATCH_OVERHEAD_BYTES, RECORD_OVERHEAD_BYTES
+from mirrorlog.client.connection.queue_metadata import FoundQueue
+from mirrorlog.client.options import ProducerOptions
+from mirrorlog.client.producer.record import BATCH_OVERHEAD_BYTES, RECORD_OVERHEAD_BYTES
 from mirrorlog.commitlog.format.body import Record
 from mirrorlog.commitlog.format.codec import open_body
 from mirrorlog.commitlog.format.header import Codec, read_header
@@ -124,7 +125,7 @@ def producer_on(answer: Callable[[bytes], Answer] | Link, **options: Any) -> Pro
         "idempotent": True,
     }
     link = answer if isinstance(answer, Link) else Link(answer)
-    return Producer(cast(Client, link), "q", **{**usual, **options})
+    return Producer(cast(Client, link), "q", ProducerOptions(**{**usual, **options}))
 
 
 def headers_of(node: Node) -> list[list[Any]]:
@@ -164,7 +165,7 @@ async def test_a_batch_that_cannot_be_encoded_ends_alone_and_at_once() -> None:
     async with producer_on(node) as producer:
         await producer.send(b"before")
         spoilt = producer.send_nowait(b"with it")
-        batch = producer._collector.batch
+        batch = producer._accumulator.batch
         assert batch is not None
         batch.add(cast(bytes, "text"), None, (), None, 30)
         async with asyncio.timeout(10):
@@ -436,7 +437,7 @@ async def test_what_is_sent_to_a_queue_that_went_with_its_node_ends_at_once() ->
         sender._client.master_of = master_of  # type: ignore[method-assign, assignment]
         node.usable = False
         [first, *_] = sender.unresolved()
-        sender._answered(cast(Connection, node), first, sender._allowance, 0, ConnectionLost("gone"))
+        sender._answered(cast(Connection, node), first, sender._pipeline.allowance, 0, ConnectionLost("gone"))
         looked.set()
         async with asyncio.timeout(5):
             with pytest.raises(OutcomeUnknown, match="gone with its node"):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mirrorlog.client.producer.receipts import Receipt
-from mirrorlog.client.publisher.publisher import _whole
+from mirrorlog.client.producer.batch import Receipt
+from mirrorlog.client.publisher.publications import whole
 from mirrorlog.errors import MirrorlogError, OutcomeUnknown, QueueFull, SentToDeadLetters
 
 TAKEN = {"r": Receipt(0, 0, 1, 1, 0, False)}
@@ -11,7 +11,7 @@ SENT_ON = SentToDeadLetters("it was full")
 
 
 def ended(*, taken: bool = False, **failures: MirrorlogError) -> MirrorlogError:
-    return _whole(TAKEN if taken else {}, failures)
+    return whole(TAKEN if taken else {}, failures)
 
 
 def test_where_all_others_have_it_the_producer_is_told_that_it_was_sent_on() -> None:

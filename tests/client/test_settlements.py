@@ -1,10 +1,17 @@
-"""Settlements: gathered by kind, judged by their answers, told again where that may help."""
+"""Settlements: collected by kind, judged by their answers, told again where that may help."""
 
 from __future__ import annotations
 
 import pytest
 
-from mirrorlog.client.subscription.settlements import Gathering, Kind, Settlement, Verdict, judged, resumed
+from mirrorlog.client.subscription.settlements import (
+    Judgement,
+    Settlement,
+    SettlementKind,
+    UnsentSettlements,
+    judged,
+    resumed,
+)
 from mirrorlog.client.subscription.unacked import RANGES_MAX, Granted
 from mirrorlog.errors import (
     BadRequest,
@@ -28,50 +35,50 @@ GRANT = Granted(0, 100_000, session=1, epoch=3)
 
 
 def settlement(how: How = How.ACK, *, session: int = 1, epoch: int = 3) -> Settlement:
-    made = Settlement(Kind(session, epoch, how), deadline=10.0)
+    made = Settlement(SettlementKind(session, epoch, how), deadline=10.0)
     made.add(GRANT, 0, 1)
     return made
 
 
 def test_what_is_settled_in_one_turn_leaves_as_joined_ranges() -> None:
     """Goal: few numbers on the wire. Method: acks in order, out of order, and of another kind."""
-    gathering = Gathering()
+    pending = UnsentSettlements()
     for first in (0, 1, 2, 7, 5, 6):
-        gathering.add(Kind(1, 3, How.ACK), GRANT, first, first + 1, deadline=1.0)
-    gathering.add(Kind(1, 3, How.RETURN, 500), GRANT, 9, 10, deadline=1.0)
-    acks, returns = gathering.take()
+        pending.add(SettlementKind(1, 3, How.ACK), GRANT, first, first + 1, deadline=1.0)
+    pending.add(SettlementKind(1, 3, How.RETURN, 500), GRANT, 9, 10, deadline=1.0)
+    acks, returns = pending.take()
     assert acks.flat_ranges == [0, 3, 5, 8]
     assert returns.flat_ranges == [9, 10]
     assert returns.kind.delay_ms == 500
-    assert not gathering
-    assert gathering.take() == []
+    assert not pending
+    assert pending.take() == []
 
 
 def test_a_frame_has_a_limit() -> None:
     """Goal: a million scattered acks are several frames. Method: one record in two, one more than fits."""
-    gathering = Gathering()
-    kind = Kind(1, 3, How.ACK)
+    pending = UnsentSettlements()
+    kind = SettlementKind(1, 3, How.ACK)
     for number in range(RANGES_MAX + 1):
-        gathering.add(kind, GRANT, 2 * number, 2 * number + 1, deadline=1.0)
-    assert [len(each.ranges) for each in gathering.take()] == [RANGES_MAX, 1]
+        pending.add(kind, GRANT, 2 * number, 2 * number + 1, deadline=1.0)
+    assert [len(each.ranges) for each in pending.take()] == [RANGES_MAX, 1]
 
 
 @pytest.mark.parametrize(
     ("error", "verdict", "unknown"),
     [
-        (None, Verdict.CONFIRMED, False),
-        (ConnectionLost("gone"), Verdict.MOVED, True),
-        (NotMaster("another"), Verdict.MOVED, False),
-        (NoSuchSubscription("ended"), Verdict.MOVED, False),
-        (MasterChanged("meanwhile"), Verdict.MOVED, True),
-        (InSyncReplicasNotEnough("one is there"), Verdict.AGAIN, False),
-        (Overloaded("full"), Verdict.AGAIN, False),
-        (FlushSlaveTimeout("late"), Verdict.AGAIN, True),
-        (NotGranted("not yours"), Verdict.FAILED, False),
-        (BadRequest("no"), Verdict.FAILED, False),
+        (None, Judgement.CONFIRMED, False),
+        (ConnectionLost("gone"), Judgement.MOVED, True),
+        (NotMaster("another"), Judgement.MOVED, False),
+        (NoSuchSubscription("ended"), Judgement.MOVED, False),
+        (MasterChanged("meanwhile"), Judgement.MOVED, True),
+        (InSyncReplicasNotEnough("one is there"), Judgement.AGAIN, False),
+        (Overloaded("full"), Judgement.AGAIN, False),
+        (FlushSlaveTimeout("late"), Judgement.AGAIN, True),
+        (NotGranted("not yours"), Judgement.FAILED, False),
+        (BadRequest("no"), Judgement.FAILED, False),
     ],
 )
-def test_an_answer_says_what_is_to_be_done(error: MirrorlogError | None, verdict: Verdict, unknown: bool) -> None:
+def test_an_answer_says_what_is_to_be_done(error: MirrorlogError | None, verdict: Judgement, unknown: bool) -> None:
     """Goal: tried again where that may help, and it is known whether something may count. Method: one of each kind."""
     made = settlement()
     made.sent = True
@@ -82,9 +89,9 @@ def test_an_answer_says_what_is_to_be_done(error: MirrorlogError | None, verdict
 
 def test_a_return_is_void_once_its_session_is_over() -> None:
     """Goal: what went back with a lost session needs no word. Method: NotGranted for an older session's return."""
-    assert judged(settlement(How.RETURN), NotGranted("x"), session=2) is Verdict.VOID
-    assert judged(settlement(How.RETURN), NotGranted("x"), session=1) is Verdict.FAILED
-    assert judged(settlement(How.ACK), NotGranted("x"), session=2) is Verdict.FAILED
+    assert judged(settlement(How.RETURN), NotGranted("x"), session=2) is Judgement.VOID
+    assert judged(settlement(How.RETURN), NotGranted("x"), session=1) is Judgement.FAILED
+    assert judged(settlement(How.ACK), NotGranted("x"), session=2) is Judgement.FAILED
 
 
 @pytest.mark.parametrize("how", [How.RETURN, How.RELEASE, How.EXTEND])
@@ -92,12 +99,12 @@ def test_a_return_that_is_logged_is_not_said_again(how: How) -> None:
     """Goal: a late confirm takes the record's next delivery from nobody. Method: a timeout of the copies; from then on
     no range is sent to that master. An answer that does not say how far it came ends it."""
     made = settlement(how)
-    assert judged(made, FlushSlaveTimeout("late"), session=1) is Verdict.LOGGED
+    assert judged(made, FlushSlaveTimeout("late"), session=1) is Judgement.LOGGED
     assert made.flat_ranges == [0, 1]
     made.logged = True
     assert made.flat_ranges == []
-    assert judged(made, OutcomeUnknown("the first part is logged"), session=1) is Verdict.FAILED
-    assert judged(settlement(How.DEAD), FlushSlaveTimeout("late"), session=1) is Verdict.AGAIN
+    assert judged(made, OutcomeUnknown("the first part is logged"), session=1) is Judgement.FAILED
+    assert judged(settlement(How.DEAD), FlushSlaveTimeout("late"), session=1) is Judgement.AGAIN
 
 
 def test_a_return_is_told_to_one_later_master_at_most() -> None:
@@ -132,14 +139,28 @@ def test_what_a_settlement_ends_with_at_its_deadline() -> None:
     assert type(unclear.given_up("its deadline came")) is OutcomeUnknown
 
 
-def test_whoever_listens_is_told_once() -> None:
-    """Goal: each waiter hears of the end. Method: two listeners, one end."""
-    heard: list[MirrorlogError | None] = []
+class Waiter:
+    """A future that counts how often it is told."""
+
+    def __init__(self) -> None:
+        self.told = 0
+
+    def done(self) -> bool:
+        return False
+
+    def set_result(self, result: None, /) -> None:
+        self.told += 1
+
+
+def test_whoever_waits_is_told_once() -> None:
+    """Goal: each waiter hears of the end. Method: two waiters, one end told twice."""
+    waiters = [Waiter(), Waiter()]
     made = settlement()
-    made.listen(heard.append)
-    made.listen(heard.append)
+    for each in waiters:
+        made.hear(waiter=each)
     made.end(None)
-    assert heard == [None, None]
+    made.end(None)
+    assert [each.told for each in waiters] == [1, 1]
     assert made.done
     assert made.heard
 
@@ -151,7 +172,7 @@ def test_what_is_refused_behind_a_lost_attempt_may_count_all_the_same() -> None:
         made = settlement(how)
         judged(made, ConnectionLost("gone"), session=1)
         for error in (DiskFull("full"), BadRequest("no")):
-            assert judged(made, error, session=1) is Verdict.FAILED
+            assert judged(made, error, session=1) is Judgement.FAILED
             assert type(made.failed(error)) is OutcomeUnknown
         assert type(made.failed(NotGranted("not yours"))) is expected
     fresh, full = settlement(), DiskFull("full")

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from mirrorlog.client import Client, Delivered, Subscription
-from mirrorlog.client.connection import connection
+from mirrorlog.client.connection.liveness import KeepAlive
 from mirrorlog.errors import (
     BadRequest,
     ConnectionLost,
@@ -445,7 +445,7 @@ async def test_a_settlement_that_never_left_is_refused(nodes: Nodes, client: Cli
 
 
 async def _ack_after_loss(subscription: Subscription, record: Delivered) -> None:
-    await until(lambda: subscription._session is None, "the loss was not noticed")
+    await until(lambda: subscription.session is None, "the loss was not noticed")
     await record.ack()
 
 
@@ -675,7 +675,7 @@ async def test_while_there_is_no_master_who_waits_is_told(nodes: Nodes) -> None:
         with pytest.raises((NotMaster, ConnectionLost)):
             await asyncio.wait_for(anext(subscription), 10)
         nodes.promote("n2", version=3)
-        await until(lambda: subscription._session is not None, "nobody subscribed")
+        await until(lambda: subscription.session is not None, "nobody subscribed")
         giver(nodes, "n2").give(Grant(0, 1), batches=(0,))
         assert values(await take(subscription, 1)) == [b"a"]
 
@@ -685,7 +685,7 @@ async def test_a_master_that_hangs_is_left_for_its_successor(
 ) -> None:
     """Goal: a node that keeps its connections and says nothing holds nobody up: neither who waits for records nor who
     waits for an ack. Method: it hangs, another one is named; the clock of pings is shortened."""
-    monkeypatch.setattr(connection, "_TICK_S", 0.1)
+    monkeypatch.setattr(KeepAlive, "tick_s", 0.1)
     n1, n2 = giver(nodes), giver(nodes, "n2")
     other = Client(*nodes.servers)
     async with other, other.subscribe(QUEUE) as waiting, client.subscribe(QUEUE, "g") as acking:
@@ -772,7 +772,7 @@ async def test_a_master_of_the_past_is_not_believed(nodes: Nodes, client: Client
         n1.end(NotMaster("n2 is"))
         await until(lambda: len(n2.subscribes) > 1, "it was not asked again")
         n2.epoch = 6
-        await until(lambda: subscription._session is not None, "nobody subscribed")
+        await until(lambda: subscription.session is not None, "nobody subscribed")
         n2.give(Grant(0, 1), batches=(0,))
         assert values(await take(subscription, 1)) == [b"a"]
 

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from mirrorlog.client.sync import Client, Delivery, Producer
-from mirrorlog.client.sync.handoff import Bunch
+from mirrorlog.client.sync.record_buffer import Bunch
 from mirrorlog.errors import (
     BadInput,
     BadRequest,
@@ -287,7 +287,7 @@ def test_a_producer_that_was_closed_is_let_go(client: Client, queue: str) -> Non
 
 def test_waiting_for_a_record_ends_when_the_record_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its deadline begins when the window lets it in; by a node that stands still for longer than one deadline."""
-    monkeypatch.setattr("mirrorlog.client.sync.client._MARGIN_S", 0.5)
+    monkeypatch.setattr("mirrorlog.client.sync.producer.MARGIN_S", 0.5)
     with fast_cluster(1, min_in_sync=1) as cluster, Client(*cluster.servers) as client:
         master = cluster.master
         client.admin.declare("q")
@@ -333,13 +333,13 @@ def test_a_change_that_is_under_way_when_the_client_is_closed_is_of_unknown_outc
 def test_an_error_that_is_none_of_ours_ends_its_records_and_not_the_producer(client: Client, queue: str) -> None:
     """Whatever happens on the loop, every record ends and the next ones land; by a producer that runs out of memory."""
     with client.producer(queue) as producer:
-        real = producer._awaited.send_nowait
+        real = producer._of.send_nowait
 
         def once(*arguments: Any, **options: Any) -> Any:
-            producer._awaited.send_nowait = real  # type: ignore[method-assign]
+            producer._of.send_nowait = real  # type: ignore[method-assign]
             raise MemoryError("once")
 
-        producer._awaited.send_nowait = once  # type: ignore[method-assign]
+        producer._of.send_nowait = once  # type: ignore[method-assign]
         delivery = producer.send_nowait(b"lost")
         with pytest.raises(OutcomeUnknown, match="MemoryError"):
             delivery.result(20)
@@ -350,18 +350,18 @@ def test_an_error_that_is_none_of_ours_ends_its_records_and_not_the_producer(cli
 def test_an_error_is_told_once(client: Client, queue: str) -> None:
     """Who waited for a record has heard; flush tells of the others, send_many of its own; by records refused late."""
     with client.producer(queue) as producer:
-        real = producer._awaited.send_nowait
+        real = producer._of.send_nowait
 
         def refuse(*arguments: Any, **options: Any) -> Any:
-            producer._awaited.send_nowait = real  # type: ignore[method-assign]
+            producer._of.send_nowait = real  # type: ignore[method-assign]
             raise RecordTooLarge("the limit of another node")
 
-        producer._awaited.send_nowait = refuse  # type: ignore[method-assign]
+        producer._of.send_nowait = refuse  # type: ignore[method-assign]
         with pytest.raises(RecordTooLarge):
             producer.send(b"heard")
         assert len(producer.send_many([b"a", b"b"])) == 2
         producer.flush()
-        producer._awaited.send_nowait = refuse  # type: ignore[method-assign]
+        producer._of.send_nowait = refuse  # type: ignore[method-assign]
         producer.send_nowait(b"not heard")
         assert len(producer.send_many([b"c"])) == 1
         with pytest.raises(RecordTooLarge):

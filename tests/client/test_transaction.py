@@ -13,13 +13,14 @@ from msgspec.structs import replace
 
 from mirrorlog import versions
 from mirrorlog.client.client import Client
-from mirrorlog.client.connection.sightings import FoundQueue
-from mirrorlog.client.producer.receipts import Receipt
+from mirrorlog.client.connection.queue_metadata import FoundQueue
+from mirrorlog.client.producer.batch import Receipt
 from mirrorlog.client.publisher.routes import FRESH_S
 from mirrorlog.client.subscription.delivered import Delivered
 from mirrorlog.client.subscription.subscription import Subscription
 from mirrorlog.client.subscription.unacked import Granted, Unacked
-from mirrorlog.client.transaction.commit import AT_WORK_MAX, Taken, Transactor, release, settle
+from mirrorlog.client.transaction.commit import AT_WORK_MAX, Transactor
+from mirrorlog.client.transaction.contents import SettledPart, release, settle
 from mirrorlog.client.transaction.transaction import Transaction
 from mirrorlog.commitlog.format.header import BatchHeader, read_header
 from mirrorlog.errors import (
@@ -53,7 +54,7 @@ class Holder:
     client: Any
 
     def __init__(self) -> None:
-        self.hand = Unacked()
+        self.unacked = Unacked()
         self.woken = 0
 
     def wake(self) -> None:
@@ -61,16 +62,16 @@ class Holder:
 
 
 def given(holder: Holder, first: int, following: int) -> Granted:
-    granted = Granted(first, following, session=holder.hand.session, epoch=1)
-    holder.hand.grant(granted)
-    holder.hand.giving(granted)
+    granted = Granted(first, following, session=holder.unacked.session, epoch=1)
+    holder.unacked.grant(granted)
+    holder.unacked.giving(granted)
     granted.given = following
     return granted
 
 
-def taken(holder: Holder, granted: Granted, *ranges: tuple[int, int]) -> Taken:
+def taken(holder: Holder, granted: Granted, *ranges: tuple[int, int]) -> SettledPart:
     parts = [(granted, first, following) for first, following in ranges]
-    return Taken(cast(Subscription, holder), granted.session, granted.epoch, parts=parts)
+    return SettledPart(cast(Subscription, holder), granted.session, granted.epoch, parts=parts)
 
 
 def test_what_is_acknowledged_in_a_commit_is_settled_by_nobody_else_meanwhile() -> None:
@@ -80,9 +81,9 @@ def test_what_is_acknowledged_in_a_commit_is_settled_by_nobody_else_meanwhile() 
     each = taken(holder, granted, (1, 2), (3, 4))
     settle([each])
     with pytest.raises(NotGranted):
-        holder.hand.settle(granted, 1, 2)
+        holder.unacked.settle(granted, 1, 2)
     release([each], settled=False)
-    assert [part for _, part in holder.hand.unsettled()] == [(0, 4)]
+    assert [part for _, part in holder.unacked.unsettled()] == [(0, 4)]
     assert holder.woken == 0
 
 
@@ -90,11 +91,11 @@ def test_one_record_that_is_settled_already_changes_nothing() -> None:
     """Goal: all or nothing in the hand, too. Two subscriptions, of which the second has settled its record."""
     one, two = Holder(), Holder()
     first, second = given(one, 0, 2), given(two, 5, 7)
-    two.hand.settle(second, 5, 6)
+    two.unacked.settle(second, 5, 6)
     with pytest.raises(NotGranted):
         settle([taken(one, first, (0, 1)), taken(two, second, (6, 7), (5, 6))])
-    assert [part for _, part in one.hand.unsettled()] == [(0, 2)]
-    assert [part for _, part in two.hand.unsettled()] == [(6, 7)]
+    assert [part for _, part in one.unacked.unsettled()] == [(0, 2)]
+    assert [part for _, part in two.unacked.unsettled()] == [(6, 7)]
 
 
 def test_the_same_record_twice_is_refused() -> None:
@@ -103,7 +104,7 @@ def test_the_same_record_twice_is_refused() -> None:
     granted = given(holder, 0, 2)
     with pytest.raises(NotGranted):
         settle([taken(holder, granted, (0, 1), (0, 1))])
-    assert [part for _, part in holder.hand.unsettled()] == [(0, 2)]
+    assert [part for _, part in holder.unacked.unsettled()] == [(0, 2)]
 
 
 @pytest.mark.parametrize("settled", [True, False])
@@ -113,12 +114,12 @@ def test_records_that_come_again_meanwhile_are_kept_back(settled: bool) -> None:
     holder = Holder()
     each = taken(holder, given(holder, 0, 3), (1, 2))
     settle([each])
-    holder.hand.lose()
-    holder.hand.grant(Granted(0, 3, session=holder.hand.session, epoch=1))
-    waiting = [(granted.given, granted.next) for granted in holder.hand.waiting if granted.given < granted.next]
+    holder.unacked.lose()
+    holder.unacked.grant(Granted(0, 3, session=holder.unacked.session, epoch=1))
+    waiting = [(granted.given, granted.next) for granted in holder.unacked.waiting if granted.given < granted.next]
     assert waiting == [(0, 1), (2, 3)]
     release([each], settled=settled)
-    waiting = [(granted.given, granted.next) for granted in holder.hand.waiting if granted.given < granted.next]
+    waiting = [(granted.given, granted.next) for granted in holder.unacked.waiting if granted.given < granted.next]
     assert waiting == ([(0, 1), (2, 3)] if settled else [(0, 1), (1, 2), (2, 3)])
     assert holder.woken == (not settled)
 
@@ -128,9 +129,9 @@ def test_what_was_kept_back_for_a_moment_is_given_out_again_at_once() -> None:
     that acknowledges them fails at another subscription's."""
     one, two = Holder(), Holder()
     first, second = given(one, 0, 2), given(two, 5, 7)
-    one.hand.lose()
-    one.hand.grant(Granted(0, 2, session=one.hand.session, epoch=1))
-    two.hand.settle(second, 5, 6)
+    one.unacked.lose()
+    one.unacked.grant(Granted(0, 2, session=one.unacked.session, epoch=1))
+    two.unacked.settle(second, 5, 6)
     with pytest.raises(NotGranted):
         settle([taken(one, first, (0, 2)), taken(two, second, (5, 6))])
     assert (one.woken, two.woken) == (1, 0)
@@ -464,7 +465,7 @@ def in_session(holder: Holder, node: Node, queue: str) -> Delivered:
     given_out = given(holder, 0, 1)
     holder.queue, holder.closed = queue, False
     holder.session = SimpleNamespace(connection=node, number=3)
-    return cast(Delivered, SimpleNamespace(taken=(holder, given_out, 0, 1)))
+    return cast(Delivered, SimpleNamespace(grant=(holder, given_out, 0, 1)))
 
 
 @pytest.mark.parametrize(("how", "times"), [("ack", 2), ("reject", 2), ("return", 1), ("return beside a record", 2)])
@@ -499,10 +500,10 @@ async def test_what_is_given_back_may_be_given_out_again_at_once() -> None:
     for how, expected in ((How.RETURN, [(0, 3)]), (How.DEAD, [(0, 1), (2, 3)])):
         holder = Holder()
         granted = given(holder, 0, 3)
-        each = Taken(cast(Subscription, holder), granted.session, granted.epoch, how, parts=[(granted, 1, 2)])
+        each = SettledPart(cast(Subscription, holder), granted.session, granted.epoch, how, parts=[(granted, 1, 2)])
         settle([each])
-        holder.hand.grant(Granted(0, 3, session=holder.hand.session, epoch=1))
-        waiting = [(each.given, each.next) for each in holder.hand.waiting if each.given < each.next]
+        holder.unacked.grant(Granted(0, 3, session=holder.unacked.session, epoch=1))
+        waiting = [(each.given, each.next) for each in holder.unacked.waiting if each.given < each.next]
         assert waiting == expected
 
 

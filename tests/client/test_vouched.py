@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from mirrorlog.client import Client
-from mirrorlog.client.connection.sightings import FoundQueue, sightings_of
+from mirrorlog.client.connection.queue_metadata import FoundQueue, found_in
 from mirrorlog.errors import MirrorlogError, NotMaster
 from mirrorlog.wire.messages.queues import Metadata, NodeInfo, QueueInfo
 
@@ -20,7 +20,7 @@ def says(node: str, *, attributes: bool, heard: bool = True) -> Metadata:
 
 
 def seen(told: Metadata) -> FoundQueue:
-    return sightings_of("q", [told])[0]
+    return found_in("q", [told])[0]
 
 
 async def vouched(found: Metadata, master: Metadata, monkeypatch: pytest.MonkeyPatch) -> tuple[bool, list[str]]:

@@ -8,15 +8,15 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from mirrorlog.client.producer.flow_control import Window
+from mirrorlog.client.producer.window import SendWindow
 from mirrorlog.errors import Overloaded
 
 LIMIT = 1000
 STEP = 100
 
 
-def window_of(*, taken: int = 0, open_bytes: int = 0) -> Window:
-    window = Window(LIMIT, step_bytes=STEP, open_bytes=lambda: open_bytes)
+def window_of(*, taken: int = 0, open_bytes: int = 0) -> SendWindow:
+    window = SendWindow(LIMIT, step_bytes=STEP, open_bytes=lambda: open_bytes)
     window.take(taken)
     return window
 
@@ -28,7 +28,7 @@ async def turn() -> None:
 
 
 @asynccontextmanager
-async def waiting(window: Window, *sizes: int) -> AsyncIterator[list[asyncio.Task[None]]]:
+async def waiting(window: SendWindow, *sizes: int) -> AsyncIterator[list[asyncio.Task[None]]]:
     """One waiter for each size, in that order."""
     tasks = []
     for size in sizes:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from mirrorlog.client import Client
+from mirrorlog.client.producer.batch import Receipt
 from mirrorlog.client.producer.deliveries import Delivery
-from mirrorlog.client.producer.flow_control import UNLIMITED
-from mirrorlog.client.producer.receipts import Receipt
+from mirrorlog.client.producer.pipeline import UNLIMITED
 from mirrorlog.errors import MirrorlogError, Overloaded
 from mirrorlog.testing import Cluster
 from mirrorlog.tools.doctor import facts_of
@@ -166,8 +166,8 @@ async def test_a_producer_that_is_never_held_up_sends_far_more_than_its_credit(t
         async with Client(*servers) as client, client.producer("q", confirm=level, batch_bytes=32 * KIB) as producer:
             for each in [producer.send_nowait(VALUE) for _ in range(10 * CREDIT // len(VALUE))]:
                 await each
-            assert producer._sender._allowance is not UNLIMITED
-            assert producer._sender._allowance.limited
+            assert producer._sender._pipeline.allowance is not UNLIMITED
+            assert producer._sender._pipeline.allowance.limited
 
 
 async def test_a_producer_that_is_held_follows_its_queue_to_another_master(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from contextlib import suppress
 import pytest
 
 from mirrorlog.client import Client
-from mirrorlog.client.publisher.publisher import Publication
+from mirrorlog.client.publisher.publications import Publication
 from mirrorlog.errors import LoginFailed, LogUnavailable, MirrorlogError
 from mirrorlog.wire.auth.passwords import hashed
 from tests.process.clusters import fast_cluster

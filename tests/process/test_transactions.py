@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mirrorlog.client import Client
-from mirrorlog.client.connection.sightings import FoundQueue
+from mirrorlog.client.connection.queue_metadata import FoundQueue
 from mirrorlog.client.sync import Client as SyncClient
 from mirrorlog.commitlog.format.body import Record, encode_batch
 from mirrorlog.errors import (

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from mirrorlog.client.producer.flow_control import Allowance
+from mirrorlog.client.producer.pipeline import Allowance
 from mirrorlog.errors import Overloaded
 from mirrorlog.queues.limits.credit import BATCHES, BYTES, LINE, LOG_BYTES, Credits, Key
 from mirrorlog.wire.frames import CONFIRM_DUPLICATE, CREDIT_ENDED, Confirm, Credit

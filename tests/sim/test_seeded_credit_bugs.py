@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mirrorlog.client.producer.flow_control import Allowance
+from mirrorlog.client.producer.pipeline import Allowance
 from mirrorlog.queues.limits.credit import Credits, Key
 from sim.cluster_main import Failure, attempt
 from sim.cluster_plan import Event, Plan

@@ -24,7 +24,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from mirrorlog.client.producer.receipts import ReceiptRange, Receipts
+from mirrorlog.client.producer.batch import ReceiptRange, Receipts
 from mirrorlog.client.sync import Client
 from mirrorlog.errors import BadInput, MirrorlogError, NoSuchQueue, OutcomeUnknown, RecordTooLarge, Refused
 from mirrorlog.spark.errors import SPARK_ERRORS, BadOption, WriteUnproven, from_spark

@@ -17,7 +17,7 @@ BACKOFF_GROWTH: Final = 1.1
 
 
 class Backoff:
-    """`jitter()` gives 0..1: a pause is between half of its length and the whole."""
+    """Pauses between attempts. `jitter()` gives 0..1: a pause is between half of its length and the whole."""
 
     __slots__ = ("_jitter", "_pause_s")
 

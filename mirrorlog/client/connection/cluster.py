@@ -1,4 +1,4 @@
-"""Cluster: the nodes of one cluster as a client sees them: connections, who masters what, what each node says.
+"""The cluster as a client sees it: connections to its nodes, who masters what, and what each node says.
 
 Knows some servers, finds the rest by metadata, and keeps one connection per node.
 """
@@ -9,6 +9,7 @@ import asyncio
 import secrets
 import ssl
 from collections.abc import Coroutine
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -16,12 +17,12 @@ from typing import Any, Final, TypeVar
 from msgspec.structs import replace as changed
 
 from mirrorlog.client.connection.connection import Connection
-from mirrorlog.client.connection.let_go import LetGo
-from mirrorlog.client.connection.metadata import HEAD_START_S, Finder, ask_nodes
-from mirrorlog.client.connection.sightings import FoundQueue
+from mirrorlog.client.connection.finder import HEAD_START_S, Finder, ask_nodes
+from mirrorlog.client.connection.queue_metadata import FoundQueue
+from mirrorlog.client.connection.unclosed import Background
 from mirrorlog.client.options import check_timeout, parse_server
 from mirrorlog.config import CLIENT_PORT
-from mirrorlog.errors import BadRequest, ConnectionLost, NotMaster
+from mirrorlog.errors import BadRequest, ConnectionLost, NotMaster, RequestTimeout
 from mirrorlog.wire.messages.queues import GetMetadata, Metadata, NodeInfo, QueueInfo
 
 # Who waits for a connection looks around after so long: its node may hang and have been replaced. The opening goes on.
@@ -30,8 +31,8 @@ _REACH_S: Final = 1.0
 _T = TypeVar("_T")
 
 
-class Cluster:
-    """What `Client` reaches its cluster by, and all that it hands out. `servers`, `connect_timeout_ms`,
+class ClusterClient:
+    """Connects to the nodes of one cluster, for a `Client` and all that it makes. `servers`, `connect_timeout_ms`,
     `request_timeout_ms`, `stale_reads`, `tls`: see there. `login`: user and password. Raises BadRequest."""
 
     def __init__(
@@ -52,7 +53,7 @@ class Cluster:
         self._cluster_id = cluster_id
         self._role = role
         self._stale_reads = stale_reads
-        self._connect_timeout_ms = connect_timeout_ms
+        self.connect_timeout_ms = connect_timeout_ms
         self._tls = tls
         self._client_id = secrets.token_hex(16)
         self._login = login
@@ -60,7 +61,7 @@ class Cluster:
         self._opening: dict[str, asyncio.Task[Connection]] = {}
         self._nodes: dict[str, NodeInfo] = {}
         self._finder = Finder(self)
-        self.let_go = LetGo()
+        self.background = Background()
         """What goes on for what it made and nobody has any more."""
         self._closed = False
 
@@ -193,6 +194,16 @@ class Cluster:
         """Whether there is a `newer_master`."""
         return await self.newer_master(than) is not None
 
+    async def is_placed(self, queue: str, *, timeout_ms: int) -> bool:
+        """Whether some node says that a queue has a place in the cluster, be it on a node that is down."""
+        for address in self.addresses():
+            with suppress(ConnectionLost, RequestTimeout):
+                connection = await self.reach(address)
+                told = await connection.request(GetMetadata(queues=[queue]), Metadata, timeout_ms=timeout_ms)
+                if queue in told.placed or not told.missing:
+                    return True
+        return False
+
     # --- what the finder needs ---
 
     def addresses(self) -> list[str]:
@@ -242,7 +253,7 @@ class Cluster:
                 role=self._role,
                 cluster_id=self._cluster_id,
                 stale_reads=self._stale_reads,
-                timeout_ms=self._connect_timeout_ms,
+                timeout_ms=self.connect_timeout_ms,
                 tls=self._tls,
                 login=self._login,
                 client_id=self._client_id,

@@ -1,4 +1,4 @@
-"""The copies of a queue: what their nodes say, asked of several. Thin; `begins` decides."""
+"""The copies of a queue: what their nodes say, asked of several. Thin; `copy_refusals` decides."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from mirrorlog.client.connection.bad_stretch import BadStretch
-from mirrorlog.client.connection.cluster import Cluster
+from mirrorlog.client.connection.cluster import ClusterClient
+from mirrorlog.client.connection.copy_refusals import NO_ANSWER, DamagedRange, begin_of, is_elsewhere, judged, views_of
 from mirrorlog.client.connection.masters import ask_master
-from mirrorlog.client.connection.start_offsets import NO_ANSWER, begin_of, is_elsewhere, judged, views_of
 from mirrorlog.errors import BadBatch, InSyncReplicasNotEnough, LogCorrupt, MirrorlogError, OffsetOutOfRange
 from mirrorlog.wire.messages.base import Message
 from mirrorlog.wire.messages.queues import FindOffset, FoundOffset, GetMetadata, Metadata, QueueInfo
@@ -26,7 +25,7 @@ _T = TypeVar("_T")
 class Copies:
     """The copies of one queue, as one reader meets them: it remembers which mirrors lacked what was asked for."""
 
-    def __init__(self, client: Cluster, queue: str) -> None:
+    def __init__(self, client: ClusterClient, queue: str) -> None:
         self._client = client
         self._queue = queue
         self._lacking: set[str] = set()
@@ -50,9 +49,8 @@ class Copies:
 
         By the master, once it knows what its predecessor confirmed: behind a failover it would else answer what it had
         as a mirror for the end of what is confirmed. `any_copy`: while no master can tell, by the mirror that finds the
-        smallest (one that began late finds its own begin); enough for who begins there, and not for who ends there.
-        Raises NoSuchQueue, or why the master does not answer when nobody does.
-        """
+        smallest (one that began late finds its own start offset); enough for who begins there, and not for who ends
+        there. Raises NoSuchQueue, or why the master does not answer when nobody does."""
         asked = FindOffset(queue=self._queue, append_time_us=append_time_us, any_copy=False)
         message = replace(asked, any_copy=True)
         try:
@@ -70,7 +68,8 @@ class Copies:
     async def judged(
         self, error: OffsetOutOfRange, info: QueueInfo, node_id: str, queue_offset: int
     ) -> OffsetOutOfRange:
-        """What the refusal of a node means to a reader at `queue_offset`; see `begins.judged`. A master's is final."""
+        """What the refusal of a node means to a reader at `queue_offset`; see `copy_refusals.judged`. A master's is
+        final."""
         begin = error.details.get("begin")
         if node_id == info.master or not isinstance(begin, int) or begin <= queue_offset:
             return error
@@ -79,7 +78,7 @@ class Copies:
             self._lacking.add(node_id)
         return judged(error, queue=self._queue, node_id=node_id, queue_offset=queue_offset, whole=whole)
 
-    def met_bad(self, bad: BadStretch, node_id: str, error: MirrorlogError) -> None:
+    def met_bad(self, bad: DamagedRange, node_id: str, error: MirrorlogError) -> None:
         """The node sent bad bytes of the stretch, or refuses its own: it is not asked for it again, and named."""
         bad.bad.append(node_id)
         logger.warning(
@@ -87,7 +86,7 @@ class Copies:
             self._queue, node_id, bad.log_offset, bad.queue_offset, str(error),
         )  # fmt: skip
 
-    async def whole(self, bad: BadStretch, node_ids: Iterable[str], ask: Callable[[str], Awaitable[_T]]) -> _T:
+    async def whole(self, bad: DamagedRange, node_ids: Iterable[str], ask: Callable[[str], Awaitable[_T]]) -> _T:
         """The stretch from the first of those nodes that has it whole; `ask` raises BadBatch for one that has not.
 
         Raises ConnectionLost while one that may have it cannot be asked, BadBatch when nobody has it, and what is the
@@ -117,7 +116,7 @@ class Copies:
         return None
 
 
-async def ask_all(client: Cluster, node_ids: Iterable[str], message: Message, expect: type[_M]) -> list[_M]:
+async def ask_all(client: ClusterClient, node_ids: Iterable[str], message: Message, expect: type[_M]) -> list[_M]:
     """What those nodes answer that do, asked at once. Raises any other error that one of them gives."""
 
     async def ask(node_id: str) -> _M | None:
@@ -129,6 +128,6 @@ async def ask_all(client: Cluster, node_ids: Iterable[str], message: Message, ex
     return [answer for answer in await asyncio.gather(*map(ask, node_ids)) if answer is not None]
 
 
-async def _ask_one(client: Cluster, node_id: str, message: Message, expect: type[_M]) -> _M:
+async def _ask_one(client: ClusterClient, node_id: str, message: Message, expect: type[_M]) -> _M:
     connection = await client.reach(await client.node_address(node_id))
     return await connection.request(message, expect, timeout_ms=client.request_timeout_ms)

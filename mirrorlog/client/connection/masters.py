@@ -1,17 +1,19 @@
-"""Asking a queue's master, whoever that is by then. Thin."""
+"""Requests to a queue's master, whoever that is by then. Thin."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from mirrorlog.attempts import Attempts
 from mirrorlog.client.connection.backoff import Backoff
-from mirrorlog.client.connection.cluster import Cluster
-from mirrorlog.client.connection.stall_watch import StallWatch
+from mirrorlog.client.connection.cluster import ClusterClient
+from mirrorlog.client.connection.finder import ask_nodes
+from mirrorlog.client.connection.liveness import SILENCE_S, StallWatch
+from mirrorlog.client.options import parse_server
 from mirrorlog.errors import (
     ConnectionLost,
     InSyncReplicasNotEnough,
@@ -20,7 +22,9 @@ from mirrorlog.errors import (
     MasterChanged,
     MirrorlogError,
     NodeStopping,
+    NotLeader,
     NotMaster,
+    OutcomeUnknown,
     RequestTimeout,
 )
 from mirrorlog.wire.messages.base import Message
@@ -30,11 +34,26 @@ MOVED: Final = (ConnectionLost, RequestTimeout, NotMaster, MasterChanged)
 REPLACED_PERHAPS: Final = (InSyncReplicasNotEnough, LogRecovering, LogUnavailable, NodeStopping)
 """A master that gives these may have been replaced without having heard of it: another one is looked for meanwhile."""
 
+PLACED_TIMEOUT_MS: Final = 2_000
+"""Then all nodes are asked anew: the one that hangs may have been replaced."""
+# A node that is behind may name a master that has been replaced; then that one names the next.
+_HOPS_MAX: Final = 2
+_PLACED_LATER: Final = (NotMaster, OutcomeUnknown, NotLeader, ConnectionLost, InSyncReplicasNotEnough)
+"""What ends when there is a master, it is reached, and its copies are there again; or a coordinator, where the cluster
+has to decide. What may count already is asked again: only an answer can tell."""
+
 _M = TypeVar("_M", bound=Message)
+_T = TypeVar("_T")
 
 
 async def ask_master(
-    client: Cluster, queue: str, message: Message, expect: type[_M], *, insist: bool, awaits_copies: bool = False
+    client: ClusterClient,
+    queue: str,
+    message: Message,
+    expect: type[_M],
+    *,
+    insist: bool,
+    awaits_copies: bool = False,
 ) -> _M:
     """What the queue's master answers to a question; a new one is followed.
 
@@ -48,7 +67,7 @@ async def ask_master(
 
 
 async def change_at_master(
-    client: Cluster,
+    client: ClusterClient,
     queue: str,
     message: Message,
     expect: type[_M],
@@ -79,6 +98,56 @@ def _awaited(awaits_copies: bool) -> tuple[type[MirrorlogError], ...]:
     return (*MOVED, InSyncReplicasNotEnough) if awaits_copies else MOVED
 
 
+# --- Of a queue that may have no place yet: any node knows the way to who decides -----------------------------------
+
+
+async def ask_until_placed(client: ClusterClient, ask: Callable[[str], Coroutine[Any, Any, _T]]) -> _T:
+    """Of the first node that answers; within `request_timeout_ms` again, while what keeps it ends by itself."""
+    loop = asyncio.get_running_loop()
+    give_up_at = loop.time() + client.request_timeout_ms / 1000
+    backoff = Backoff(random.random)
+    while True:
+        # Asking twice, or two nodes at once, makes no second queue, and deletes no other one.
+        asks = [partial(ask, address) for address in client.addresses()]
+        heard = await ask_nodes(asks, lambda _: 0.0, head_start_s=SILENCE_S)
+        if heard.answers:
+            return heard.answers[0]
+        failure = heard.no_answer()
+        waits = isinstance(failure, _PLACED_LATER) and client.connected
+        if not waits or loop.time() >= give_up_at:
+            raise failure
+        await asyncio.sleep(backoff.next_s())
+
+
+async def ask_placed_at(
+    client: ClusterClient,
+    address: str,
+    message: Message,
+    expect: type[_M],
+    attempts: Attempts,
+    *,
+    hops: int = _HOPS_MAX,
+    timeout_ms: int = PLACED_TIMEOUT_MS,
+) -> _M | MirrorlogError:
+    """The answer, or the error that any node would answer. Raises what another node, or a later attempt, may answer
+    otherwise."""
+    try:
+        connection = await client.reach(address)
+        within_ms = min(client.request_timeout_ms, timeout_ms)
+        with attempts.one():
+            return await connection.request(message, expect, timeout_ms=within_ms)
+    except (NotMaster, MasterChanged) as error:
+        master = error.details.get("master")
+        if not hops or not isinstance(master, str) or master == address:
+            raise
+        there = parse_server(master)
+        return await ask_placed_at(client, there, message, expect, attempts, hops=hops - 1, timeout_ms=timeout_ms)
+    except (*REPLACED_PERHAPS, NotLeader, ConnectionLost, RequestTimeout, OutcomeUnknown):
+        raise
+    except MirrorlogError as error:
+        return error
+
+
 class _Replaced(Exception):
     """The one who was asked is no longer the master, and who is is known. `answer`: what that one said."""
 
@@ -88,10 +157,17 @@ class _Replaced(Exception):
 
 
 class _Request:
-    """`once`: not sent again when an attempt may have counted."""
+    """A request that follows the master. `once`: not sent again when an attempt may have counted."""
 
     def __init__(
-        self, client: Cluster, queue: str, message: Message, attempts: Attempts, timeout_ms: int, *, once: bool = False
+        self,
+        client: ClusterClient,
+        queue: str,
+        message: Message,
+        attempts: Attempts,
+        timeout_ms: int,
+        *,
+        once: bool = False,
     ) -> None:
         self._client = client
         self._queue = queue

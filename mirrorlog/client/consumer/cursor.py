@@ -16,7 +16,8 @@ Held = ClosedBatch | ConsumedBatch
 
 
 class Cursor:
-    """`next`: the queue offset behind what was given out, `epoch`: of that; `until`: where to stop before.
+    """A reader's place. `next`: the queue offset behind what was given out, `epoch`: of that; `until`: where to stop
+    before.
 
     Its user sets `next` and `epoch` as records go out, in whatever steps.
     """
@@ -86,8 +87,8 @@ class Cursor:
         """Whether nothing is left from `queue_offset` on, where held batch `index` is the next one."""
         if self.until is None:
             return False
-        leaps_over = index < len(self._held) and self._held[index].first >= self.until
-        return queue_offset >= self.until or leaps_over
+        gap_reaches_it = index < len(self._held) and self._held[index].first >= self.until
+        return queue_offset >= self.until or gap_reaches_it
 
     def _batch(self, index: int, queue_offset: int) -> ConsumedBatch | None:
         if index >= len(self._held) or self._ends_at(index, queue_offset):

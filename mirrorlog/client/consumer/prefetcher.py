@@ -1,4 +1,4 @@
-"""Fetching ahead of a reader: answers in order, the next fetch on its way before the last answer is looked at.
+"""The prefetcher: a reader's answers in order, the next fetch on its way before the last answer is looked at.
 
 Where the next fetch begins is known when an answer is there, from its headers alone. So it leaves at once, and the node
 works and the answer travels while the reader checks and uses what came. A reader that is slower than its node finds up
@@ -19,8 +19,9 @@ from mirrorlog.client.consumer.records import end_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Answer:
-    """`content`: `batch_count` batches back to back, unproven; `queue_offset`: the one asked for, of `address`.
+class FetchedBatches:
+    """What one fetch has brought. `content`: `batch_count` batches back to back, unproven; `queue_offset`: the one
+    asked for, of `address`.
 
     `body_bytes_max`: what the body of one may have when it is opened; `node_id`: empty when no node has answered.
     """
@@ -33,25 +34,25 @@ class Answer:
     node_id: str = ""
 
 
-Fetch = Callable[[int], Awaitable[Answer]]
+Fetch = Callable[[int], Awaitable[FetchedBatches]]
 
 
 class Prefetcher:
-    """The answers from `queue_offset` on. `until`: no further ahead than this."""
+    """Fetches from `queue_offset` on, before the reader asks. `until`: no further than this."""
 
     def __init__(self, fetch: Fetch, *, queue_offset: int, until: int | None, ahead_bytes: int) -> None:
         self._fetch = fetch
         self._following = queue_offset
         self._until = until
         self._ahead_bytes = ahead_bytes
-        self._answers: deque[Answer] = deque()
+        self._answers: deque[FetchedBatches] = deque()
         self._waiting_bytes = 0
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._error: BaseException | None = None
         self._closed = False
 
-    async def next(self) -> Answer | None:
+    async def next(self) -> FetchedBatches | None:
         """The next answer that has batches. Cancelling this loses nothing.
 
         None when none came while it waited: the node had nothing, another who waits was given it, or it is closed.
@@ -68,7 +69,7 @@ class Prefetcher:
             raise error
         return None
 
-    def _given(self) -> Answer:
+    def _given(self) -> FetchedBatches:
         answer = self._answers.popleft()
         self._waiting_bytes -= len(answer.content)
         if self._wants_more():

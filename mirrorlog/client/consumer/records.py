@@ -49,8 +49,8 @@ _T = TypeVar("_T")
 
 
 class ConsumedRecord(NamedTuple):
-    """`timestamp`: event time, µs UTC, None when the producer gave none; `append_time_us`, µs UTC, and `attributes`: of
-    its batch."""
+    """A record that was read. `timestamp`: event time, µs UTC, None when the producer gave none; `append_time_us`, µs
+    UTC, and `attributes`: of its batch."""
 
     queue: str
     queue_offset: int
@@ -388,40 +388,12 @@ def _named(error: BadBatch, queue: str, log_offset: int) -> BadBatch:
     return BadBatch(f"queue {queue!r}, log offset {log_offset}: {error}")
 
 
-# What follows for a record from its batch's attributes and append time. Pure.
-
-
-class Attributed:
-    """A record that a group gave out. It knows `attributes`, what its producer asked for, and `append_time_us`, both of
-    its batch."""
-
-    __slots__ = ()
-
-    attributes: Attributes
-    append_time_us: int
-
-    @property
-    def priority(self) -> int:
-        """The higher the more urgent, from 0 to 255."""
-        return self.attributes.priority
-
-    @property
-    def expires_at_us(self) -> int | None:
-        """From when on it is given to nobody any more, µs UTC; None: never."""
-        return self.attributes.expires_at_us(self.append_time_us)
-
-    @property
-    def not_before_us(self) -> int:
-        """From when on it could be given out, µs UTC."""
-        return self.attributes.not_before_us(self.append_time_us)
-
-
 # A record that a group gave out, under a subscription or a lease: what both kinds have of the record itself.
 
 
-class GivenRecord(Attributed):
-    """`offset`: its queue offset; `timestamp`: event time, µs UTC, None when the producer gave none; `append_time_us`
-    and `attributes`: of its batch, µs UTC."""
+class GrantedRecord:
+    """A record that a group gave out. `offset`: its queue offset; `timestamp`: event time, µs UTC, None when the
+    producer gave none; `append_time_us` and `attributes`: of its batch, µs UTC."""
 
     __slots__ = ("append_time_us", "attributes", "headers", "key", "offset", "queue", "timestamp", "value")
 
@@ -446,6 +418,29 @@ class GivenRecord(Attributed):
         ) = record
 
     @property
+    def record(self) -> ConsumedRecord:
+        """As a consumer gives it out."""
+        return ConsumedRecord(
+            self.queue, self.offset, self.value, self.key, self.headers, self.timestamp, self.append_time_us,
+            self.attributes,
+        )  # fmt: skip
+
+    @property
     def queue_offset(self) -> int:
         """`offset`, by the name that consumed records have for it."""
         return self.offset
+
+    @property
+    def priority(self) -> int:
+        """The higher the more urgent, from 0 to 255."""
+        return self.attributes.priority
+
+    @property
+    def expires_at_us(self) -> int | None:
+        """From when on it is given to nobody any more, µs UTC; None: never."""
+        return self.attributes.expires_at_us(self.append_time_us)
+
+    @property
+    def not_before_us(self) -> int:
+        """From when on it could be given out, µs UTC."""
+        return self.attributes.not_before_us(self.append_time_us)

@@ -1,10 +1,10 @@
-"""What a queue's log has no more, from the Delta tables that its landings have named. Thin: `tier_table` reads.
+"""Tiered records, which a queue's log has no more, from the Delta tables that its landings have named. Thin:
+`tier_table` reads.
 
-A reader that is refused an offset below the queue's begin is served from here up to that begin, and goes on in the
-log. What comes from a table has the form of a node's answer, so that prefetching, seeking and the end of reading are
-the same on both sides of the border. A table changes while it is read: when it does not go as far as it should, or a
-file of it is gone or broken, the tables are opened anew, and the first one that has what follows is gone on with.
-"""
+A reader that is refused an offset below the queue's start offset is served from here up to that offset, and goes on in
+the log. What comes from a table has the form of a node's answer, so that prefetching, seeking and the end of reading
+are the same on both sides of the border. A table changes while it is read: when it does not go as far as it should, or
+a file of it is gone or broken, the tables are opened anew, and the first one that has what follows is gone on with."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from mirrorlog.client.consumer.prefetcher import Answer
+from mirrorlog.client.consumer.prefetcher import FetchedBatches
 from mirrorlog.errors import BadRequest, MirrorlogError, MissingDependency, OffsetOutOfRange, TierNotAllowed
 from mirrorlog.wire.locations import below, check_place, is_within
 from mirrorlog.wire.messages.queues import QueueInfo, TierInfo
@@ -34,9 +34,9 @@ here; None: all, or with a login none."""
 
 @dataclass(frozen=True, slots=True)
 class TierOptions:
-    """`used`: False reads logs alone. `allowed`: the places of the tables that are followed, None for any: a location
-    is the word of another user of the cluster, and is opened with this program's rights. `places`: where some of them
-    are from here. `storage`: options of their storage, as deltalake takes them."""
+    """Which tables a reader follows. `used`: False reads logs alone. `allowed`: the places of the tables that are
+    followed, None for any: a location is the word of another user of the cluster, and is opened with this program's
+    rights. `places`: where some of them are from here. `storage`: options of their storage, as deltalake takes them."""
 
     used: bool = True
     allowed: tuple[str, ...] | None = None
@@ -80,7 +80,7 @@ class Tiers:
         self._walk: _Walk | None = None
 
     def known(self, info: QueueInfo) -> list[TierInfo]:
-        """Those that are to be asked for what is below the queue's begin."""
+        """Those that are to be asked for what is below the queue's start offset."""
         return info.tiers if self._options.used and info.begin else []
 
     async def begin(self, info: QueueInfo, cluster_id: str) -> int:
@@ -102,7 +102,7 @@ class Tiers:
                 found = at
         return found
 
-    async def go_on(self, queue_offset: int) -> Answer | None:
+    async def go_on(self, queue_offset: int) -> FetchedBatches | None:
         """What follows in the table that the last answer came from; None at its border, and for another offset."""
         walk, self._walk = self._walk, None  # one that is given up is not gone on with
         if walk is None or walk.at != queue_offset:
@@ -117,19 +117,19 @@ class Tiers:
 
     async def answer(
         self, info: QueueInfo, cluster_id: str, queue_offset: int, *, until: int, epoch: int
-    ) -> Answer | None:
+    ) -> FetchedBatches | None:
         """Records from `queue_offset` on, and below `until`; None when no table has them. Raises as `begin`, when no
         other table serves."""
         walk = await self._begun(info, cluster_id, queue_offset, until, epoch)
         return await self._next(walk) if walk is not None else None
 
-    async def _next(self, walk: _Walk) -> Answer | None:
+    async def _next(self, walk: _Walk) -> FetchedBatches | None:
         at = walk.at
         found = await asyncio.to_thread(walk.next)
         if found is None:
             return None
         self._walk = walk
-        return Answer(memoryview(found.content), found.count, at, walk.location, _BODY_BYTES_MAX)
+        return FetchedBatches(memoryview(found.content), found.count, at, walk.location, _BODY_BYTES_MAX)
 
     async def lowest(
         self, info: QueueInfo, cluster_id: str, error: OffsetOutOfRange, queue_offset: int

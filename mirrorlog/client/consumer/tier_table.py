@@ -64,7 +64,8 @@ class _File:
 
 @dataclass(frozen=True, slots=True)
 class TierBatches:
-    """`content`: `count` batches back to back, as a node would send them; `next`: the queue offset behind them."""
+    """Rows as batches. `content`: `count` batches back to back, as a node would send them; `next`: the queue offset
+    behind them."""
 
     content: bytearray
     count: int

@@ -1,4 +1,4 @@
-"""Collector: the open batch, which records join until it is full, or due and free to leave.
+"""The accumulator: the open batch, which records join until it is full, or due and free to leave.
 
 Records with attributes have open batches of their own, one for each set of attributes; they are few, and leave all
 together with the other one. So what has the same attributes keeps its order.
@@ -13,70 +13,60 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from mirrorlog.client.producer.batch import BATCH_OVERHEAD_BYTES, PendingBatch
-from mirrorlog.client.producer.flow_control import Window
-from mirrorlog.client.producer.pipeline import ProducerStats
+from mirrorlog.client.options import ProducerOptions
+from mirrorlog.client.producer.batch import PendingBatch
+from mirrorlog.client.producer.record import BATCH_OVERHEAD_BYTES
 from mirrorlog.client.producer.sender import Sender
+from mirrorlog.client.producer.window import SendWindow
 from mirrorlog.commitlog.format.attributes import Attributes
-from mirrorlog.commitlog.format.header import Codec
 
 _OPEN_MAX: Final = 64
 """Batches that are open at a time: those of more sets of attributes than that leave earlier."""
 
 
 class Accumulator:
-    """Closes batches and hands them to `sender`; a closed batch holds its place in `window` until it has ended.
+    """Collects records in open batches, closes these and hands them to `sender`; what is in them has its place in
+    `window`.
 
     `batch`: the open one of records without attributes, if there is one. `unchecked_bytes`: up to this size it takes
     records without another look at limits and window.
     """
 
     __slots__ = (
-        "_batch_bytes", "_codec", "_delivery_s", "_due", "_linger_s", "_lingered", "_loop", "_open", "_sender",
-        "_stats", "_window", "batch", "unchecked_bytes",
+        "_batch_bytes", "_codec", "_delivery_s", "_due", "_linger_s", "_lingered", "_loop", "_sender",
+        "_window", "batch", "open", "unchecked_bytes",
     )  # fmt: skip
 
-    def __init__(
-        self,
-        *,
-        sender: Sender,
-        window: Window,
-        stats: ProducerStats,
-        batch_bytes: int,
-        linger_s: float,
-        delivery_s: float,
-        codec: Codec,
-    ) -> None:
+    def __init__(self, sender: Sender, window: SendWindow, options: ProducerOptions) -> None:
         self.batch: PendingBatch | None = None
         self.unchecked_bytes = 0
-        self._open: dict[Attributes | None, PendingBatch] = {}  # all of them, in the order in which they were opened
+        self.open: dict[Attributes | None, PendingBatch] = {}
+        """All open ones, in the order in which they were opened."""
         self._sender = sender
         self._window = window
-        self._stats = stats
-        self._batch_bytes = batch_bytes
-        self._linger_s = linger_s
-        self._delivery_s = delivery_s
-        self._codec = codec
+        self._batch_bytes = options.batch_bytes
+        self._linger_s = options.linger_ms / 1000
+        self._delivery_s = options.delivery_timeout_ms / 1000
+        self._codec = options.codec
         self._due: asyncio.Handle | None = None
         self._lingered = False
         self._loop = asyncio.get_running_loop()
-        sender.turned = self.turned
 
     @property
     def open_bytes(self) -> int:
         """What the open batches take of the window."""
-        if self.batch is not None and len(self._open) == 1:
+        if self.batch is not None and len(self.open) == 1:
             return self.batch.window_bytes
-        return sum(batch.window_bytes for batch in self._open.values())
+        return sum(batch.window_bytes for batch in self.open.values())
 
     @property
     def open_records(self) -> int:
         """How many are in the open batches; may be asked by any thread."""
-        return sum(map(len, list(self._open.values())))
+        return sum(map(len, list(self.open.values())))
 
     def room_for(self, size: int, attributes: Attributes | None = None) -> int:
         """What a record of `size` bytes takes of the window: also a batch, unless it joins an open one."""
-        batch = self._open.get(attributes)
+        batch = self.open.get(attributes)
         return size if batch is not None and self._fits(batch, size) else size + BATCH_OVERHEAD_BYTES
 
     @property
@@ -100,9 +90,9 @@ class Accumulator:
 
     def batch_for(self, size: int, attributes: Attributes | None = None) -> PendingBatch:
         """The batch that a record of `size` bytes joins, for which there is room in the window."""
-        batch = self._open.get(attributes)
+        batch = self.open.get(attributes)
         if batch is None:
-            if len(self._open) >= _OPEN_MAX:
+            if len(self.open) >= _OPEN_MAX:
                 self.close()
             batch = self._begin(attributes)
         elif not self._fits(batch, size):
@@ -123,33 +113,26 @@ class Accumulator:
 
     def close_if_idle(self) -> None:
         """Send the open batches now if none of the queue is on its way."""
-        if self._open and self._sender.idle:
+        if self.open and self._sender.idle:
             self.close()
-
-    def send(self, batch: PendingBatch) -> None:
-        """Send a closed batch that was made elsewhere, behind the open ones."""
-        if self._open:
-            self.close()
-        self._count(batch)
-        self._sender.add(batch)
 
     def take(self) -> list[PendingBatch]:
         """The open batches, closed."""
         if self._due is not None:
             self._due.cancel()
             self._due = None
-        batches = list(self._open.values())
-        self._open.clear()
+        batches = list(self.open.values())
+        self.open.clear()
+        self._sender.turned = None
         self.batch = None
         for batch in batches:
             batch.close()
-            self._count(batch)
         return batches
 
     def turned(self) -> None:
         """Batches have moved on: see whether the open ones may follow."""
         self.unchecked_bytes = 0  # there may be another node now, with other limits
-        if self._open and (self._sender.idle or (self._lingered and self._sender.ready)):
+        if self.open and (self._sender.idle or (self._lingered and self._sender.ready)):
             self.close()
 
     def _fits(self, batch: PendingBatch, size: int) -> bool:
@@ -157,10 +140,11 @@ class Accumulator:
 
     def _begin(self, attributes: Attributes | None) -> PendingBatch:
         batch = PendingBatch(self.deadline(), codec=self._codec, attributes=attributes)
-        self._open[attributes] = batch
+        self.open[attributes] = batch
         if attributes is None:
             self.batch = batch
-        if len(self._open) == 1:
+        if len(self.open) == 1:
+            self._sender.turned = self.turned
             self._schedule()
         return batch
 
@@ -173,13 +157,7 @@ class Accumulator:
             self._due = self._loop.call_later(self._linger_s, self._linger_over)
 
     def _linger_over(self) -> None:
-        oldest = next(iter(self._open.values()))
+        oldest = next(iter(self.open.values()))
         self._lingered = True
         self._due = self._loop.call_at(oldest.deadline, self.close)
         self.turned()
-
-    def _count(self, batch: PendingBatch) -> None:
-        self._stats.sent += batch.count
-        self._stats.sent_bytes += batch.size_bytes
-        self._stats.batches += 1
-        self._window.take(batch.window_bytes)

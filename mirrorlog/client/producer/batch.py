@@ -1,44 +1,31 @@
-"""Records on their way: what one takes in a batch, and the PendingBatch that ends once for all its records.
+"""Batches on their way, each of which ends once for all its records, and the receipts that confirms become. Pure.
 
-Pure: it knows no clock and no socket. A record costs one list append; the columns that it does not use cost nothing,
-and its key, headers and timestamp one append each. The bytes are joined once, when the batch is first sent.
+A batch knows no clock and no socket. A record costs one list append; the columns that it does not use cost nothing, and
+its key, headers and timestamp one append each. The bytes are joined once, when the batch is first sent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
-from typing import Final, Protocol, Self, TypeVar, cast
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+from typing import Final, NamedTuple, Protocol, Self, TypeVar
 
-from mirrorlog.client.producer.receipts import Receipt, ReceiptRange
+from mirrorlog.client.producer.record import BATCH_OVERHEAD_BYTES
 from mirrorlog.commitlog.format.attributes import Attributes
 from mirrorlog.commitlog.format.body import Draft, Header, draft_columns
 from mirrorlog.commitlog.format.codec import compress_draft
-from mirrorlog.commitlog.format.header import HEADER_SIZE, NO_TIMESTAMP, Codec
-from mirrorlog.errors import BadInput, BadRequest, MirrorlogError
-from mirrorlog.wire.frames import Confirm
+from mirrorlog.commitlog.format.header import Codec
+from mirrorlog.errors import BadRequest, MirrorlogError
+from mirrorlog.wire.frames import CONFIRM_DUPLICATE, Confirm, Durability
 
-Headers = Mapping[str, bytes | None] | Sequence[Header]
-
-RECORD_OVERHEAD_BYTES: Final = 24
-"""What a record takes in a batch besides its bytes: offsets of value and key, its timestamp, a header list entry, and
-its bits of the validity bitmaps."""
-
-BATCH_OVERHEAD_BYTES: Final = HEADER_SIZE + 128
-"""And the batch once: its header and attributes, the offset that each column has more than entries, the padding of each
-part."""
-
-# A header's name and value have an offset and a bit as well.
-_HEADER_OVERHEAD_BYTES: Final = 9
-_HEADERS_ARE: Final = "headers are a mapping or pairs of a name (str, UTF-8) and bytes or None"
-_TIMESTAMP_MAX: Final = -NO_TIMESTAMP - 1
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_DURABILITIES: Final = {int(each): each.name.lower() for each in Durability}
 
 _T = TypeVar("_T")
 
 
-class Waiter(Protocol):
-    """The part of a future that a batch needs."""
+class EndWaiter(Protocol):
+    """The part of a future that is told of an end."""
 
     def done(self) -> bool: ...
     def set_result(self, result: None, /) -> None: ...
@@ -49,19 +36,28 @@ class PendingBatch:
 
     `size_bytes`: what they take at most, uncompressed, besides BATCH_OVERHEAD_BYTES. `count`: how many there are, once
     it is closed. `ended`: called once, at the end. `routing`: the stamp of the version that routed it, 0 for none.
-    `attributes`: of all its records; None for none.
+    `attributes`: of all its records; None for none. `waiters`: are told at the end.
     """
 
     __slots__ = (
-        "_codec", "_draft", "_headers", "_keys", "_sealed", "_timestamps_us", "_values", "_waiters", "attempts",
+        "_codec", "_draft", "_headers", "_keys", "_sealed", "_timestamps_us", "_values", "attempts",
         "attributes", "count", "deadline", "ended", "heard", "in_flight", "listeners", "outcome", "producer_epoch",
-        "routing", "sequence", "size_bytes", "unknown",
+        "routing", "sequence", "size_bytes", "unknown", "waiters",
     )  # fmt: skip
 
-    def __init__(self, deadline: float, *, codec: Codec = Codec.NONE, attributes: Attributes | None = None) -> None:
+    def __init__(
+        self,
+        deadline: float,
+        *,
+        codec: Codec = Codec.NONE,
+        attributes: Attributes | None = None,
+        draft: Draft | None = None,
+        size_bytes: int = 0,
+    ) -> None:
+        """`draft`: the body, with its attributes, of one whose records are known already; `size_bytes`: of those."""
         self.attributes = attributes
-        self.size_bytes = 0
-        self.count = 0
+        self.size_bytes = size_bytes
+        self.count = 0 if draft is None else draft.record_count
         self.deadline = deadline
         self.sequence = 0
         self.producer_epoch = 0
@@ -79,18 +75,9 @@ class PendingBatch:
         self._keys: list[bytes | None] = []
         self._headers: list[Sequence[Header]] = []
         self._timestamps_us: list[int | None] = []
-        self._draft: Draft | None = None
+        self._draft = compress_draft(draft, codec) if codec and draft is not None else draft
         self._sealed = False
-        self._waiters: list[Waiter] = []
-
-    @classmethod
-    def drafted(cls, draft: Draft, *, size_bytes: int, deadline: float, codec: Codec = Codec.NONE) -> Self:
-        """One whose body, with its attributes, is ready."""
-        batch = cls(deadline, codec=codec)
-        batch.count = draft.record_count
-        batch.size_bytes = size_bytes
-        batch._draft = compress_draft(draft, codec) if codec else draft
-        return batch
+        self.waiters: list[EndWaiter] = []
 
     def __len__(self) -> int:
         return self.count or len(self._values)
@@ -153,22 +140,23 @@ class PendingBatch:
         if self._values:
             self.close()
             self._clear_columns()
-        if self._waiters:
-            waiters, self._waiters = self._waiters, []
+        if self.waiters:
+            waiters, self.waiters = self.waiters, []
             for waiter in waiters:
                 if not waiter.done():
                     waiter.set_result(None)
         if self.ended is not None:
             self.ended(self)
 
-    def wait(self, waiter: Waiter) -> None:
-        self._waiters.append(waiter)
-
     def receipt(self, index: int) -> Receipt:
         """Of record `index`. Raises what the batch ended with."""
-        if type(self.outcome) is Confirm:
-            return Receipt.of(self.outcome, index)
-        return self.receipts().receipt(index)
+        outcome = self.outcome
+        if type(outcome) is not Confirm:
+            return self.receipts().receipt(index)
+        log_offset, base_queue_offset, epoch, copies, durability, flags = outcome
+        duplicate = flags & CONFIRM_DUPLICATE != 0
+        # As the named tuple's own constructor does, but without another Python frame.
+        return tuple.__new__(Receipt, (base_queue_offset + index, log_offset, epoch, copies, durability, duplicate))
 
     def receipts(self) -> ReceiptRange:
         """Of all its records. Raises what the batch ended with, and notes that it was heard; BadRequest before the
@@ -217,62 +205,92 @@ def _filled(column: list[_T], count: int, absent: _T) -> list[_T]:
     return column
 
 
-def record_size(value: bytes | None, key: bytes | None, headers: Sequence[Header]) -> int:
-    """Bytes that a record takes in a batch at most, besides BATCH_OVERHEAD_BYTES.
+class Receipt(NamedTuple):
+    """A confirmed record. `log_offset`: of its batch; `copies`: that held it when it was answered.
 
-    Raises BadInput for what is no bytes: found later, it would spoil the batch for the records around it.
+    `durability`: 0 in memory, 1 on disk, of all those copies. `duplicate`: an earlier attempt had landed.
+
+    A named tuple because one is made for each record that somebody awaits.
     """
-    size = RECORD_OVERHEAD_BYTES
-    if value is not None:
-        size += len(value) if type(value) is bytes else _refuse("a value", value)
-    if key is not None:
-        size += len(key) if type(key) is bytes else _refuse("a key", key)
-    return size + headers_size(headers) if headers else size
+
+    queue_offset: int
+    log_offset: int
+    epoch: int
+    copies: int
+    durability: int
+    duplicate: bool
+
+    def __repr__(self) -> str:
+        return _told(self)
 
 
-def headers_size(headers: Sequence[Header]) -> int:
-    """Bytes that a record's headers take in a batch. Raises BadInput."""
-    size = 0
-    try:
-        for name, content in headers:
-            size += _HEADER_OVERHEAD_BYTES + (len(name) if name.isascii() else len(name.encode()))
-            if type(name) is not str:
-                _refuse("a name in headers", name)
-            if content is not None:
-                size += len(content) if type(content) is bytes else _refuse("a value in headers", content)
-    except (TypeError, ValueError, AttributeError):
-        raise BadInput(_HEADERS_ARE) from None
-    return size
+class ReceiptRange(NamedTuple):
+    """The confirmed records of one batch, which stand one after another. The fields are those of a Receipt."""
+
+    queue_offsets: range
+    log_offset: int
+    epoch: int
+    copies: int
+    durability: int
+    duplicate: bool
+
+    def __repr__(self) -> str:
+        return _told(self)
+
+    @classmethod
+    def of(cls, confirm: Confirm, count: int) -> Self:
+        """What the confirm of a batch of `count` records says."""
+        log_offset, base_queue_offset, epoch, copies, durability, flags = confirm
+        queue_offsets = range(base_queue_offset, base_queue_offset + count)
+        return cls(queue_offsets, log_offset, epoch, copies, durability, flags & CONFIRM_DUPLICATE != 0)
+
+    def receipt(self, index: int) -> Receipt:
+        """Of the record `index` of the batch."""
+        return Receipt(
+            self.queue_offsets[index], self.log_offset, self.epoch, self.copies, self.durability, self.duplicate
+        )
 
 
-def _refuse(what: str, found: object) -> int:
-    raise BadInput(f"{what} is {type(found).__name__}; give {'str' if 'name' in what else 'bytes or None'}")
+def _told(receipt: Receipt | ReceiptRange) -> str:
+    """As named tuples show themselves, with the durability as a word: only the number is kept, since a member of an
+    enum would have to be looked up for each record."""
+    fields = {name: repr(value) for name, value in receipt._asdict().items()}
+    if receipt.durability in _DURABILITIES:
+        fields["durability"] = _DURABILITIES[receipt.durability]
+    return f"{type(receipt).__name__}({', '.join(f'{name}={value}' for name, value in fields.items())})"
 
 
-def as_headers(headers: Headers | None) -> Sequence[Header]:
-    """A mapping or pairs as tuples: read once, here, and nobody can change them afterwards. Raises BadInput."""
-    if not headers:
-        return ()
-    try:
-        # The usual case is a list, and asking for a Mapping is dear. A pair that is a tuple is not copied.
-        if type(headers) is not list and isinstance(headers, Mapping):
-            return tuple(headers.items())
-        return cast("Sequence[Header]", tuple(map(tuple, headers)))
-    except TypeError:
-        raise BadInput(_HEADERS_ARE) from None
+class Receipts:
+    """The receipts of records handed over together, in their order: `receipts[i]` is record i's.
 
+    `ranges`: one per batch. Records of other senders may stand between two batches, never within one.
+    """
 
-def as_timestamp_us(timestamp: datetime | int | None) -> int | None:
-    """µs UTC. Raises BadInput for a datetime without a time zone: its meaning would depend on the machine."""
-    if timestamp is None:
-        return None
-    if isinstance(timestamp, int):
-        if not -_TIMESTAMP_MAX <= timestamp <= _TIMESTAMP_MAX:
-            raise BadInput(f"timestamp {timestamp} is beyond 64 bits of µs")
-        return timestamp
-    if not isinstance(timestamp, datetime):
-        raise BadInput(f"a timestamp is a datetime or µs as int, not {type(timestamp).__name__}")
-    if timestamp.tzinfo is None:
-        raise BadInput(f"timestamp {timestamp} has no time zone; use datetime(..., tzinfo=UTC)")
-    elapsed = timestamp - _EPOCH
-    return (elapsed.days * 86_400 + elapsed.seconds) * 1_000_000 + elapsed.microseconds
+    __slots__ = ("_ends", "ranges")
+
+    def __init__(self, ranges: Sequence[ReceiptRange]) -> None:
+        self.ranges = tuple(ranges)
+        self._ends = list(accumulate(len(each.queue_offsets) for each in self.ranges))
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def __getitem__(self, index: int) -> Receipt:
+        """Raises IndexError beyond either end; negative ones count from the end."""
+        number = index + len(self) if index < 0 else index
+        if not 0 <= number < len(self):
+            raise IndexError(f"there are {len(self)} receipts, {index} is none of them")
+        at = bisect_right(self._ends, number)
+        return self.ranges[at].receipt(number - self._ends[at])
+
+    def __iter__(self) -> Iterator[Receipt]:
+        return (each.receipt(index) for each in self.ranges for index in range(len(each.queue_offsets)))
+
+    def __eq__(self, other: object) -> bool:
+        return self.ranges == other.ranges if isinstance(other, Receipts) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.ranges)
+
+    def __repr__(self) -> str:
+        return f"Receipts({list(self.ranges)!r})"

@@ -11,7 +11,6 @@ from typing import Any, Final, Self
 
 import numpy as np
 
-from mirrorlog.client.producer.batch import BATCH_OVERHEAD_BYTES, RECORD_OVERHEAD_BYTES
 from mirrorlog.client.producer.columns import (
     BinaryEntries,
     HeaderLists,
@@ -21,6 +20,7 @@ from mirrorlog.client.producer.columns import (
     header_entries,
     timestamp_entries,
 )
+from mirrorlog.client.producer.record import BATCH_OVERHEAD_BYTES, RECORD_OVERHEAD_BYTES
 from mirrorlog.commitlog.format.attributes import Attributes
 from mirrorlog.commitlog.format.body import BodyWriter, Draft, Int64s, Join, Part
 from mirrorlog.errors import BadInput, RecordTooLarge
@@ -29,7 +29,7 @@ from mirrorlog.wire.messages.handshake import Limits
 
 @dataclass(frozen=True, slots=True)
 class Bulk:
-    """`ends[i]`: what the records up to i take in a batch at most, in bytes."""
+    """Many records as columns. `ends[i]`: what the records up to i take in a batch at most, in bytes."""
 
     values: BinaryEntries
     keys: BinaryEntries | None

@@ -11,8 +11,7 @@ from collections.abc import Generator, Iterable
 from typing import Any
 
 from mirrorlog.attempts import outcome_of
-from mirrorlog.client.producer.batch import PendingBatch
-from mirrorlog.client.producer.receipts import Receipt, Receipts
+from mirrorlog.client.producer.batch import PendingBatch, Receipt, Receipts
 from mirrorlog.errors import MirrorlogError, OutcomeUnknown
 
 
@@ -39,7 +38,7 @@ class Delivery:
             batch.listeners += 1
             try:
                 waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-                batch.wait(waiter)
+                batch.waiters.append(waiter)
                 yield from waiter
             finally:
                 batch.listeners -= 1
@@ -132,5 +131,5 @@ async def wait_for_end(batches: Iterable[PendingBatch]) -> None:
     for batch in batches:
         if batch.outcome is None:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            batch.wait(waiter)
+            batch.waiters.append(waiter)
             await waiter

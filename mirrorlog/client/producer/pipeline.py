@@ -15,11 +15,21 @@ on in the same way.
 A batch gets its number when it first leaves: those that wait behind an outage may end at their deadlines, one by one,
 without a gap and without a look at the others.
 
+The allowance bounds what may be sent, too: what a producer may have in one queue that is not confirmed, as its node has
+granted it. It is the other half of the node's count (`queues/limits/credit.py`): a batch counts from when it is sent.
+One at level `all` counts no more with its confirm; one below with the node's word that the confirmed offset has passed
+it, since its own confirm came earlier. A batch may be sent while less than the grant is open. So a producer waits for
+its own queue's copies, and no other queue's producer on the same connection with it. With nothing open it may always be
+sent, and is the node's to refuse: so no word that was lost or came early can stop a producer for good. It belongs to a
+connection: a node begins anew with each. A node that ceases to be the log's master says so, and what was open counts no
+more.
+
 Pure: answers and `now` (s, one monotonic clock) in; it resolves batches and says what to send.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -35,12 +45,13 @@ from mirrorlog.errors import (
     NoSuchQueue,
     OutcomeUnknown,
     OutOfSequence,
+    Overloaded,
     Refused,
     RequestTimeout,
     SentToDeadLetters,
     StaleProducerEpoch,
 )
-from mirrorlog.wire.frames import CONFIRM_DUPLICATE, Confirm
+from mirrorlog.wire.frames import CONFIRM_DUPLICATE, CREDIT_ENDED, Confirm, Credit
 
 _PRODUCER_EPOCH_MAX: Final = 2**32 - 1
 # What an OutOfSequence names as the last sequence held when there is none.
@@ -68,6 +79,83 @@ class ProducerStats:
     retries: int = 0
 
 
+class Allowance:
+    """What may be open in one queue by the node's grant: `granted` bytes and `batches_max` batches; 0: no limit."""
+
+    def __init__(self, granted: int, batches_max: int, *, confirms_tell: bool) -> None:
+        """`confirms_tell`: at level `all`."""
+        self._granted = granted
+        self._batches_max = batches_max
+        self._limited = batches_max > 0
+        self._confirms_tell = confirms_tell
+        self._size = 0
+        self._batches = 0
+        self._confirmed = 0
+        self._waiting: deque[tuple[int, int]] = deque()
+
+    @property
+    def limited(self) -> bool:
+        """Whether the node has such a limit."""
+        return self._limited
+
+    @property
+    def open(self) -> bool:
+        """Whether another batch may be sent."""
+        if not self._limited or not self._batches:
+            return True
+        return self._size < self._granted and self._batches < self._batches_max
+
+    def why(self) -> Overloaded:
+        """What holds what may not be sent."""
+        return Overloaded(
+            f"{self._size} bytes in {self._batches} batches of this queue are not confirmed by all of its copies, the "
+            f"node grants {self._granted} bytes and {self._batches_max} batches (credit_bytes, credit_batches)",
+            limit="credit_bytes" if self._size >= self._granted else "credit_batches",
+        )
+
+    @property
+    def open_bytes(self) -> int:
+        """Bytes that were sent and count still."""
+        return self._size
+
+    def sent(self, size: int) -> None:
+        if self._limited:
+            self._size += size
+            self._batches += 1
+
+    def refused(self, size: int) -> None:
+        """An attempt ended without a confirm: the node does not count it, or will say so when it sees more."""
+        self._release(size)
+
+    def confirmed(self, confirm: Confirm, size: int) -> None:
+        """A batch of `size` bytes was."""
+        if not self._limited:
+            return
+        end = confirm.log_offset + size
+        if self._confirms_tell or confirm.flags & CONFIRM_DUPLICATE or end <= self._confirmed:
+            self._release(size)
+        else:
+            self._waiting.append((end, size))
+
+    def told(self, credit: Credit) -> None:
+        """The node's word."""
+        self._granted, self._batches_max = credit.granted, credit.batches
+        self._confirmed = max(self._confirmed, credit.confirmed)
+        while self._waiting and self._waiting[0][0] <= self._confirmed:
+            self._release(self._waiting.popleft()[1])
+        if credit.confirmed == CREDIT_ENDED:
+            self._confirmed = 0  # the same node may write the log again, and count anew
+
+    def _release(self, size: int) -> None:
+        if self._limited:
+            self._size -= size
+            self._batches -= 1
+
+
+UNLIMITED = Allowance(0, 0, confirms_tell=True)
+"""Before a node has said anything. It counts for nobody, so it may be shared."""
+
+
 class Pipeline:
     """The unresolved batches of one producer and queue, oldest first. `jitter()` gives 0..1."""
 
@@ -88,9 +176,9 @@ class Pipeline:
         self._renumber = False
         self._backoff = Backoff(jitter)
         self._resume_at = 0.0
-        self._last_error: MirrorlogError | None = None
-        self.held_by: MirrorlogError | None = None
-        """Why what has not left may not leave, though nothing went wrong."""
+        self.last_error: MirrorlogError | None = None
+        """Why the pipeline is being retried; None while all goes well."""
+        self.allowance = UNLIMITED
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -101,18 +189,8 @@ class Pipeline:
         return not self._batches
 
     @property
-    def calm(self) -> bool:
-        """Whether every batch has left, and none is being retried: nothing is to be done but to wait for answers."""
-        return self._cursor >= len(self._batches) and self._last_error is None and not self._broken
-
-    @property
     def in_flight(self) -> int:
         return self._in_flight
-
-    @property
-    def last_error(self) -> MirrorlogError | None:
-        """Why the pipeline is being retried; None while all goes well."""
-        return self._last_error
 
     def begin_at(self, producer_epoch: int) -> None:
         """The smallest epoch under which the node knows that a new producer is new; nothing once batches have gone."""
@@ -126,6 +204,9 @@ class Pipeline:
     def add(self, batch: PendingBatch) -> None:
         """A closed batch joins the end; its deadline is not before that of the one before it."""
         self._batches.append(batch)
+        self._stats.sent += batch.count
+        self._stats.sent_bytes += batch.size_bytes
+        self._stats.batches += 1
 
     def next_to_send(self, now: float) -> PendingBatch | None:
         """The next batch to send now, marked as in flight; None when none may go."""
@@ -134,7 +215,10 @@ class Pipeline:
             return None
         batch = self._batches[cursor]
         if cursor == self._numbered:
-            self._give_number(batch)
+            self._numbered += 1
+            if self._idempotent:
+                batch.number(producer_epoch=self.producer_epoch, sequence=self._next_sequence)
+                self._next_sequence += batch.count
         self._cursor = cursor + 1
         self._in_flight += 1
         batch.in_flight = True
@@ -166,18 +250,21 @@ class Pipeline:
 
     # --- answers ---
 
-    def confirmed(self, batch: PendingBatch, confirm: Confirm, now: float) -> None:
-        """The node has it, at the level asked."""
+    def confirmed(self, batch: PendingBatch, confirm: Confirm, now: float) -> bool:
+        """The node has it, at the level asked. Whether every batch has left, and none is being retried: nothing is to
+        be done but to wait for answers."""
         if not self._landed(batch):
-            return
+            return False
         self._stats.confirmed += batch.count
         if confirm.flags & CONFIRM_DUPLICATE:
             self._stats.duplicates += batch.count
         self._remove(batch)
         batch.resolve(confirm)
-        self._took()
+        if self.last_error is not None:
+            self._took()
         if self._broken:
             self._settle(now)
+        return self._cursor >= len(self._batches) and self.last_error is None and not self._broken
 
     def failed(self, batch: PendingBatch, error: MirrorlogError, now: float) -> None:
         """An attempt ended with `error`."""
@@ -200,7 +287,7 @@ class Pipeline:
 
     def not_connected(self, error: MirrorlogError) -> None:
         """No node could be reached that takes the batches: the reason that those which expire will name."""
-        self._last_error = error
+        self.last_error = error
 
     def left(self, error: MirrorlogError) -> None:
         """The node that what is in flight was sent to is left for another, which must not get what follows before it:
@@ -253,8 +340,9 @@ class Pipeline:
 
     def _may_send(self, now: float) -> bool:
         # After a failure one batch goes ahead as a probe: the others would only be refused with it.
-        in_flight_max = self._max_in_flight if self._last_error is None else 1
-        return not self._broken and now >= self._resume_at and self._in_flight < in_flight_max
+        in_flight_max = self._max_in_flight if self.last_error is None else 1
+        in_turn = not self._broken and now >= self._resume_at and self._in_flight < in_flight_max
+        return in_turn and self.allowance.open
 
     def _landed(self, batch: PendingBatch) -> bool:
         """An answer came for an attempt that is still counted."""
@@ -295,13 +383,13 @@ class Pipeline:
 
     def _took(self) -> None:
         """The node took a batch."""
-        if not self._broken and self._last_error is not None:
+        if not self._broken and self.last_error is not None:
             self._backoff.reset()
-            self._last_error = None
+            self.last_error = None
 
     def _break(self, error: MirrorlogError) -> None:
         self._broken = True
-        self._last_error = error
+        self.last_error = error
 
     def _settle(self, now: float) -> None:
         """Once every answer is in after a failure: start again from the first that is not resolved."""
@@ -311,7 +399,7 @@ class Pipeline:
         self._cursor = 0
         if self._renumber:
             self._new_epoch()
-        if self._last_error is not None:
+        if self.last_error is not None:
             self._resume_at = now + self._backoff.next_s()
 
     def _new_epoch(self) -> None:
@@ -321,12 +409,6 @@ class Pipeline:
             self._end(batch, self._given_up(batch))
         self.producer_epoch = min(self.producer_epoch + 1, _PRODUCER_EPOCH_MAX)
         self._next_sequence = self._numbered = 0
-
-    def _give_number(self, batch: PendingBatch) -> None:
-        self._numbered += 1
-        if self._idempotent:
-            batch.number(producer_epoch=self.producer_epoch, sequence=self._next_sequence)
-            self._next_sequence += batch.count
 
     def _end(self, batch: PendingBatch, outcome: Confirm | MirrorlogError) -> None:
         self._remove(batch)
@@ -349,7 +431,8 @@ class Pipeline:
         batch.resolve(outcome)
 
     def _given_up(self, batch: PendingBatch) -> MirrorlogError:
-        reason = self._last_error or self.held_by or ConnectionLost("no answer came")
+        held_by = None if self.allowance.open else self.allowance.why()
+        reason = self.last_error or held_by or ConnectionLost("no answer came")
         if not isinstance(reason, Refused) and not batch.in_flight and not batch.unknown:
             return Refused(f"not sent before the deadline, nothing was stored; last: {reason}")
         return _without_confirm(batch, reason)

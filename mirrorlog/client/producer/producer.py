@@ -1,6 +1,6 @@
 """Producer: `send` for one record and its receipt, `send_nowait` and `send_many` for many in flight.
 
-Here records are checked and handed over. The collector makes batches of them, or `bulk` of columns; how batches reach
+Here records are checked and handed over. The accumulator makes batches of them, or `bulk` of columns; how batches reach
 the node is the sender's and the pipeline's; how much may be under way, the window's.
 
 Idempotent by default: a random 63-bit producer id, and every batch keeps its sequence through retries, reconnects and
@@ -13,36 +13,34 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from functools import partial
 from itertools import pairwise
 from typing import Any, Final, Self, Unpack
 
-from mirrorlog.client.connection.cluster import Cluster
-from mirrorlog.client.connection.let_go import on_loop, said_of, warn_unclosed
-from mirrorlog.client.options import check_numbers
+from mirrorlog.client.connection.cluster import ClusterClient
+from mirrorlog.client.connection.unclosed import on_loop, unended_text, warn_unclosed
+from mirrorlog.client.options import ProducerOptions
 from mirrorlog.client.producer.accumulator import Accumulator
-from mirrorlog.client.producer.batch import (
+from mirrorlog.client.producer.batch import PendingBatch, Receipt, Receipts
+from mirrorlog.client.producer.bulk import Bulk, JoinPool
+from mirrorlog.client.producer.deliveries import BulkDelivery, Delivery, wait_for_end
+from mirrorlog.client.producer.pipeline import Pipeline, ProducerStats
+from mirrorlog.client.producer.record import (
     BATCH_OVERHEAD_BYTES,
     RECORD_OVERHEAD_BYTES,
     Headers,
-    PendingBatch,
     as_headers,
     as_timestamp_us,
     record_size,
 )
-from mirrorlog.client.producer.bulk import Bulk, JoinPool
-from mirrorlog.client.producer.deliveries import BulkDelivery, Delivery, wait_for_end
-from mirrorlog.client.producer.flow_control import Window
-from mirrorlog.client.producer.pipeline import Pipeline, ProducerStats
-from mirrorlog.client.producer.receipts import Receipt, Receipts
 from mirrorlog.client.producer.sender import Sender
+from mirrorlog.client.producer.window import SendWindow
 from mirrorlog.client.with_block import WithBlock
 from mirrorlog.commitlog.format.attributes import Asked, Attributes, asked_attributes
 from mirrorlog.commitlog.format.body import Header, Record, draft_record
-from mirrorlog.commitlog.format.header import NO_PRODUCER, Codec
+from mirrorlog.commitlog.format.header import NO_PRODUCER
 from mirrorlog.errors import (
     BadBatch,
     BatchTooLarge,
@@ -52,12 +50,8 @@ from mirrorlog.errors import (
     RecordTooLarge,
     Refused,
 )
-from mirrorlog.wire.frames import Durability
+from mirrorlog.wire.messages.handshake import Limits
 
-__all__ = ["BulkDelivery", "Delivery", "Producer", "ProducerStats", "Receipt", "Receipts"]
-
-# Failed batches that are remembered until `flush` tells of them.
-_UNHEARD_MAX: Final = 1000
 # Batches of a bulk between two turns of the loop, so that confirms are read while the rest is encoded.
 _BULK_BURST: Final = 4
 
@@ -73,57 +67,34 @@ class Producer(WithBlock):
 
     def __init__(
         self,
-        client: Cluster,
+        client: ClusterClient,
         queue: str,
+        options: ProducerOptions,
         *,
-        level: int,
-        durability: Durability,
-        batch_bytes: int,
-        linger_ms: int,
-        window_bytes: int,
-        max_in_flight: int,
-        delivery_timeout_ms: int,
-        idempotent: bool,
-        codec: Codec = Codec.NONE,
         pool: JoinPool | None = None,
     ) -> None:
         """`pool`: where the bytes of bulk batches stand, by default one of its own."""
-        check_numbers(
-            batch_bytes=batch_bytes,
-            linger_ms=linger_ms,
-            window_bytes=window_bytes,
-            max_in_flight=max_in_flight,
-            delivery_timeout_ms=delivery_timeout_ms,
-        )
         self.queue = queue
         self.stats = ProducerStats()
-        self.producer_id = (secrets.randbits(63) or 1) if idempotent else NO_PRODUCER
-        self._codec = codec
+        self.producer_id = (secrets.randbits(63) or 1) if options.idempotent else NO_PRODUCER
+        self._codec = options.codec
         self._pool = JoinPool() if pool is None else pool
         self._loop = asyncio.get_running_loop()
         self._client = client
-        self._failed: deque[PendingBatch] = deque(maxlen=_UNHEARD_MAX)
-        self._window = Window(window_bytes, step_bytes=batch_bytes, open_bytes=lambda: collector.open_bytes)
-        self._sender = Sender(
-            client,
-            queue,
-            pipeline=Pipeline(
-                idempotent=idempotent, max_in_flight=max_in_flight, stats=self.stats, jitter=random.random
-            ),
-            producer_id=self.producer_id,
-            level=level,
-            durability=durability,
-            ended=_ends(self._failed, self._window),
+        self._delivery_s = options.delivery_timeout_ms / 1000
+        self._window = SendWindow(
+            options.window_bytes, step_bytes=options.batch_bytes, open_bytes=lambda: accumulator.open_bytes
         )
-        self._collector = collector = Accumulator(
-            sender=self._sender,
-            window=self._window,
+        pipeline = Pipeline(
+            idempotent=options.idempotent,
+            max_in_flight=options.max_in_flight,
             stats=self.stats,
-            batch_bytes=batch_bytes,
-            linger_s=linger_ms / 1000,
-            delivery_s=delivery_timeout_ms / 1000,
-            codec=codec,
+            jitter=random.random,
         )
+        self._sender = Sender(
+            client, queue, options, pipeline=pipeline, producer_id=self.producer_id, window=self._window
+        )
+        self._accumulator = accumulator = Accumulator(self._sender, self._window, options)
         self._closed = False
 
     # --- life ---
@@ -150,7 +121,7 @@ class Producer(WithBlock):
         if self._closed:
             return
         self._closed = True
-        _abandon(self._collector, self._sender)
+        _abandon(self._accumulator, self._sender)
 
     def __del__(self) -> None:
         """Nobody has it any more: what it was given goes on without it."""
@@ -158,8 +129,8 @@ class Producer(WithBlock):
             return
         what = f"a producer for queue {self.queue!r}"
         unended = self.unended()
-        finish = partial(_finish, self._collector, self._sender, self._failed)
-        on_loop(self._loop, partial(self._client.let_go.go_on, what, finish))
+        finish = partial(_finish, self._accumulator, self._sender)
+        on_loop(self._loop, partial(self._client.background.run, what, finish))
         if not self.kept:
             warn_unclosed(self, what, unended)
 
@@ -168,12 +139,17 @@ class Producer(WithBlock):
         """Whether it was started, and neither closed nor abandoned."""
         return not self._closed and self._sender.started
 
+    @property
+    def limits(self) -> Limits:
+        """Of the master that was reached last. Raises ConnectionLost before the start."""
+        return self._sender.limits
+
     def unended(self, more: int = 0) -> str:
         """What of the records handed over has not ended, or has failed and nobody was told; in words, if any. `more`:
         records on their way here."""
-        waiting = more + self._collector.open_records + sum(map(len, self._sender.unresolved()))
-        failed = sum(len(batch) for batch in list(self._failed) if batch.failed_unheard)
-        return said_of(waiting, failed, loop=self._loop)
+        waiting = more + self._accumulator.open_records + sum(map(len, self._sender.unresolved()))
+        failed = sum(len(batch) for batch in list(self._sender.failed) if batch.failed_unheard)
+        return unended_text(waiting, failed, loop=self._loop)
 
     # --- one record ---
 
@@ -194,10 +170,9 @@ class Producer(WithBlock):
         to nobody any more, None for no end; not before `delay_ms` after it to anybody; both up to ten years. Raises
         Refused (Overloaded when there was no room), OutcomeUnknown or BadInput.
         """
-        if self._window.free and self._collector.batch is None:
-            attributes = self._asked(asked) if asked else None
-            return await self._send_alone(value, key, headers, timestamp, attributes)
-        room_by = self._collector.deadline()
+        if self._window.free and self._accumulator.batch is None:
+            return await self._send_alone(value, key, headers, timestamp, self._asked(asked) if asked else None)
+        room_by = self._accumulator.deadline()
         if self._window.contended:
             await self._room_by(room_by)
         while True:
@@ -207,7 +182,7 @@ class Producer(WithBlock):
             except Overloaded:
                 await self._room_by(room_by)
         # Who awaits one record does not wait for the loop to turn: others may join the next batch meanwhile.
-        self._collector.close_if_idle()
+        self._accumulator.close_if_idle()
         return await delivery
 
     def _send_alone(
@@ -219,18 +194,23 @@ class Producer(WithBlock):
         attributes: Attributes | None,
     ) -> Delivery:
         """One record while nothing else is under way: there is room for it, and nothing that it could join."""
-        pairs, timestamp_us, size = self._checked(value, key, headers, timestamp)
-        if self._closed:
-            raise ConnectionLost("the producer is closed")
-        collector = self._collector
-        if value is None or pairs or timestamp_us is not None or attributes is not None:
-            batch = PendingBatch(collector.deadline(), codec=self._codec, attributes=attributes)
+        deadline = self._loop.time() + self._delivery_s
+        plain = not headers and timestamp is None and attributes is None and (key is None or type(key) is bytes)
+        if plain and type(value) is bytes:
+            size = RECORD_OVERHEAD_BYTES + len(value) + (0 if key is None else len(key))
+            if size > self._sender.alone_bytes_max:
+                self._check_record(value, size)
+            batch = PendingBatch(deadline, codec=self._codec, draft=draft_record(value, key), size_bytes=size)
+        else:
+            pairs, timestamp_us, size = self._checked(value, key, headers, timestamp)
+            batch = PendingBatch(deadline, codec=self._codec, attributes=attributes)
             batch.add(value, key, pairs, timestamp_us, size)
             batch.close()
-        else:
-            draft = draft_record(value, key)
-            batch = PendingBatch.drafted(draft, size_bytes=size, deadline=collector.deadline(), codec=self._codec)
-        collector.send(batch)
+        if self._closed:
+            raise ConnectionLost("the producer is closed")
+        if self._accumulator.open:
+            self._accumulator.close()
+        self._sender.add(batch)
         return Delivery(batch, 0)
 
     def send_nowait(
@@ -248,14 +228,14 @@ class Producer(WithBlock):
         Raises Overloaded while the window is full (`await room()`), RecordTooLarge, BadInput; ConnectionLost if closed.
         """
         # The usual record joins the open batch here: its type and one bound are all that is to be checked.
-        collector = self._collector
-        batch = collector.batch
+        accumulator = self._accumulator
+        batch = accumulator.batch
         if asked:
             return self._hand_over(value, key, headers, timestamp, self._asked(asked))
         plain = not headers and timestamp is None and (key is None or type(key) is bytes)
         if batch is not None and plain and type(value) is bytes:
             size = RECORD_OVERHEAD_BYTES + len(value) + (0 if key is None else len(key))
-            if batch.size_bytes + size <= collector.unchecked_bytes:
+            if batch.size_bytes + size <= accumulator.unchecked_bytes:
                 return Delivery(batch, batch.add(value, key, (), None, size))
         return self._hand_over(value, key, headers, timestamp, None)
 
@@ -285,8 +265,8 @@ class Producer(WithBlock):
         attributes: Attributes | None,
     ) -> Delivery:
         pairs, timestamp_us, size = self._checked(value, key, headers, timestamp)
-        self._check_room(self._collector.room_for(size, attributes))
-        batch = self._collector.batch_for(size, attributes)
+        self._check_room(self._accumulator.room_for(size, attributes))
+        batch = self._accumulator.batch_for(size, attributes)
         return Delivery(batch, batch.add(value, key, pairs, timestamp_us, size))
 
     # --- many records ---
@@ -299,7 +279,7 @@ class Producer(WithBlock):
         if not records:
             raise BadBatch("a batch has at least one record")
         attributes = self._asked(asked)
-        batch = PendingBatch(self._collector.deadline(), codec=self._codec, attributes=attributes)
+        batch = PendingBatch(self._accumulator.deadline(), codec=self._codec, attributes=attributes)
         for value, key, headers, timestamp_us in records:
             pairs = as_headers(headers)
             size = record_size(value, key, pairs)
@@ -310,7 +290,8 @@ class Producer(WithBlock):
             raise BatchTooLarge(f"a batch of {size} bytes is above max_batch_bytes ({limit})")
         self._check_room(batch.window_bytes)
         batch.close()
-        self._collector.send(batch)
+        self._accumulator.close()
+        self._sender.add(batch)
         return Delivery(batch, 0)
 
     def send_many_nowait(
@@ -336,8 +317,8 @@ class Producer(WithBlock):
         bulk = self._bulk(values, keys, headers, timestamps)
         attributes = self._asked(asked)
         delivery = BulkDelivery()
-        collector = self._collector
-        ends = list(bulk.cuts(collector.batch_bytes_max, last_bytes=collector.last_batch_bytes_max))
+        accumulator = self._accumulator
+        ends = list(bulk.cuts(accumulator.batch_bytes_max, last_bytes=accumulator.last_batch_bytes_max))
         if ends:
             self._check_room(bulk.size_bytes(0, len(bulk)) + len(ends) * BATCH_OVERHEAD_BYTES)
         for start, end in pairwise([0, *ends]):
@@ -378,10 +359,10 @@ class Producer(WithBlock):
 
     async def _hand_over_bulk(self, bulk: Bulk, delivery: BulkDelivery, attributes: Attributes | None) -> None:
         """Batch by batch, as room comes, until one has failed. Raises Overloaded."""
-        collector = self._collector
+        accumulator = self._accumulator
         start = taken = 0
         while start < len(bulk) and not (taken % _BULK_BURST == 0 and delivery.failed()):
-            end = bulk.cut(start, collector.batch_bytes_max, last_bytes=collector.last_batch_bytes_max)
+            end = bulk.cut(start, accumulator.batch_bytes_max, last_bytes=accumulator.last_batch_bytes_max)
             size = bulk.size_bytes(start, end)
             if self._closed or not self._window.fits(size + BATCH_OVERHEAD_BYTES):
                 await self._make_room(size + BATCH_OVERHEAD_BYTES)
@@ -399,11 +380,11 @@ class Producer(WithBlock):
 
     def _take(self, bulk: Bulk, start: int, end: int, size: int, attributes: Attributes | None) -> PendingBatch:
         """The records `start` up to `end` of `bulk`, of `size` bytes, as one batch."""
-        deadline = self._collector.deadline()
+        deadline = self._accumulator.deadline()
         draft = bulk.draft(start, end, self._pool.join_for(size + BATCH_OVERHEAD_BYTES), attributes)
-        batch = PendingBatch.drafted(draft, size_bytes=size, deadline=deadline, codec=self._codec)
-        batch.attributes = attributes
-        self._collector.send(batch)
+        batch = PendingBatch(deadline, codec=self._codec, attributes=attributes, draft=draft, size_bytes=size)
+        self._accumulator.close()
+        self._sender.add(batch)
         return batch
 
     # --- waiting ---
@@ -414,7 +395,7 @@ class Producer(WithBlock):
 
     async def _make_room(self, size: int) -> None:
         """Wait until `size` bytes fit. Raises Overloaded after the delivery timeout."""
-        room_by = self._collector.deadline()
+        room_by = self._accumulator.deadline()
         while True:
             try:
                 self._check_room(size)
@@ -439,13 +420,13 @@ class Producer(WithBlock):
         Raises the first error since the last flush that nobody has heard of: of a batch none of whose deliveries
         raised it or is being awaited.
         """
-        await _flush(self._collector, self._sender, self._failed)
+        await _flush(self._accumulator, self._sender)
 
     def routed_by(self, stamp: int) -> None:
         """What is handed over from now on was routed by the version of that stamp (`wire.routing`): its batches say so,
         and are refused (StaleRouting) where a newer one is known. 0: it was not routed."""
         if stamp != self._sender.routing:
-            self._collector.close()
+            self._accumulator.close()
             self._sender.routing = stamp
 
     # --- limits ---
@@ -473,35 +454,24 @@ class Producer(WithBlock):
 # --- Of its parts alone: none of them leads back to it, so that it can be let go while they are at work ---------------
 
 
-def _ends(failed: deque[PendingBatch], window: Window) -> Callable[[PendingBatch], None]:
-    """What is to be done when a batch has ended."""
-
-    def ended(batch: PendingBatch) -> None:
-        if isinstance(batch.outcome, MirrorlogError):
-            failed.append(batch)
-        window.release(batch.window_bytes)
-
-    return ended
-
-
-async def _flush(collector: Accumulator, sender: Sender, failed: deque[PendingBatch]) -> None:
-    collector.close()
+async def _flush(accumulator: Accumulator, sender: Sender) -> None:
+    accumulator.close()
     await wait_for_end(sender.unresolved())
-    ended = list(failed)
-    failed.clear()
+    ended = list(sender.failed)
+    sender.failed.clear()
     for batch in ended:
         if batch.failed_unheard:
             batch.receipts()
 
 
-def _abandon(collector: Accumulator, sender: Sender) -> None:
-    last = collector.take()
+def _abandon(accumulator: Accumulator, sender: Sender) -> None:
+    last = accumulator.take()
     sender.abandon(Refused("the producer was closed before this was sent; nothing was stored"), last)
 
 
-async def _finish(collector: Accumulator, sender: Sender, failed: deque[PendingBatch]) -> None:
+async def _finish(accumulator: Accumulator, sender: Sender) -> None:
     """As of `close`."""
     try:
-        await _flush(collector, sender, failed)
+        await _flush(accumulator, sender)
     finally:
-        _abandon(collector, sender)
+        _abandon(accumulator, sender)

@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final
 
 from mirrorlog.client.connection.backoff import Backoff
-from mirrorlog.client.connection.cluster import Cluster
+from mirrorlog.client.connection.cluster import ClusterClient
 from mirrorlog.client.connection.connection import Connection
 from mirrorlog.client.connection.masters import MOVED, REPLACED_PERHAPS
-from mirrorlog.client.connection.metadata import is_another
-from mirrorlog.client.connection.sightings import FoundQueue
+from mirrorlog.client.connection.queue_metadata import FoundQueue, is_another
+from mirrorlog.client.options import ProducerOptions
 from mirrorlog.client.producer.batch import PendingBatch
-from mirrorlog.client.producer.flow_control import UNLIMITED, Allowance
-from mirrorlog.client.producer.pipeline import Pipeline
+from mirrorlog.client.producer.pipeline import Allowance, Pipeline
+from mirrorlog.client.producer.record import BATCH_OVERHEAD_BYTES
+from mirrorlog.client.producer.window import SendWindow
 from mirrorlog.errors import (
     BadInput,
     BadRequest,
@@ -32,9 +34,11 @@ from mirrorlog.errors import (
     Overloaded,
     RequestTimeout,
 )
-from mirrorlog.wire.frames import Confirm, Credit, Durability, Level
+from mirrorlog.wire.frames import Confirm, Credit, Level
 from mirrorlog.wire.messages.handshake import Limits
 
+# Failed batches that are remembered until `flush` tells of them.
+_FAILED_MAX: Final = 1000
 _LOOK_S: Final = 0.25
 # So many looks without an answer between them: what is unanswered is so for half a second at least.
 _SILENT_LOOKS: Final = 3
@@ -45,23 +49,25 @@ _CREDIT_LIMITS: Final = frozenset({"credit_bytes", "credit_batches", "max_unconf
 
 
 class Sender:
-    """`ended` is called once for every batch that was added.
+    """Sends one producer's batches. What is added holds its place in `window` until it has ended. `failed`: the last
+    batches that ended in an error.
 
-    `turned`: to be set by whoever holds an open batch; it is called whenever batches may have moved on.
+    `turned`: set by whoever holds an open batch, for as long; it is called whenever batches may have moved on.
+    `alone_bytes_max`: what a record may have that goes in a batch of its own; 0 before the start.
     """
 
     def __init__(
         self,
-        client: Cluster,
+        client: ClusterClient,
         queue: str,
+        options: ProducerOptions,
         *,
         pipeline: Pipeline,
         producer_id: int,
-        level: int,
-        durability: Durability,
-        ended: Callable[[PendingBatch], None],
+        window: SendWindow,
     ) -> None:
-        self.turned: Callable[[], None] = _nothing
+        self.turned: Callable[[], None] | None = None
+        self.alone_bytes_max = 0
         self.routing = 0
         """What batches that are added say of how they were routed; see `Producer.routed_by`."""
         self._limits: Limits | None = None
@@ -69,12 +75,12 @@ class Sender:
         self._queue = queue
         self._pipeline = pipeline
         self._producer_id = producer_id
-        self._level = level
-        self._durability = durability
-        self._ended = ended
+        self._level = options.level
+        self._durability = options.durability
+        self._window = window
+        self.failed: deque[PendingBatch] = deque(maxlen=_FAILED_MAX)
         self._queue_id = 0
         self._connection: Connection | None = None
-        self._allowance = UNLIMITED
         self._credited_by: Connection | None = None
         # The queue's master when it was found, and the connection that was left for another with batches unanswered.
         self._found: FoundQueue | None = None
@@ -114,7 +120,7 @@ class Sender:
     @property
     def ready(self) -> bool:
         """Whether a batch that is added now is sent at once."""
-        return self.connected and self._allowance.open and self._pipeline.ready(self._loop.time())
+        return self.connected and self._pipeline.ready(self._loop.time())
 
     def check_attributes(self) -> None:
         """Raises BadRequest when the cluster did not take batches with attributes at the time its master was found."""
@@ -162,13 +168,14 @@ class Sender:
         limits = connection.welcome.limits
         if connection is not self._credited_by or queue_id != self._queue_id:
             self._end_credit()
-            self._allowance = Allowance(
+            allowance = self._pipeline.allowance = Allowance(
                 connection.credit_bytes, limits.credit_batches, confirms_tell=self._level == Level.ALL
             )
-            if self._allowance.limited:
+            if allowance.limited:
                 self._credited_by = connection
                 connection.on_credit(self._producer_id, queue_id, self._credited)
         self._connection, self._queue_id, self._limits = connection, queue_id, limits
+        self.alone_bytes_max = min(limits.max_record_bytes, limits.max_batch_bytes - BATCH_OVERHEAD_BYTES)
 
     def _end_credit(self) -> None:
         if self._credited_by is not None:
@@ -177,7 +184,7 @@ class Sender:
 
     def _credited(self, credit: Credit) -> None:
         """The node has said what may be open: what waits for that goes on."""
-        self._allowance.told(credit)
+        self._pipeline.allowance.told(credit)
         if self._closed:
             return
         error = self._pipeline.last_error
@@ -189,8 +196,14 @@ class Sender:
         """Send a closed batch as soon as it may go."""
         batch.ended = self._ended
         batch.routing = self.routing
+        self._window.take(batch.size_bytes + BATCH_OVERHEAD_BYTES)
         self._pipeline.add(batch)
         self._advance()
+
+    def _ended(self, batch: PendingBatch) -> None:
+        if isinstance(batch.outcome, MirrorlogError):
+            self.failed.append(batch)
+        self._window.release(batch.size_bytes + BATCH_OVERHEAD_BYTES)
 
     def abandon(self, reason: MirrorlogError, last: Iterable[PendingBatch]) -> None:
         """End without waiting: what was not sent ends with `reason`, also those of `last`, which were not added yet."""
@@ -204,34 +217,40 @@ class Sender:
                 task.cancel()
         for batch in last:
             batch.ended = self._ended
+            self._window.take(batch.size_bytes + BATCH_OVERHEAD_BYTES)
             self._pipeline.add(batch)
         self._pipeline.fail_all(reason)
 
     def pump(self) -> None:
         """Send what may be sent, and be woken when more may; then see to the open batch."""
         self._advance()
-        self.turned()
+        if self.turned is not None:
+            self.turned()
 
     def _advance(self) -> None:
         now = self._loop.time()
-        self._pipeline.expire(now)
+        # Deadlines only become later: nothing but a retry comes before what the timer was set for.
+        due = now >= self._timer_at
+        if due:
+            self._pipeline.expire(now)
         connection = self._connection
         try:
             if connection is None or not connection.usable:
                 self._reconnect()
             else:
-                while self._allowance.open and (batch := self._pipeline.next_to_send(now)) is not None:
+                while (batch := self._pipeline.next_to_send(now)) is not None:
                     self._send(connection, batch, now)
-                self._pipeline.held_by = None if self._allowance.open else self._allowance.why()
                 if self._look_timer is None:
                     self._look_timer = self._loop.call_later(_LOOK_S, self._look)
         finally:
             # Whatever went wrong, every batch keeps its deadline.
-            self._set_timer(now)
+            if due or self._pipeline.last_error is not None:
+                self._set_timer(now)
 
     # --- batches ---
 
     def _send(self, connection: Connection, batch: PendingBatch, now: float) -> None:
+        allowance = self._pipeline.allowance
         self._left = None  # the pipeline waits for all answers after a failure, before anything is sent again
         try:
             data = batch.encoded(self._queue_id, self._producer_id)
@@ -245,9 +264,9 @@ class Sender:
                 durability=self._durability,
                 deadline_ms=max(1, int((batch.deadline - now) * 1000)),
                 routing=batch.routing,
-                done=partial(self._answered, connection, batch, self._allowance, len(data)),
+                done=partial(self._answered, connection, batch, allowance, len(data)),
             )
-            self._allowance.sent(len(data))
+            allowance.sent(len(data))
         except ConnectionLost as error:
             self._pipeline.failed(batch, error, now)
         except Exception as error:
@@ -274,18 +293,15 @@ class Sender:
             self._pipeline.failed(batch, result, now)
         else:
             allowance.confirmed(result, size)
-            self._pipeline.confirmed(batch, result, now)
-        if self._closed:
-            return
-        if self._pipeline.calm:
-            self.turned()  # the timer sees to the deadlines
-        else:
+            if self._pipeline.confirmed(batch, result, now) and not self._closed:
+                if self.turned is not None:
+                    self.turned()  # the timer sees to the deadlines
+                return
+        if not self._closed:
             self.pump()
 
     def _set_timer(self, now: float) -> None:
         """A timer that fires too early does no harm, and costs less than a new one for each batch."""
-        if now < self._timer_at and self._pipeline.last_error is None:
-            return  # deadlines only become later: nothing but a retry comes before what it was set for
         due = self._pipeline.next_due(now)
         if due is None or now < self._timer_at <= due:
             return
@@ -330,7 +346,7 @@ class Sender:
     @property
     def _held(self) -> bool:
         """Whether batches wait for credit: a node that hangs, or masters the log no more, may never give it."""
-        return not self._allowance.open and not self.idle
+        return not self._pipeline.allowance.open and not self.idle
 
     def _ask_others(self) -> None:
         if self._asking is None and not self._closed and self._connection is not None and self._found is not None:
@@ -377,7 +393,3 @@ class Sender:
         finally:
             self._connecting = None
         self.pump()
-
-
-def _nothing() -> None:
-    pass

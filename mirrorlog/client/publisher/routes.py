@@ -1,4 +1,4 @@
-"""Routes: the exchanges and bindings of one virtual host at one version, and whoever of the nodes has vouched for it.
+"""The routing of a virtual host: its exchanges and bindings at one version, and when a node has vouched for that.
 
 What a batch says of its version are 16 bits, which come round. So a version is used for FRESH_S only, until a node has
 vouched for it anew: within these, and the time that a batch may be under way, no cluster makes half as many changes.
@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from math import inf
 from typing import Final
 
-from mirrorlog.client.connection.cluster import Cluster
+from mirrorlog.client.connection.cluster import ClusterClient
 from mirrorlog.errors import (
     AccessRefused,
     ConnectionLost,
@@ -33,20 +34,20 @@ _REFRESH_S: Final = 10.0
 _RETRY_S: Final = 0.02
 
 
-class Routes:
-    """Of one virtual host. `closed`: whether nobody wants to know any more; `only_version`: without the exchanges and
-    bindings. `stamp`: what batches say that were routed by it; `vouched_at`: when (s of the loop's clock) the question
-    left that a node has answered so."""
+class PublishRoutes:
+    """The routing of one virtual host. `closed`: whether nobody wants to know any more; `only_version`: without the
+    exchanges and bindings. `stamp`: what batches say that were routed by it; `vouched_at`: when (s of the loop's clock)
+    the question left that a node has answered so."""
 
     def __init__(
-        self, client: Cluster, virtual_host: str, *, closed: Callable[[], bool], only_version: bool = False
+        self, client: ClusterClient, virtual_host: str, *, closed: Callable[[], bool], only_version: bool = False
     ) -> None:
         self.virtual_host = virtual_host
         self.table = RoutingTable({}, [])
         self.stamp = 0
         self.vouched_at = -inf
         self._client = client
-        self._closed = closed
+        self.closed = closed
         self._only_version = only_version
         self._loop = asyncio.get_running_loop()
         self._learning = asyncio.Lock()
@@ -79,14 +80,24 @@ class Routes:
         """What that node knows, if that is enough; if nothing has changed it vouches for what is known here. Raises
         what it answers, ConnectionLost, RequestTimeout."""
         asked_at = self._loop.time()
-        connection = await self._client.reach(address)
-        asked = GetRouting(virtual_host=self.virtual_host, to_publish=True, only_version=True)
-        version = (await connection.request(asked, Routing, timeout_ms=ASK_MS)).version
+        version = await self._ask_version(address)
         if version == self.table.version:
             self.vouched_at = max(self.vouched_at, asked_at)
         return version if version >= at_least else None
 
+    async def version_known(self) -> int:
+        """The version, as some node knows it; what is known here, when none says."""
+        for address in self._client.addresses():
+            with suppress(ConnectionLost, RequestTimeout, NotCurrent, NoSuchVirtualHost):
+                return await self._ask_version(address)
+        return self.table.version
+
     # --- inside ---
+
+    async def _ask_version(self, address: str) -> int:
+        connection = await self._client.reach(address)
+        asked = GetRouting(virtual_host=self.virtual_host, to_publish=True, only_version=True)
+        return (await connection.request(asked, Routing, timeout_ms=ASK_MS)).version
 
     async def _ask_any(
         self, ask: Callable[[str, int], Awaitable[int | None]], at_least: int, *, give_up_at: float
@@ -106,7 +117,7 @@ class Routes:
             told = [error for error in failures if not isinstance(error, ConnectionLost)]
             if told and all(isinstance(error, NoSuchVirtualHost | ProtocolError) for error in told):
                 raise told[0]
-            if self._closed() or self._loop.time() >= give_up_at:
+            if self.closed() or self._loop.time() >= give_up_at:
                 raise failures[-1] if failures else self._not_known(at_least)
             await asyncio.sleep(_RETRY_S)
 

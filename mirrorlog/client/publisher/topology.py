@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 from mirrorlog.attempts import Attempts
 from mirrorlog.client.connection.backoff import Backoff
-from mirrorlog.client.connection.cluster import Cluster
+from mirrorlog.client.connection.cluster import ClusterClient
 from mirrorlog.errors import ConnectionLost, ExchangeExists, MirrorlogError, NotLeader, OutcomeUnknown, RequestTimeout
 from mirrorlog.wire.fairness.quotas import UserLimits
 from mirrorlog.wire.messages.base import Message
@@ -52,12 +52,12 @@ _PASSING: Final = (NotLeader, ConnectionLost, RequestTimeout, OutcomeUnknown)
 
 
 class Topology:
-    """Every method raises what the node answers; names are those within `virtual_host`. What changes something raises
-    ConnectionLost when no node was reached, and OutcomeUnknown when it may count or not: to ask once more is safe. What
-    changes nothing raises ConnectionLost or RequestTimeout. What is changed is known on every node that is up when it
-    returns, or was asked for 2 s ago."""
+    """Declares and binds exchanges, and keeps users. Every method raises what the node answers; names are those within
+    `virtual_host`. What changes something raises ConnectionLost when no node was reached, and OutcomeUnknown when it
+    may count or not: to ask once more is safe. What changes nothing raises ConnectionLost or RequestTimeout. What is
+    changed is known on every node that is up when it returns, or was asked for 2 s ago."""
 
-    def __init__(self, client: Cluster) -> None:
+    def __init__(self, client: ClusterClient) -> None:
         self._client = client
 
     # --- exchanges ---

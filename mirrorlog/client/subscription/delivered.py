@@ -1,15 +1,17 @@
 """What a subscription gives out: records, or stretches of a batch as a whole, which their user settles.
 
-A record knows its grant, and the grant whose it is; nothing more is kept for it. Whoever settles what was granted
-before a failover names the grants of then, and the new master takes it.
+A record knows its grant, and the subscription whose it is; nothing more is kept for it. Whoever settles what was
+granted before a failover names the grants of then, and the new master takes it.
+
+The awaited and the blocking face share these classes: `R` is what a call gives that settles, a coroutine or nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Coroutine, Iterator
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from mirrorlog.client.consumer.records import ConsumedBatch, ConsumedRecord, GivenRecord, Views
+from mirrorlog.client.consumer.records import ConsumedBatch, ConsumedRecord, GrantedRecord, Views
 from mirrorlog.client.subscription.unacked import Granted
 from mirrorlog.wire.frames import How
 
@@ -18,26 +20,32 @@ if TYPE_CHECKING:
 
     from mirrorlog.commitlog.format.attributes import Attributes
 
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 
-class Settler(Protocol):
-    """Whoever gave it out."""
 
-    async def settle(
+class Settler(Protocol[R_co]):
+    """Whoever gave it out. `origin`: the subscription that has the grants."""
+
+    @property
+    def origin(self) -> object: ...
+
+    def settle(
         self, granted: Granted, first: int, following: int, how: How, *, delay_ms: int = 0, multiple: bool = False
-    ) -> None: ...
+    ) -> R_co: ...
 
     def settle_nowait(
         self, granted: Granted, first: int, following: int, how: How, *, delay_ms: int = 0, multiple: bool = False
     ) -> None: ...
 
 
-class Settleable:
+class Settleable(Generic[R]):
     """Records that their user decides about, once.
 
-    What is awaited returns when it is confirmed at the subscription's level, and raises what it ended with: Refused
+    What is waited for returns when it is confirmed at the subscription's level, and raises what it ended with: Refused
     (nothing was settled), OutcomeUnknown at its deadline, NotGranted for what was settled before or is somebody else's
     by now, SettledOtherwise for what somebody has acknowledged where this rejects it, or the other way round. What is
-    not awaited leaves with all that is settled before the loop turns; `Subscription.flush` tells what became of it.
+    not waited for leaves with all that is settled before the loop turns; `Subscription.flush` tells what became of it.
     """
 
     __slots__ = ()  # their places are those of whoever inherits: a record has others than a batch
@@ -45,7 +53,7 @@ class Settleable:
     offset: int
     _following: int
     _granted: Granted
-    _settler: Settler
+    _settler: Settler[R]
 
     @property
     def redelivered(self) -> bool:
@@ -58,60 +66,58 @@ class Settleable:
         return self._granted.attempts
 
     @property
-    def taken(self) -> tuple[Settler, Granted, int, int]:
-        """Who gave it out, of which grant, and its queue offsets [first, next), for whoever settles it with others."""
-        return self._settler, self._granted, self.offset, self._following
+    def grant(self) -> tuple[object, Granted, int, int]:
+        """The subscription, its grant, and the queue offsets [first, next), for whoever settles it with others."""
+        return self._settler.origin, self._granted, self.offset, self._following
 
-    async def ack(self, multiple: bool = False) -> None:
+    def ack(self, multiple: bool = False) -> R:
         """Done. `multiple`: with all that this subscription has given out up to it."""
-        await self._settle(How.ACK, multiple=multiple)
+        return self._settler.settle(self._granted, self.offset, self._following, How.ACK, multiple=multiple)
 
     def ack_nowait(self, multiple: bool = False) -> None:
         """The same without waiting."""
-        self._settle_nowait(How.ACK, multiple=multiple)
+        self._settler.settle_nowait(self._granted, self.offset, self._following, How.ACK, multiple=multiple)
 
-    async def nack(self, requeue: bool = True, *, delay_ms: int = 0, multiple: bool = False) -> None:
+    def nack(self, requeue: bool = True, *, delay_ms: int = 0, multiple: bool = False) -> R:
         """Not done: it comes again, after `delay_ms`, and that is counted. Without `requeue` it is dead."""
-        await self._settle(How.RETURN if requeue else How.DEAD, delay_ms=delay_ms if requeue else 0, multiple=multiple)
+        return self._settle(How.RETURN if requeue else How.DEAD, delay_ms=delay_ms if requeue else 0, multiple=multiple)
 
     def nack_nowait(self, requeue: bool = True, *, delay_ms: int = 0, multiple: bool = False) -> None:
         """The same without waiting."""
         how = How.RETURN if requeue else How.DEAD
         self._settle_nowait(how, delay_ms=delay_ms if requeue else 0, multiple=multiple)
 
-    async def reject(self) -> None:
+    def reject(self) -> R:
         """Dead: a dead letter, if the queue has a place for them."""
-        await self._settle(How.DEAD)
+        return self._settle(How.DEAD)
 
-    async def release(self, *, delay_ms: int = 0) -> None:
+    def release(self, *, delay_ms: int = 0) -> R:
         """It comes again, as if it had not been seen: that is not counted."""
-        await self._settle(How.RELEASE, delay_ms=delay_ms)
+        return self._settle(How.RELEASE, delay_ms=delay_ms)
 
     def release_nowait(self, *, delay_ms: int = 0) -> None:
         """The same without waiting."""
         self._settle_nowait(How.RELEASE, delay_ms=delay_ms)
 
-    async def extend(self) -> None:
+    def extend(self) -> R:
         """The time begins anew after which the node takes it for forgotten (the queue's consumer timeout)."""
-        await self._settle(How.EXTEND)
+        return self._settle(How.EXTEND)
 
-    async def _settle(self, how: How, *, delay_ms: int = 0, multiple: bool = False) -> None:
-        await self._settler.settle(
-            self._granted, self.offset, self._following, how, delay_ms=delay_ms, multiple=multiple
-        )
+    def _settle(self, how: How, *, delay_ms: int = 0, multiple: bool = False) -> R:
+        granted, first, following = self._granted, self.offset, self._following
+        return self._settler.settle(granted, first, following, how, delay_ms=delay_ms, multiple=multiple)
 
     def _settle_nowait(self, how: How, *, delay_ms: int = 0, multiple: bool = False) -> None:
-        self._settler.settle_nowait(
-            self._granted, self.offset, self._following, how, delay_ms=delay_ms, multiple=multiple
-        )
+        granted, first, following = self._granted, self.offset, self._following
+        self._settler.settle_nowait(granted, first, following, how, delay_ms=delay_ms, multiple=multiple)
 
 
-class Delivered(GivenRecord, Settleable):
+class DeliveredRecord(GrantedRecord, Settleable[R]):
     """A record that was given out."""
 
     __slots__ = ("_following", "_granted", "_settler")
 
-    def __init__(self, settler: Settler, granted: Granted, record: ConsumedRecord) -> None:
+    def __init__(self, settler: Settler[R], granted: Granted, record: ConsumedRecord) -> None:
         self._settler = settler
         self._granted = granted
         super().__init__(record)
@@ -122,12 +128,12 @@ class Delivered(GivenRecord, Settleable):
         return f"Delivered(queue={self.queue!r}, offset={self.offset}, value={self.value!r:.60}{again})"
 
 
-class DeliveredBatch(Settleable):
+class DeliveredStretch(Settleable[R]):
     """Records of one batch that were given out together: those of `batch`, which is cut to them."""
 
     __slots__ = ("_following", "_granted", "_settler", "batch", "offset")
 
-    def __init__(self, settler: Settler, granted: Granted, batch: ConsumedBatch) -> None:
+    def __init__(self, settler: Settler[R], granted: Granted, batch: ConsumedBatch) -> None:
         self._settler = settler
         self._granted = granted
         self.offset = batch.first
@@ -166,3 +172,15 @@ class DeliveredBatch(Settleable):
 
     def __repr__(self) -> str:
         return f"DeliveredBatch(queue={self.batch.queue!r}, offset={self.offset}, next={self.next})"
+
+
+class Delivered(DeliveredRecord[Coroutine[Any, Any, None]]):
+    """A record that was given out; calls that settle it are awaited."""
+
+    __slots__ = ()
+
+
+class DeliveredBatch(DeliveredStretch[Coroutine[Any, Any, None]]):
+    """Records of one batch that were given out together; calls that settle them are awaited."""
+
+    __slots__ = ()

@@ -51,7 +51,7 @@ Sources = tuple[SentBatch, ...]
 
 
 class SentBatches:
-    """Of one session: which batch a grant's records stand in. `log_id`, `body_bytes_max`: see `SentBatch`."""
+    """The batches of one session: which one a grant's records stand in. `log_id`, `body_bytes_max`: see `SentBatch`."""
 
     __slots__ = ("_body_bytes_max", "_last", "_log_id")
 
@@ -86,7 +86,7 @@ def _sent_of(granted: Granted) -> SentBatch | None:
 
 
 class GrantedBytes:
-    """Of one subscription, or one lease. Used by one at a time."""
+    """Finds the bytes of granted records, for one subscription or lease. Used by one at a time."""
 
     def __init__(self, make_consumer: Callable[..., Consumer], queue: str, *, read_from: str, fetch_bytes: int) -> None:
         """`make_consumer`: as `Client.consumer`. `fetch_bytes`: of one answer, as far as batches are not larger."""

@@ -1,4 +1,4 @@
-"""Receipts of leases as text: what its holder keeps, hands on, or stores beside the work that he does. Pure.
+"""Receipts of leases as text, which their holders keep, pass on, or store beside their work. Pure.
 
 `<queue offset>-<lease>-<check>`: the place of the record and the number of the lease, which hold on every master the
 queue will ever have. The check is a CRC-32 of both with the names of queue and group, in hexadecimal: a receipt of

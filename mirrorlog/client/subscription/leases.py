@@ -14,15 +14,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Final
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from mirrorlog.attempts import outcome_of
-from mirrorlog.client.connection.cluster import Cluster
+from mirrorlog.client.connection.cluster import ClusterClient
 from mirrorlog.client.connection.masters import change_at_master
 from mirrorlog.client.consumer.consumer import Consumer
-from mirrorlog.client.consumer.records import ConsumedBatch, ConsumedRecord, GivenRecord
+from mirrorlog.client.consumer.records import ConsumedBatch, ConsumedRecord, GrantedRecord
 from mirrorlog.client.options import check_delay, check_leasing, check_timeout
 from mirrorlog.client.subscription.grant_buffer import GrantedBytes
 from mirrorlog.client.subscription.lease_receipts import LeaseReceipt
@@ -30,6 +30,9 @@ from mirrorlog.client.subscription.settlements import FINAL
 from mirrorlog.errors import MirrorlogError, NotGranted, OffsetOutOfRange, ReceiptStale, UnreadableBatch
 from mirrorlog.wire.frames import How, Level
 from mirrorlog.wire.messages.groups import ExtendLease, Lease, LeasedRange, Leases, LeasesSettled, SettleLease
+
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 
 logger = logging.getLogger(__name__)
 
@@ -39,54 +42,77 @@ _READERS_MAX: Final = 64
 _SOMEBODY_ELSES: Final = (NotGranted, ReceiptStale)
 
 
-class Leased(GivenRecord):
-    """A record under a lease. `receipt`: names it in `Client.settle_receipt`; the rest as of `Delivered`."""
+class LeaseSettler(Protocol[R_co]):
+    """Whoever settles leased records: awaited, or blocking."""
 
-    __slots__ = ("_leasing", "_receipt", "attempts", "redelivered")
+    def settle_leased(self, receipt: LeaseReceipt, how: How, *, delay_ms: int = 0) -> R_co: ...
 
-    def __init__(self, leasing: Leasing, receipt: LeaseReceipt, record: ConsumedRecord, of: LeasedRange) -> None:
-        self._leasing = leasing
-        self._receipt = receipt
+    def extend_lease(self, receipt: LeaseReceipt, lease_ms: int) -> R_co: ...
+
+
+class LeasedRecord(GrantedRecord, Generic[R]):
+    """A record under a lease. `R` is what a call gives that settles, a coroutine or nothing."""
+
+    __slots__ = ("_settler", "attempts", "lease_receipt", "redelivered")
+
+    def __init__(
+        self,
+        settler: LeaseSettler[R],
+        receipt: LeaseReceipt,
+        record: ConsumedRecord,
+        *,
+        redelivered: bool,
+        attempts: int,
+    ) -> None:
+        self._settler = settler
+        self.lease_receipt = receipt
         super().__init__(record)
-        self.redelivered = of.redelivered
-        self.attempts = of.attempts
+        self.redelivered = redelivered
+        self.attempts = attempts
 
     @property
     def receipt(self) -> str:
-        return str(self._receipt)
+        """Names it in `Client.settle_receipt`, in every process, whichever node is master."""
+        return str(self.lease_receipt)
 
-    async def ack(self) -> None:
+    def ack(self) -> R:
         """Done; also when the lease is over, as long as nobody else has got it: ReceiptStale. Returns when all copies
         have that. It and the others raise as `Client.settle_receipt`."""
-        await self._leasing.settle([self._receipt], How.ACK)
+        return self._settler.settle_leased(self.lease_receipt, How.ACK)
 
-    async def nack(self, requeue: bool = True, *, delay_ms: int = 0) -> None:
+    def nack(self, requeue: bool = True, *, delay_ms: int = 0) -> R:
         """Not done: it comes again, after `delay_ms`, and that is counted. Without `requeue` it is dead."""
-        await self._leasing.settle(
-            [self._receipt], How.RETURN if requeue else How.DEAD, delay_ms=delay_ms if requeue else 0
-        )
+        if not requeue:
+            return self.reject()
+        return self._settler.settle_leased(self.lease_receipt, How.RETURN, delay_ms=delay_ms)
 
-    async def reject(self) -> None:
+    def reject(self) -> R:
         """Dead: a dead letter, if the queue has a place for them."""
-        await self.nack(requeue=False)
+        return self._settler.settle_leased(self.lease_receipt, How.DEAD)
 
-    async def release(self, *, delay_ms: int = 0) -> None:
+    def release(self, *, delay_ms: int = 0) -> R:
         """It comes again, after `delay_ms`, as if it had not been seen. Nothing happens when it lies free already."""
-        await self._leasing.settle([self._receipt], How.RELEASE, delay_ms=delay_ms)
+        return self._settler.settle_leased(self.lease_receipt, How.RELEASE, delay_ms=delay_ms)
 
-    async def extend(self, lease_ms: int) -> None:
+    def extend(self, lease_ms: int) -> R:
         """All records that the same `lease()` gave out are the holder's for `lease_ms` from now on, for they are one
         lease. Raises NotGranted when it is over, and as `Client.settle_receipt`."""
-        await self._leasing.extend([self._receipt], lease_ms)
+        return self._settler.extend_lease(self.lease_receipt, lease_ms)
 
     def __repr__(self) -> str:
         return f"Leased(queue={self.queue!r}, offset={self.offset}, receipt={self.receipt!r}, value={self.value!r:.60})"
 
 
-class Leasing:
-    """What a client does with leases. Made by it."""
+class Leased(LeasedRecord[Coroutine[Any, Any, None]]):
+    """A record under a lease; calls that settle it are awaited."""
 
-    def __init__(self, client: Cluster, make_consumer: Callable[..., Consumer]) -> None:
+    __slots__ = ()
+
+
+class ClientLeases:
+    """Takes, settles and extends leases for a client. Made by it."""
+
+    def __init__(self, client: ClusterClient, make_consumer: Callable[..., Consumer]) -> None:
         self._client = client
         self._make_consumer = make_consumer
         # With the last used one behind.
@@ -121,25 +147,25 @@ class Leasing:
                 raise outcome_of(error, in_doubt=True, message=told) from None
             raise
         except BaseException:  # whoever waits was cancelled
-            self._client.let_go.go_on(f"a lease of {queue!r}", partial(self._release, queue, group, answer.leased))
+            self._client.background.run(f"a lease of {queue!r}", partial(self._release, queue, group, answer.leased))
             raise
         return found
 
-    async def settle(
-        self, receipts: Sequence[LeaseReceipt], how: How, *, delay_ms: int = 0, level: int = Level.ALL
-    ) -> int:
-        """Settle records of one queue and group; how many of them that changed. Raises as `Client.settle_receipt`."""
+    async def settle(self, receipt: LeaseReceipt, how: How, *, delay_ms: int = 0, level: int = Level.ALL) -> bool:
+        """Settle one record; whether that changed anything. Raises as `Client.settle_receipt`."""
         check_delay(delay_ms)
-        first = receipts[0]
-        return await self._ask_settle(first.queue, first.group, _ranges(receipts), how, delay_ms=delay_ms, level=level)
+        ranges = [_range(receipt)]
+        return await self._ask_settle(receipt.queue, receipt.group, ranges, how, delay_ms=delay_ms, level=level) > 0
 
-    async def extend(self, receipts: Sequence[LeaseReceipt], lease_ms: int) -> int:
-        """Let leases run for `lease_ms` from now on. Raises NotGranted when one of them is over: none is extended; and
-        else as `settle`."""
+    async def settle_leased(self, receipt: LeaseReceipt, how: How, *, delay_ms: int = 0) -> None:
+        """For what it gives out: settle it at level `all`."""
+        await self.settle(receipt, how, delay_ms=delay_ms)
+
+    async def extend_lease(self, receipt: LeaseReceipt, lease_ms: int) -> None:
+        """Let a lease run for `lease_ms` from now on. Raises NotGranted when it is over; and else as `settle`."""
         check_timeout("lease_ms", lease_ms)
-        first = receipts[0]
-        message = ExtendLease(queue=first.queue, group=first.group, receipts=_ranges(receipts), lease_ms=lease_ms)
-        return await self._ask(first.queue, message, telling=())
+        message = ExtendLease(queue=receipt.queue, group=receipt.group, receipts=[_range(receipt)], lease_ms=lease_ms)
+        await self._ask(receipt.queue, message, telling=())
 
     async def close(self) -> None:
         """Idempotent."""
@@ -188,7 +214,13 @@ class Leasing:
             logger.warning("unreadable_rejected queue=%s group=%s reason=%r", queue, group, "; ".join(reasons))
             await self._ask_settle(queue, group, [part for part, _ in unreadable], How.DEAD)
         return [
-            Leased(self, LeaseReceipt(queue, group, record.queue_offset, leased.lease), record, leased)
+            Leased(
+                self,
+                LeaseReceipt(queue, group, record.queue_offset, leased.lease),
+                record,
+                redelivered=leased.redelivered,
+                attempts=leased.attempts,
+            )
             for record in records
         ]
 
@@ -205,12 +237,12 @@ class Leasing:
         if len(self._readers) > _READERS_MAX:
             idle = (other for other, each in self._readers.items() if other != key and not each.lock.locked())
             if (oldest := next(idle, None)) is not None:
-                self._client.let_go.go_on(f"a reader of queue {oldest[0]!r}", self._readers.pop(oldest).bytes.close)
+                self._client.background.run(f"a reader of queue {oldest[0]!r}", self._readers.pop(oldest).bytes.close)
         return reader
 
 
 class _Reader:
-    """Of one queue, for one lease at a time."""
+    """Reads one queue, for one lease at a time."""
 
     __slots__ = ("bytes", "lock")
 
@@ -247,12 +279,5 @@ async def _batches(
     return found, unreadable
 
 
-def _ranges(receipts: Sequence[LeaseReceipt]) -> list[LeasedRange]:
-    """Joined, where neighbours have one lease."""
-    found: list[tuple[int, int, int]] = []
-    for lease, offset in sorted({(each.lease, each.offset) for each in receipts}):
-        if found and found[-1][2] == lease and found[-1][1] == offset:
-            found[-1] = found[-1][0], offset + 1, lease
-        else:
-            found.append((offset, offset + 1, lease))
-    return [LeasedRange(first=first, next=following, lease=lease) for first, following, lease in sorted(found)]
+def _range(receipt: LeaseReceipt) -> LeasedRange:
+    return LeasedRange(first=receipt.offset, next=receipt.offset + 1, lease=receipt.lease)

@@ -14,15 +14,15 @@ from __future__ import annotations
 from enum import Enum
 from typing import Final
 
-from mirrorlog.client.connection.metadata import is_another, is_outage
+from mirrorlog.client.connection.queue_metadata import is_another, is_outage
 from mirrorlog.errors import BadInput, ConnectionLost, MirrorlogError, NotMaster, SubscriptionCancelled
 
 _LASTING: Final = ("max_groups_per_queue",)
 """Limits of what is stored: waiting takes nothing away from it."""
 
 
-class State(Enum):
-    """Of a subscription."""
+class ResumptionState(Enum):
+    """Where a subscription stands with the masters of its queue."""
 
     SEEKING = "seeking"
     SUBSCRIBED = "subscribed"
@@ -30,7 +30,7 @@ class State(Enum):
 
 
 class Resumption:
-    """Of one subscription. `error`: what it ended with, in state ENDED.
+    """Decides whether one subscription goes on. `error`: what it ended with, in state ENDED.
 
     `cancel_on_failover`: another mastership than that of its first session ends it.
     """
@@ -38,7 +38,7 @@ class Resumption:
     __slots__ = ("_cancel_on_failover", "_last", "_mastership", "_patience_s", "_seeking_since", "error", "state")
 
     def __init__(self, *, now: float, patience_s: float, cancel_on_failover: bool) -> None:
-        self.state = State.SEEKING
+        self.state = ResumptionState.SEEKING
         self.error: MirrorlogError | None = None
         self._cancel_on_failover = cancel_on_failover
         self._patience_s = patience_s
@@ -49,7 +49,7 @@ class Resumption:
 
     @property
     def over(self) -> bool:
-        return self.state is State.ENDED
+        return self.state is ResumptionState.ENDED
 
     def sees(self, log_id: str, epoch: int) -> None:
         """A node names such a master, which is to be asked. Raises what that ends it with."""
@@ -68,7 +68,7 @@ class Resumption:
         if self._cancel_on_failover and known_log and (log_id, epoch) != self._mastership:
             self._cancel(epoch)
         self._mastership = log_id, epoch
-        self.state, self._last = State.SUBSCRIBED, None
+        self.state, self._last = ResumptionState.SUBSCRIBED, None
 
     def refused(self, error: MirrorlogError, now: float) -> None:
         """An attempt to subscribe has failed."""
@@ -85,18 +85,18 @@ class Resumption:
         if not error.retriable:
             self.end(error)
         else:
-            self.state, self._seeking_since, self._last = State.SEEKING, now, error
+            self.state, self._seeking_since, self._last = ResumptionState.SEEKING, now, error
 
     def end(self, error: MirrorlogError) -> None:
         """For good. The first reason counts."""
         if not self.over:
-            self.state, self.error = State.ENDED, error
+            self.state, self.error = ResumptionState.ENDED, error
 
     def trouble(self, now: float) -> MirrorlogError | None:
         """What to tell whoever waits for records; None while there is nothing to tell."""
         if self.over:
             return self.error
-        if self.state is State.SUBSCRIBED or now < self._seeking_since + self._patience_s:
+        if self.state is ResumptionState.SUBSCRIBED or now < self._seeking_since + self._patience_s:
             return None
         return self._last or ConnectionLost("no master was found yet")
 

@@ -1,4 +1,4 @@
-"""One subscribing at one node: from the question to its end. Thin.
+"""The session of a subscription at one node, from the request to its end. Thin.
 
 Grants come right behind the answer, or before anybody has looked at it, and go on coming until the node has heard that
 they shall not. So this listens from the first byte on; and once nobody wants what comes, it gives that back.
@@ -21,23 +21,23 @@ from mirrorlog.wire.messages.groups import Subscribe, Subscribed
 
 
 class Owner(Protocol):
-    """Whose grants these are."""
+    """The subscription whose grants these are."""
 
-    def began(self, session: Session) -> None:
+    def began(self, session: GrantSession) -> None:
         """Before anything is granted. Raises NotMaster for a node that has been replaced, SubscriptionCancelled for one
         that it is not to go on at."""
 
-    def granted(self, session: Session, grants: list[Grant], sources: list[Sources]) -> None: ...
+    def granted(self, session: GrantSession, grants: list[Grant], sources: list[Sources]) -> None: ...
 
-    def lost(self, session: Session, error: MirrorlogError) -> None:
+    def lost(self, session: GrantSession, error: MirrorlogError) -> None:
         """Called once for each session that began."""
 
     def room(self, size: int) -> memoryview: ...
 
 
-class Session:
-    """`number`: of the subscription at its node; `epoch`, `log_id`: of its grants; `secret`: lets the next one take its
-    place. `over` is done when it has ended."""
+class GrantSession:
+    """One session. `number`: of the subscription at its node; `epoch`, `log_id`: of its grants; `secret`: lets the next
+    one take its place. `over` is done when it has ended."""
 
     def __init__(self, connection: Connection, message: Subscribe, owner: Owner) -> None:
         self.connection = connection
@@ -80,9 +80,9 @@ class Session:
     def give_back(
         self, how: How, ranges: list[Range], *, epoch: int | None = None, leaves: bool = False
     ) -> asyncio.Future[None]:
-        """Return or release what is in hand, by default under its own epoch. The future is done when the last frame
-        was answered, well or not. `leaves`: nobody settles what is left then. So what is refused goes back as if the
-        connection were lost: the log may take nothing now, and the connection lasts. Raises ConnectionLost."""
+        """Return or release what is unacknowledged, by default under its own epoch. The future is done when the last
+        frame was answered, well or not. `leaves`: nobody settles what is left then. So what is refused goes back as if
+        the connection were lost: the log may take nothing now, and the connection lasts. Raises ConnectionLost."""
         answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         for at in range(0, len(ranges), RANGES_MAX):
             last = at + RANGES_MAX >= len(ranges)

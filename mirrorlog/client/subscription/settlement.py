@@ -9,84 +9,116 @@ import asyncio
 import random
 from collections.abc import Callable
 from functools import partial
+from typing import Final
 
 from mirrorlog.client.connection.backoff import Backoff
-from mirrorlog.client.subscription.session import Session
-from mirrorlog.client.subscription.settlements import FINAL, Gathering, Kind, Settlement, Verdict, judged, resumed
-from mirrorlog.client.subscription.unacked import Granted, Range, Unacked
-from mirrorlog.errors import ConnectionLost, MirrorlogError, NotGranted
+from mirrorlog.client.options import check_delay
+from mirrorlog.client.subscription.session import GrantSession
+from mirrorlog.client.subscription.settlements import (
+    FINAL,
+    Judgement,
+    Settlement,
+    SettlementKind,
+    UnsentSettlements,
+    judged,
+    resumed,
+)
+from mirrorlog.client.subscription.unacked import Granted, Unacked
+from mirrorlog.errors import BadRequest, ConnectionLost, MirrorlogError, NotGranted
 from mirrorlog.wire.frames import How
 
+_AUTO_ACK: Final = "what a subscription with auto_ack gives out is settled already"
 
-class Settling:
-    """Of one subscription. `level`: the confirm level asked for; `timeout_s`: by then a settlement has ended."""
 
-    def __init__(self, hand: Unacked, *, level: int, timeout_s: float, changed: Callable[[], None]) -> None:
-        """`changed`: called when something may be given out that was kept back."""
+class SettlementSender:
+    """Sends the settlements of one subscription. `level`: the confirm level asked for; `timeout_s`: by then a
+    settlement has ended."""
+
+    def __init__(
+        self, unacked: Unacked, *, level: int, timeout_s: float, auto_ack: bool, changed: Callable[[], None]
+    ) -> None:
+        """`auto_ack`: nothing is left to settle. `changed`: called when something may be given out that was kept
+        back."""
         self._loop = asyncio.get_running_loop()
-        self._hand = hand
+        self._unacked = unacked
         self._level = level
+        self._auto_ack = auto_ack
         self._timeout_s = timeout_s
         self._changed = changed
-        self._gathering = Gathering()
+        self._pending = UnsentSettlements()
         self._unanswered: dict[Settlement, None] = {}
-        self._session: Session | None = None
+        self._session: GrantSession | None = None
         self._flush_due = False
         self._deadline: asyncio.TimerHandle | None = None
         self._again: asyncio.TimerHandle | None = None
-        self._backoff = Backoff(random.random)
+        # Since the last confirm.
+        self._backoff: Backoff | None = None
         self._drained: dict[asyncio.Future[None], None] = {}
         self._failure: MirrorlogError | None = None
-        # Why nothing is settled any more.
-        self._over: MirrorlogError | None = None
+        # Why nothing is settled, or not any more.
+        self._over: MirrorlogError | None = BadRequest(_AUTO_ACK) if auto_ack else None
 
     # --- settling ---
 
-    def settle(
+    async def settle(
         self, granted: Granted, first: int, following: int, how: How, *, delay_ms: int, multiple: bool
-    ) -> list[Settlement]:
-        """Those that it leaves with; at once or when the loop turns. Raises NotGranted, or why it is over."""
-        if self._over is not None:
-            raise type(self._over)(self._over.message, **self._over.details)
-        kind = Kind(granted.session, granted.epoch, how, delay_ms)
-        deadline = self._loop.time() + self._timeout_s
-        if multiple:
-            parts = self._hand.settle_up_to(granted, following)
-            if not parts:
-                raise NotGranted(f"what was given out up to queue offset {following - 1} was settled before")
-            left = {self._gathering.add(kind, each, *cut, deadline=deadline): None for each, cut in parts}
-            settlements = list(left)
-        else:
-            if how != How.EXTEND:
-                self._hand.settle(granted, first, following)
-            settlements = [self._gathering.add(kind, granted, first, following, deadline=deadline)]
-        if kind.session != self._hand.session:
-            self._flush()  # it may concern what is given out next
-        elif not self._flush_due:
-            self._leave_soon()
-        return settlements
-
-    async def ended(self, settlements: list[Settlement], of: Range | None = None) -> None:
-        """Wait until they have, each by its deadline. Raises the first error among them. `of`: which of their records
-        is asked about; all of them without."""
+    ) -> None:
+        """Settle these records, with all that was given out before them if `multiple`, and wait until that has ended,
+        by its deadline. Raises the first error of them; NotGranted, BadRequest, or why nothing is settled any more."""
+        settlements = self.add(granted, first, following, how, delay_ms=delay_ms, multiple=multiple)
+        of = None if multiple else (first, following)
         waiters: list[asyncio.Future[None]] = []
         for each in settlements:
             if each.done:
                 each.hear(of)
-                continue
-            waiter: asyncio.Future[None] = self._loop.create_future()
-            each.listen(partial(_resolve, waiter), of)
-            waiters.append(waiter)
+            else:
+                waiter: asyncio.Future[None] = self._loop.create_future()
+                each.hear(of, waiter)
+                waiters.append(waiter)
         for waiter in waiters:
             await waiter
         for each in settlements:
+            if each.error is None:
+                continue
             error = each.error if of is None else each.error_of(*of)
             if error is not None:
                 raise type(error)(error.message, **error.details)
 
+    def add(
+        self, granted: Granted, first: int, following: int, how: How, *, delay_ms: int, multiple: bool
+    ) -> list[Settlement]:
+        """Those that it leaves with; at once or when the loop turns. Raises as `settle`."""
+        if self._over is not None:
+            raise type(self._over)(self._over.message, **self._over.details)
+        if delay_ms:
+            check_delay(delay_ms)
+        kind = SettlementKind(granted.session, granted.epoch, how, delay_ms)
+        deadline = self._loop.time() + self._timeout_s
+        if multiple:
+            parts = self._unacked.settle_up_to(granted, following)
+            if not parts:
+                raise NotGranted(f"what was given out up to queue offset {following - 1} was settled before")
+            left = {self._pending.add(kind, each, *cut, deadline=deadline): None for each, cut in parts}
+            settlements = list(left)
+        else:
+            if how != How.EXTEND:
+                self._unacked.settle(granted, first, following)
+            settlements = [self._pending.add(kind, granted, first, following, deadline=deadline)]
+        if kind.session != self._unacked.session:
+            self._flush()  # it may concern what is given out next
+        elif not self._flush_due:
+            self._flush_due = True
+            self._loop.call_soon(self._flush)
+        return settlements
+
+    def check_used(self) -> None:
+        """Raises BadRequest where there is nothing to settle."""
+        if self._auto_ack:
+            raise BadRequest(_AUTO_ACK)
+
     async def drained(self) -> None:
         """Wait until everything settled so far has ended, well or not."""
-        while self._gathering or self._unanswered:
+        while self._pending or self._unanswered:
             waiter: asyncio.Future[None] = self._loop.create_future()
             self._drained[waiter] = None
             try:
@@ -106,7 +138,7 @@ class Settling:
 
     # --- sessions ---
 
-    def resumed(self, session: Session) -> None:
+    def resumed(self, session: GrantSession) -> None:
         """There is a session: what is unanswered is told again, before anything is given out that it concerns."""
         self._session = session
         again, void = resumed(list(self._unanswered), epoch=session.epoch)
@@ -138,23 +170,20 @@ class Settling:
 
     # --- inside ---
 
-    def _leave_soon(self) -> None:
-        if not self._flush_due:
-            self._flush_due = True
-            self._loop.call_soon(self._flush)
-
     def _flush(self) -> None:
         self._flush_due = False
-        for each in self._gathering.take():
+        for each in self._pending.take():
             self._unanswered[each] = None
-            if each.kind.session != self._hand.session:
+            if each.kind.session != self._unacked.session:
                 self._keep_back(each)
             self._send(each)
-        self._arm()
+        if self._deadline is None:
+            self._arm()
 
     def _keep_back(self, settlement: Settlement) -> None:
         if settlement.kind.how in FINAL:
-            self._hand.withhold(settlement, settlement.ranges)
+            settlement.kept_back = True
+            self._unacked.withhold(settlement, settlement.ranges)
 
     def _send_unsent(self) -> None:
         self._again = None
@@ -167,7 +196,7 @@ class Settling:
         if session is None:
             return
         kind = settlement.kind
-        again = kind.session != self._hand.session
+        again = kind.session != self._unacked.session
         settlement.told_again = settlement.told_again or again
         try:
             session.connection.settle(
@@ -186,24 +215,24 @@ class Settling:
         else:
             settlement.sent = True
 
-    def _answered(self, settlement: Settlement, session: Session, error: MirrorlogError | None) -> None:
+    def _answered(self, settlement: Settlement, session: GrantSession, error: MirrorlogError | None) -> None:
         if settlement.done:
             return
         if error is not None and session is not self._session:
             settlement.last_error = error  # it was told again since, or will be
             return
-        verdict = judged(settlement, error, session=self._hand.session)
-        if verdict in (Verdict.CONFIRMED, Verdict.VOID):
-            self._backoff.reset()
+        verdict = judged(settlement, error, session=self._unacked.session)
+        if verdict in (Judgement.CONFIRMED, Judgement.VOID):
+            self._backoff = None
             self._end(settlement, settlement.confirmed())
-        elif verdict is Verdict.FAILED:
+        elif verdict is Judgement.FAILED:
             assert error is not None
             if settlement.goes_on(error):
                 self._send(settlement)
             else:
                 self._end(settlement, settlement.failed(error))
-        elif verdict in (Verdict.AGAIN, Verdict.LOGGED):
-            settlement.logged = settlement.logged or verdict is Verdict.LOGGED
+        elif verdict in (Judgement.AGAIN, Judgement.LOGGED):
+            settlement.logged = settlement.logged or verdict is Judgement.LOGGED
             self._try_again()
         else:
             assert error is not None
@@ -211,6 +240,7 @@ class Settling:
 
     def _try_again(self) -> None:
         if self._again is None:
+            self._backoff = self._backoff or Backoff(random.random)
             self._again = self._loop.call_later(self._backoff.next_s(), self._send_unsent)
 
     def _end(self, settlement: Settlement, error: MirrorlogError | None) -> None:
@@ -219,19 +249,21 @@ class Settling:
         if error is not None:
             if settlement.kind.how != How.EXTEND:
                 for part in settlement.left():
-                    self._hand.reopen(*part)
+                    self._unacked.reopen(*part)
             self._failure = self._failure or settlement.unheard()
-        known = settlement.not_settled
-        if self._hand.release(settlement, settled=error is None or known is not None, but=known or ()):
-            self._changed()
+        if settlement.kept_back:
+            known = None if error is None else settlement.not_settled
+            if self._unacked.release(settlement, settled=error is None or known is not None, but=known or ()):
+                self._changed()
         settlement.end(error)
-        if not self._unanswered and not self._gathering:
+        if self._drained and not self._unanswered and not self._pending:
             for waiter in self._drained:
-                _resolve(waiter, None)
+                if not waiter.done():
+                    waiter.set_result(None)
 
     def _arm(self) -> None:
         oldest = next(iter(self._unanswered), None)
-        if self._deadline is None and oldest is not None:
+        if oldest is not None:
             self._deadline = self._loop.call_at(oldest.deadline, self._expire)
 
     def _expire(self) -> None:
@@ -242,8 +274,3 @@ class Settling:
                 break
             self._end(each, each.given_up("its deadline came"))
         self._arm()
-
-
-def _resolve(waiter: asyncio.Future[None], _: MirrorlogError | None) -> None:
-    if not waiter.done():
-        waiter.set_result(None)

@@ -1,8 +1,8 @@
-"""Settlements on their way: gathered, sent together, sent again where that may help, ended by their deadline. Pure.
+"""Settlements on their way: collected, sent together, sent again where that may help, ended by their deadline. Pure.
 
 What a user settles in one turn of the loop leaves in one frame for each (session, what is done, delay), with ranges
 that touch joined. A frame counts as a whole or not at all, so what was refused, or settles for good, is sent again as
-it was. A return is not, once its master has logged it: the record may be in the same hand again by then, and that
+it was. A return is not, once its master has logged it: the same consumer may have the record again by then, and that
 delivery would go back, and be counted. Its confirm is waited for by a frame without ranges. For the same reason a later
 master is told of it once, however many follow.
 
@@ -13,13 +13,15 @@ by themselves with the session that had them, which is what was asked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from enum import Enum
+from itertools import chain
 from typing import Final, NamedTuple
 
 from mirrorlog.attempts import leaves_doubt, outcome_of
 from mirrorlog.client.connection.masters import MOVED, REPLACED_PERHAPS
-from mirrorlog.client.subscription.unacked import RANGES_MAX, Granted, Range, common, count, flat, joined, without
+from mirrorlog.client.producer.batch import EndWaiter
+from mirrorlog.client.subscription.unacked import RANGES_MAX, Granted, Range, common, count, joined, without
 from mirrorlog.errors import (
     ConnectionLost,
     FlushDiskTimeout,
@@ -41,11 +43,9 @@ FINAL: Final = frozenset({How.ACK, How.DEAD})
 _LATE: Final = (FlushSlaveTimeout, FlushDiskTimeout, SlaveNotAvailable)
 """It is logged, and its confirm did not come in time."""
 
-Listener = Callable[[MirrorlogError | None], None]
 
-
-class Kind(NamedTuple):
-    """What may travel in one frame. `session`: see `Granted`; `how`: see `frames.How`.
+class SettlementKind(NamedTuple):
+    """What settlements share that travel in one frame. `session`: see `Granted`; `how`: see `frames.How`.
 
     A named tuple because one is made for each record that is settled.
     """
@@ -57,19 +57,20 @@ class Kind(NamedTuple):
 
 
 class Settlement:
-    """One frame. `parts`: what it settles of which grant; `deadline`: of the loop's clock. `logged`: by the present
-    master, whose copies have not confirmed it yet; `told_again`: to another session than its own."""
+    """The settlements of one frame. `parts`: what it settles of which grant; `deadline`: of the loop's clock. `logged`:
+    by the present master, whose copies have not confirmed it yet; `told_again`: to another session than its own;
+    `kept_back`: its records are given to nobody until it has ended."""
 
     __slots__ = (
-        "_listeners", "_otherwise", "_ranges",
-        "deadline", "done", "error", "heard", "heard_of", "kind", "last_error", "logged", "parts", "sent", "told_again",
-        "unknown",
+        "_otherwise", "_ranges", "_waiters",
+        "deadline", "done", "error", "heard", "heard_of", "kept_back", "kind", "last_error", "logged", "parts", "sent",
+        "told_again", "unknown",
     )  # fmt: skip
 
-    def __init__(self, kind: Kind, deadline: float) -> None:
+    def __init__(self, kind: SettlementKind, deadline: float, *parts: tuple[Granted, int, int]) -> None:
         self.kind = kind
         self.deadline = deadline
-        self.parts: list[tuple[Granted, int, int]] = []
+        self.parts = list(parts)
         self.done = False
         self.error: MirrorlogError | None = None
         # Whether somebody has heard, or will, how it ended; and those of its records of which somebody will.
@@ -80,25 +81,30 @@ class Settlement:
         self.unknown = False
         self.logged = False
         self.told_again = False
+        self.kept_back = False
         self.last_error: MirrorlogError | None = None
         self._ranges: list[Range] | None = None
         # What was answered so far, when that did not name all.
         self._otherwise: SettledOtherwise | None = None
-        self._listeners: list[Listener] = []
+        self._waiters: list[EndWaiter] = []
 
     @property
     def ranges(self) -> list[Range]:
         """Joined; asked for when nothing is added any more."""
         if self._ranges is None:
-            self._ranges = joined((first, following) for _, first, following in self.parts)
+            parts = self.parts
+            self._ranges = [parts[0][1:]] if len(parts) == 1 else joined(part[1:] for part in parts)
         return self._ranges
 
     @property
     def flat_ranges(self) -> list[int]:
         """As a frame has them: what an answer has not told yet; none once it is only its confirm that is asked for."""
-        untold = self._otherwise and self._otherwise.untold
-        ranges = self.ranges if not untold else [cut for each in self.ranges for cut in common(*each, [untold])]
-        return [] if self.logged else flat(ranges)
+        if self.logged:
+            return []
+        ranges = self.ranges
+        if self._otherwise is not None and (untold := self._otherwise.untold) is not None:
+            ranges = [cut for each in ranges for cut in common(*each, [untold])]
+        return list(chain.from_iterable(ranges))
 
     def add(self, granted: Granted, first: int, following: int) -> None:
         """More of the same kind. What follows the last part is joined with it at once."""
@@ -109,18 +115,15 @@ class Settlement:
                 return
         self.parts.append((granted, first, following))
 
-    def listen(self, listener: Listener, of: Range | None = None) -> None:
-        """`listener` is called once, with None or the error that it ended with. `of`: it hears of these records alone,
-        see `error_of`."""
-        self.hear(of)
-        self._listeners.append(listener)
-
-    def hear(self, of: Range | None) -> None:
-        """Somebody will hear how it ends, or what these records of it end with."""
+    def hear(self, of: Range | None = None, waiter: EndWaiter | None = None) -> None:
+        """Somebody will hear how it ends, or what these records of it end with (`error_of`). `waiter`: is told once, by
+        `end`."""
         if of is None:
             self.heard = True
         else:
             self.heard_of.append(of)
+        if waiter is not None:
+            self._waiters.append(waiter)
 
     def error_of(self, first: int, following: int) -> MirrorlogError | None:
         """What these records of it ended with: one that is settled otherwise, or somebody else's, fails, and not what
@@ -154,11 +157,12 @@ class Settlement:
         return next((error for cut in parts if (error := self.error_of(*cut)) is not None), None)
 
     def end(self, error: MirrorlogError | None) -> None:
-        """Tell whoever listens."""
+        """Tell whoever waits."""
         self.done, self.error = True, error
-        listeners, self._listeners = self._listeners, []
-        for listener in listeners:
-            listener(error)
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
 
     def given_up(self, why: str) -> MirrorlogError:
         """What it ends with when no answer is waited for any more, and `why` not."""
@@ -204,23 +208,24 @@ class Settlement:
         return outcome_of(error, in_doubt=self.unknown, message="the settlement may count or not")
 
 
-class Gathering:
-    """What was settled since the loop turned, by kind."""
+class UnsentSettlements:
+    """What was settled since the loop turned, by kind: not sent yet."""
 
     __slots__ = ("_closed", "_open")
 
     def __init__(self) -> None:
-        self._open: dict[Kind, Settlement] = {}
+        self._open: dict[SettlementKind, Settlement] = {}
         self._closed: list[Settlement] = []
 
     def __bool__(self) -> bool:
         return bool(self._open or self._closed)
 
-    def add(self, kind: Kind, granted: Granted, first: int, following: int, *, deadline: float) -> Settlement:
+    def add(self, kind: SettlementKind, granted: Granted, first: int, following: int, *, deadline: float) -> Settlement:
         """The settlement that it leaves with."""
         settlement = self._open.get(kind)
         if settlement is None:
-            settlement = self._open[kind] = Settlement(kind, deadline)
+            settlement = self._open[kind] = Settlement(kind, deadline, (granted, first, following))
+            return settlement
         settlement.add(granted, first, following)
         if len(settlement.parts) >= RANGES_MAX:
             self._closed.append(self._open.pop(kind))
@@ -233,7 +238,7 @@ class Gathering:
         return taken
 
 
-class Verdict(Enum):
+class Judgement(Enum):
     """What an answer means to the settlement that it came to."""
 
     CONFIRMED = "confirmed"
@@ -247,22 +252,22 @@ class Verdict(Enum):
     VOID = "void"
 
 
-def judged(settlement: Settlement, error: MirrorlogError | None, *, session: int) -> Verdict:
+def judged(settlement: Settlement, error: MirrorlogError | None, *, session: int) -> Judgement:
     """`session`: the present one. What was tried is noted in the settlement."""
     settlement.sent = False
     if error is None:
-        return Verdict.CONFIRMED
+        return Judgement.CONFIRMED
     settlement.last_error = error
     settlement.unknown = settlement.unknown or leaves_doubt(error)
     if isinstance(error, NotGranted) and settlement.kind.session != session and settlement.kind.how not in FINAL:
-        return Verdict.VOID
+        return Judgement.VOID
     if isinstance(error, (*MOVED, NoSuchSubscription)):
-        return Verdict.MOVED
+        return Judgement.MOVED
     if isinstance(error, _LATE) and settlement.kind.how not in FINAL:
-        return Verdict.LOGGED
+        return Judgement.LOGGED
     if isinstance(error, (*REPLACED_PERHAPS, Overloaded)):
-        return Verdict.AGAIN
-    return Verdict.AGAIN if isinstance(error, OutcomeUnknown) and settlement.kind.how in FINAL else Verdict.FAILED
+        return Judgement.AGAIN
+    return Judgement.AGAIN if isinstance(error, OutcomeUnknown) and settlement.kind.how in FINAL else Judgement.FAILED
 
 
 def resumed(settlements: Iterable[Settlement], *, epoch: int) -> tuple[list[Settlement], list[Settlement]]:

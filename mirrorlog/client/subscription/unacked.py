@@ -1,4 +1,4 @@
-"""What a subscription has in hand: records granted to it, given out to its user or not yet, and not settled. Pure.
+"""A subscription's unacknowledged records: granted to it, given out to its user or not yet, and not settled. Pure.
 
 A grant is a stretch of one batch, so this holds a few numbers per grant. Who settles in order, or whole grants, moves a
 number; only who settles out of order pays a byte for each record of that grant.
@@ -81,7 +81,7 @@ def count(ranges: Iterable[Range]) -> int:
 
 
 class Granted:
-    """Records `first` up to `next` under one grant; those below `given` were given out.
+    """A grant: records `first` up to `next`, of which those below `given` were given out.
 
     `session`: the number of the subscribing that it came under, `epoch`: of that; `source`: where its bytes are, for
     whoever gives them out. `number`: by when the first of it was given out; `peers`: grants of its session of which
@@ -121,18 +121,15 @@ class Granted:
         self._floor = first
         self._marks: bytearray | None = None
 
-    @property
-    def unsettled(self) -> int:
-        """How many records were given out and are not settled."""
-        return self.given - self.first - self._settled
-
-    def settle(self, first: int, following: int) -> None:
-        """Mark records that were given out. Raises NotGranted when one of them is settled already."""
+    def settle(self, first: int, following: int) -> bool:
+        """Mark records that were given out; whether all that were are settled now. Raises NotGranted when one of them
+        is settled already."""
         if self._marks is None and first == self._floor:
             self._floor = following
         else:
             self._mark(first, following)
         self._settled += following - first
+        return self._settled == self.given - self.first
 
     def reopen(self, first: int, following: int) -> None:
         """Records that were marked are not settled after all."""
@@ -188,8 +185,8 @@ class Granted:
 
 
 class Unacked:
-    """Of one subscription. `session`: grants of another one are no longer in hand; `waiting`: what is to be given out
-    next, in order."""
+    """The unacknowledged records of one subscription. `session`: grants of another one are no longer its own;
+    `waiting`: what is to be given out next, in order."""
 
     __slots__ = ("_arrived", "_kept_back", "_number", "_out", "_withheld", "session", "waiting")
 
@@ -239,9 +236,8 @@ class Unacked:
 
     def settle(self, granted: Granted, first: int, following: int) -> None:
         """The user settles what he was given. Raises NotGranted for what was settled before."""
-        granted.settle(first, following)
-        if not granted.unsettled and granted.given >= granted.next:
-            _peers(granted).pop(granted, None)
+        if granted.settle(first, following) and granted.given >= granted.next and granted.peers is not None:
+            granted.peers.pop(granted, None)
 
     def settle_up_to(self, granted: Granted, following: int) -> list[tuple[Granted, Range]]:
         """The same with all that was given out under its session before it, and of it below `following`; what that

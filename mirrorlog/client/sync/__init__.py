@@ -5,13 +5,19 @@ with Client("127.0.0.1:7401") as client:
         producer.send(b"value", key=b"key")
 """
 
-from mirrorlog.client.sync.admin import Admin
-from mirrorlog.client.sync.client import Client
-from mirrorlog.client.sync.consumer import Consumer
-from mirrorlog.client.sync.leases import Leased
-from mirrorlog.client.sync.producer import BulkDelivery, Delivery, Producer
-from mirrorlog.client.sync.subscription import Delivered, DeliveredBatch, Subscription
-from mirrorlog.client.sync.transaction import Transaction
+from mirrorlog.client.sync.admin import BlockingAdmin as Admin
+from mirrorlog.client.sync.admin import BlockingTopology as Topology
+from mirrorlog.client.sync.client import BlockingClient as Client
+from mirrorlog.client.sync.client import BlockingLeased as Leased
+from mirrorlog.client.sync.consumer import BlockingConsumer as Consumer
+from mirrorlog.client.sync.producer import BlockingBulkDelivery as BulkDelivery
+from mirrorlog.client.sync.producer import BlockingDelivery as Delivery
+from mirrorlog.client.sync.producer import BlockingProducer as Producer
+from mirrorlog.client.sync.publisher import BlockingPublisher as Publisher
+from mirrorlog.client.sync.subscription import BlockingDelivered as Delivered
+from mirrorlog.client.sync.subscription import BlockingDeliveredBatch as DeliveredBatch
+from mirrorlog.client.sync.subscription import BlockingSubscription as Subscription
+from mirrorlog.client.sync.transaction import BlockingTransaction as Transaction
 
 __all__ = [
     "Admin",
@@ -23,6 +29,8 @@ __all__ = [
     "Delivery",
     "Leased",
     "Producer",
+    "Publisher",
     "Subscription",
+    "Topology",
     "Transaction",
 ]

@@ -26,80 +26,52 @@ milliseconds at a time (`sys.setswitchinterval`).
 
 from __future__ import annotations
 
-import ssl
-import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Final, ParamSpec, Self, TypeVar
+from typing import Any, Self
 from weakref import WeakSet
 
-from mirrorlog.attempts import outcome_of
 from mirrorlog.client import client as awaited
-from mirrorlog.client.connection.let_go import warn_unclosed
-from mirrorlog.client.consumer.tier import TierChoice
-from mirrorlog.client.sync.admin import Admin
-from mirrorlog.client.sync.caller import options_of
-from mirrorlog.client.sync.consumer import Consumer
-from mirrorlog.client.sync.leases import Leased
+from mirrorlog.client.connection.unclosed import warn_unclosed
+from mirrorlog.client.subscription.leases import ClientLeases, LeasedRecord
+from mirrorlog.client.sync.admin import BlockingAdmin
+from mirrorlog.client.sync.blocking import Calls, Face, changes, options_of
+from mirrorlog.client.sync.consumer import BlockingConsumer
 from mirrorlog.client.sync.loop_thread import LoopThread
-from mirrorlog.client.sync.producer import Producer
-from mirrorlog.client.sync.publisher import Publisher
-from mirrorlog.client.sync.subscription import Subscription
-from mirrorlog.client.sync.transaction import Transaction
-from mirrorlog.errors import ConnectionLost, MirrorlogError
-
-# Behind the deadlines of the calls themselves: they say more about what is wrong.
-_MARGIN_S: Final = 5.0
-
-_T = TypeVar("_T")
-_P = ParamSpec("_P")
+from mirrorlog.client.sync.producer import BlockingProducer
+from mirrorlog.client.sync.publisher import BlockingPublisher
+from mirrorlog.client.sync.subscription import BlockingSubscription
+from mirrorlog.client.sync.transaction import BlockingTransaction
+from mirrorlog.errors import MirrorlogError
 
 
-class Client:
+class BlockingLeasing(Face[ClientLeases]):
+    """Settles leased records."""
+
+    settle_leased = changes(ClientLeases.settle_leased)
+    extend_lease = changes(ClientLeases.extend_lease)
+
+
+class BlockingLeased(LeasedRecord[None]):
+    """A record under a lease; calls that settle it block until that is confirmed."""
+
+    __slots__ = ()
+
+
+class BlockingClient(Calls):
     """A client of one cluster; arguments as of `mirrorlog.client.Client`. The thread begins with the first call."""
 
-    def __init__(
-        self,
-        *servers: str,
-        cluster_id: str | None = None,
-        role: str = "client",
-        connect_timeout_ms: int = 5_000,
-        request_timeout_ms: int = 10_000,
-        allow_stale_reads: bool = False,
-        tls: ssl.SSLContext | None = None,
-        tiers: TierChoice = None,
-        tier_options: Mapping[str, str] | None = None,
-        user: str | None = None,
-        password: str = "",
-    ) -> None:
-        self._awaited = awaited.Client(
-            *servers,
-            cluster_id=cluster_id,
-            role=role,
-            connect_timeout_ms=connect_timeout_ms,
-            request_timeout_ms=request_timeout_ms,
-            allow_stale_reads=allow_stale_reads,
-            tls=tls,
-            tiers=tiers,
-            tier_options=tier_options,
-            user=user,
-            password=password,
-        )
-        self._awaited.kept = True
-        # A call may ask one node after the other, and find more nodes than were named.
-        tries = 2 + 2 * len(self._awaited.servers)
-        self._patience_s = tries * (connect_timeout_ms + request_timeout_ms) / 1000 + _MARGIN_S
-        self._lock = threading.Lock()
-        self._thread: LoopThread | None = None
-        self._closed = False
-        self._producers: WeakSet[Producer] = WeakSet()
-        self._subscriptions: WeakSet[Subscription] = WeakSet()
+    @options_of(awaited.Client.__init__)
+    def __init__(self, *servers: str, **options: Any) -> None:
+        super().__init__(awaited.Client(*servers, **options))
+        self._producers: WeakSet[BlockingProducer] = WeakSet()
+        self._subscriptions: WeakSet[BlockingSubscription] = WeakSet()
 
     # --- life ---
 
     def connect(self) -> Self:
         """Reach one of the servers. Raises ConnectionLost naming what each said."""
-        self.call(self._awaited.connect, what="connect")
+        self.call(self.awaited.connect, what="connect")
         return self
 
     def close(self) -> None:
@@ -115,8 +87,8 @@ class Client:
         thread: LoopThread | None = self.__dict__.get("_thread")  # unless options were refused
         if thread is None or self._closed or thread.elsewhere:
             return
-        thread.end_behind(self._awaited.close)
-        warn_unclosed(self, f"a client of {', '.join(self._awaited.servers)}")
+        thread.end_behind(self.awaited.close)
+        warn_unclosed(self, f"a client of {', '.join(self.awaited.servers)}")
 
     def __enter__(self) -> Self:
         try:
@@ -137,106 +109,69 @@ class Client:
     # --- what it is for ---
 
     @property
-    def admin(self) -> Admin:
+    def admin(self) -> BlockingAdmin:
         """Queues, offsets, positions, status."""
-        return Admin(self)
+        return BlockingAdmin(self, self.awaited.admin)
 
     @options_of(awaited.Client.producer)
-    def producer(self, queue: str, **options: Any) -> Producer:
+    def producer(self, queue: str, **options: Any) -> BlockingProducer:
         """A producer for `queue`; use it with `with`.
 
         Options as of `mirrorlog.client.Client.producer`.
         """
-        producer = Producer(self, queue, options)
+        producer = BlockingProducer(self, queue, options)
         self._producers.add(producer)
         return producer
 
-    def publisher(self, exchange: str, **options: Any) -> Publisher:
+    def publisher(self, exchange: str, **options: Any) -> BlockingPublisher:
         """A publisher to `exchange`; use it with `with`. Options as of `mirrorlog.client.Client.publisher`."""
-        return Publisher(self, lambda: self._awaited.publisher(exchange, **options), options)
+        return BlockingPublisher(self, exchange, options)
 
     @options_of(awaited.Client.consumer)
-    def consumer(self, queue: str, **options: Any) -> Consumer:
+    def consumer(self, queue: str, **options: Any) -> BlockingConsumer:
         """A reader of `queue`; use it with `with`. Options as of `mirrorlog.client.Client.consumer`."""
-        return Consumer(self, queue, options)
+        return BlockingConsumer(self, self.awaited.consumer(queue, **options))
 
     @options_of(awaited.Client.subscribe)
-    def subscribe(self, queue: str, group: str = "", **options: Any) -> Subscription:
+    def subscribe(self, queue: str, group: str = "", **options: Any) -> BlockingSubscription:
         """Records of `queue` that are pushed here, each to be settled; use it with `with`.
 
         Options as of `mirrorlog.client.Client.subscribe`.
         """
-        subscription = Subscription(self, queue, group, options)
+        subscription = BlockingSubscription(self, queue, group, options)
         self._subscriptions.add(subscription)
         return subscription
 
     @options_of(awaited.Client.transaction)
-    def transaction(self, **options: Any) -> Transaction:
+    def transaction(self, **options: Any) -> BlockingTransaction:
         """Records and acknowledgements that count together; as `mirrorlog.client.Client.transaction`, with `with`."""
         timeout_s = options.get("timeout_ms", awaited.DELIVERY_TIMEOUT_MS) / 1000
-        return Transaction(self, self._awaited.transaction(**options), timeout_s=timeout_s)
+        return BlockingTransaction(self, self.awaited.transaction(**options), longer_s=timeout_s)
 
     @options_of(awaited.Client.lease)
-    def lease(self, queue: str, group: str = "", **options: Any) -> list[Leased]:
+    def lease(self, queue: str, group: str = "", **options: Any) -> list[BlockingLeased]:
         """Records that are the caller's for a time; as `mirrorlog.client.Client.lease`."""
         wait_s = options.get("wait_ms", 0) / 1000
-        found = self.change(lambda: self._awaited.lease(queue, group, **options), what="lease", more_s=wait_s)
-        return [Leased(self, each) for each in found]
+        found = self.change(lambda: self.awaited.lease(queue, group, **options), what="lease", more_s=wait_s)
+        leasing = BlockingLeasing(self, self.awaited.leasing)
+        return [
+            BlockingLeased(
+                leasing, each.lease_receipt, each.record, redelivered=each.redelivered, attempts=each.attempts
+            )
+            for each in found
+        ]
 
     @options_of(awaited.Client.settle_receipt)
-    def settle_receipt(self, queue: str, receipt: str, **options: Any) -> bool:
+    def settle_receipt(self, *lease: Any, **options: Any) -> bool:
         """Settle a leased record by its receipt; as `mirrorlog.client.Client.settle_receipt`."""
-        return self.change(lambda: self._awaited.settle_receipt(queue, receipt, **options), what="settle_receipt")
+        return self.change(lambda: self.awaited.settle_receipt(*lease, **options), what="settle_receipt")
 
-    def extend_receipt(self, queue: str, receipt: str, lease_ms: int, *, group: str = "") -> None:
-        """Let a lease run for `lease_ms` from now on, with all records that the same `lease()` gave out, by the receipt
-        of any of them. Raises NotGranted when it is over."""
-        self.change(lambda: self._awaited.extend_receipt(queue, receipt, lease_ms, group=group), what="extend_receipt")
+    @options_of(awaited.Client.extend_receipt)
+    def extend_receipt(self, *lease: Any, **options: Any) -> None:
+        """Let a lease run on, by the receipt of any of its records; as `mirrorlog.client.Client.extend_receipt`."""
+        self.change(lambda: self.awaited.extend_receipt(*lease, **options), what="extend_receipt")
 
-    # --- for its parts ---
-
-    @property
-    def awaited(self) -> awaited.Client:
-        """The client behind it, to be used on `thread` only."""
-        return self._awaited
-
-    @property
-    def thread(self) -> LoopThread:
-        """Begun when first asked for. Raises ConnectionLost after `close` and in a forked child."""
-        thread = self._thread
-        if thread is None:
-            with self._lock:
-                if self._closed:
-                    raise ConnectionLost("the client is closed")
-                thread = self._thread = self._thread or LoopThread("mirrorlog-client")
-        return thread
-
-    def call(self, make: Callable[[], Coroutine[Any, Any, _T]], *, what: str, more_s: float = 0.0) -> _T:
-        """Run a coroutine that asks nodes on the thread; its result or error. `more_s`: how long a node may keep its
-        answer."""
-        return self.thread.run(make, timeout_s=self._patience_s + more_s, what=what)
-
-    def change(self, make: Callable[[], Coroutine[Any, Any, _T]], *, what: str, more_s: float = 0.0) -> _T:
-        """As `call`, of what changes something: when the thread is waited for in vain, or closed meanwhile, it may
-        count or not."""
-        under_way = False
-
-        async def noted() -> _T:
-            nonlocal under_way
-            under_way = True
-            try:
-                return await make()
-            except MirrorlogError:
-                under_way = False
-                raise
-
-        try:
-            return self.call(noted, what=what, more_s=more_s)
-        except MirrorlogError as error:
-            outcome = outcome_of(error, in_doubt=under_way)
-            if outcome is error:
-                raise
-            raise outcome from None
+    # --- inside ---
 
     def _end(self, error: BaseException | None) -> None:
         with self._lock:
@@ -248,13 +183,13 @@ class Client:
         try:
             # Who was interrupted is not to wait for confirms: the client abandons its producers then.
             interrupted = error is not None and not isinstance(error, Exception)
-            flushed: list[Subscription | Producer] = [] if interrupted else [*self._subscriptions, *self._producers]
-            for each in flushed:
-                _collect(failures, each.close)
             if not interrupted:
-                _collect(failures, lambda: thread.run(self._awaited.let_go.ended, timeout_s=None, what="close"))
+                flushed: list[BlockingSubscription | BlockingProducer] = [*self._subscriptions, *self._producers]
+                for each in flushed:
+                    _collect(failures, each.close)
+                _collect(failures, lambda: thread.run(self.awaited.background.ended, timeout_s=None, what="close"))
             kind = type(error) if error is not None else None
-            _collect(failures, lambda: self.call(lambda: self._awaited.__aexit__(kind, error, None), what="close"))
+            _collect(failures, lambda: self.call(lambda: self.awaited.__aexit__(kind, error, None), what="close"))
         finally:
             thread.close()
         if failures:

@@ -5,51 +5,40 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
-from functools import partial
-from types import TracebackType
-from typing import Any, Final, ParamSpec, Self, TypeVar
+from typing import Any, Self
 
-from mirrorlog.client.connection.let_go import warn_unclosed
-from mirrorlog.client.consumer import consumer as awaited_consumer
-from mirrorlog.client.consumer.consumer import enough
+from mirrorlog.client.consumer.consumer import Consumer, enough
 from mirrorlog.client.consumer.cursor import Cursor, Preview
 from mirrorlog.client.consumer.records import ConsumedBatch, ConsumedRecord
-from mirrorlog.client.sync.caller import Caller
+from mirrorlog.client.sync.blocking import MARGIN_S, Calls, ClosedFace, changes
 from mirrorlog.client.sync.loop_thread import LoopThread
 from mirrorlog.errors import ConnectionLost, MirrorlogError
 from mirrorlog.wire.messages.queues import Position
 
-# Behind the deadlines of the calls themselves: they say more about what is wrong.
-_MARGIN_S: Final = 5.0
 
-_T = TypeVar("_T")
-_P = ParamSpec("_P")
-
-
-class Consumer:
+class BlockingConsumer(ClosedFace[Consumer]):
     """Reads one queue. Made by `Client.consumer`; use it with `with`. One that is let go without `close` is closed,
     with a ResourceWarning."""
 
-    def __init__(self, client: Caller, queue: str, options: Mapping[str, Any]) -> None:
-        """Use `Client.consumer`. Raises BadRequest for a wrong option."""
-        self.queue = queue
-        self._client = client
-        self._awaited = client.awaited.consumer(queue, **options)
-        self._awaited.kept = True
+    def __init__(self, client: Calls, of: Consumer) -> None:
+        """Use `Client.consumer`."""
+        super().__init__(client, of)
+        of.kept = True
+        self.queue = of.queue
         # Held while the cursor moves, never while somebody waits for records.
         self._lock = threading.Lock()
 
     @property
     def group(self) -> str | None:
-        return self._awaited.group
+        return self._of.group
 
     # --- life ---
 
     def start(self) -> Self:
         """Find the queue and where to begin. Raises NoSuchQueue, BadRequest, ConnectionLost."""
-        self._client.call(self._awaited.start, what=f"consumer of {self.queue!r}")
+        self._client.call(self._of.start, what=f"consumer of {self.queue!r}")
         return self
 
     def close(self) -> None:
@@ -58,30 +47,20 @@ class Consumer:
         Idempotent. Commits nothing.
         """
         with self._lock, suppress(ConnectionLost):  # the client is closed, and this with it
-            self._client.call(self._awaited.close, what="close")
+            self._client.call(self._of.close, what="close")
 
-    def __del__(self) -> None:
-        """Nobody has it any more: it is closed, as of `close`, without waiting."""
-        consumer: awaited_consumer.Consumer | None = self.__dict__.get("_awaited")  # unless options were refused
-        if consumer is None or not consumer.unclosed or self._client.thread.elsewhere:
-            return
-        what = f"a consumer of queue {self.queue!r}"
-        self._client.thread.call_soon(partial(self._client.awaited.let_go.go_on, what, consumer.close))
-        warn_unclosed(self, what)
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def abandon(self) -> None:
+        """As `close`: there is nothing to wait for."""
         self.close()
+
+    def _unfinished(self) -> tuple[str, Callable[[], Coroutine[Any, Any, None]], str]:
+        return f"a consumer of queue {self.queue!r}", self._of.close, ""
 
     # --- reading ---
 
     def __iter__(self) -> Iterator[ConsumedRecord]:
         """Records in queue order, as `batches`. Leave it and come back: it goes on behind the last one given out."""
-        cursor, lock = self._awaited.cursor, self._lock
+        cursor, lock = self._of.cursor, self._lock
         while (found := self._current(cursor)) is not None:
             batch, at = found
             cursor.epoch = batch.header.epoch
@@ -110,7 +89,7 @@ class Consumer:
         until_s = time.monotonic() + timeout_ms / 1000
         while True:
             with self._lock:
-                preview = Preview(self._awaited.cursor)
+                preview = Preview(self._of.cursor)
             found = self._collect(preview, max_records, until_s)
             with self._lock:
                 if preview.claim():
@@ -120,27 +99,25 @@ class Consumer:
     def position(self) -> Position:
         """Behind the last record, or the last batch, that was given out."""
         with self._lock:
-            return self._awaited.position
+            return self._of.position
 
     @property
     def served_by(self) -> str | None:
         """The node that answered last."""
-        return self._awaited.served_by
+        return self._of.served_by
 
     def seek(self, queue_offset: int) -> None:
         """Go on at `queue_offset`, an iteration that is under way too. Raises BadRequest for one that cannot be."""
         with self._lock:
-            self._client.call(lambda: self._awaited.seek(queue_offset), what="seek")
+            self._client.call(lambda: self._of.seek(queue_offset), what="seek")
 
-    def commit(self) -> None:
-        """Store the position for the group. Raises BadRequest without a group, Refused or OutcomeUnknown."""
-        self._client.change(self._awaited.commit, what="commit")
+    commit = changes(Consumer.commit)
 
     # --- inside ---
 
     def _claim(self) -> ConsumedBatch | None:
         """The next batch, for the caller alone."""
-        cursor = self._awaited.cursor
+        cursor = self._of.cursor
         while (found := self._current(cursor)) is not None:
             batch, at = found
             with self._lock:
@@ -171,7 +148,7 @@ class Consumer:
             thread.check_open()
             with self._lock:
                 if (batch := place.current()) is not None:
-                    return batch, self._awaited.cursor.next
+                    return batch, self._of.cursor.next
                 if place.ended:
                     return None
             if not self._wait(thread, place, until_s):
@@ -183,9 +160,7 @@ class Consumer:
             thread.run(lambda: self._more(place), timeout_s=None, what=f"records of {self.queue!r}")
             return True
         left_s = max(0.0, until_s - time.monotonic())
-        return thread.run(
-            lambda: _in_time(lambda: self._more(place), left_s), timeout_s=left_s + _MARGIN_S, what="read"
-        )
+        return thread.run(lambda: _in_time(lambda: self._more(place), left_s), timeout_s=left_s + MARGIN_S, what="read")
 
     async def _more(self, place: Cursor | Preview) -> None:
         """Let the cursor hold more; on the loop, the only place where it comes to hold something."""
@@ -197,7 +172,7 @@ class Consumer:
                 return
         finally:
             self._lock.release()
-        await self._awaited.take()
+        await self._of.take()
 
 
 async def _in_time(act: Callable[[], Coroutine[Any, Any, None]], seconds: float) -> bool:

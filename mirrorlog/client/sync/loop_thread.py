@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, and calls into it that block their caller: what the sync face stands on.
+"""An event loop in a thread of its own, and calls into it that block their caller: the blocking client stands on it.
 
 A fork copies no threads: in the child every call fails at once, saying so. A caller that is interrupted (Ctrl-C) takes
 its call back with it.
@@ -26,7 +26,8 @@ _T = TypeVar("_T")
 
 
 class LoopThread:
-    """Runs from its making until `close`. Every method may be called from any thread but its own."""
+    """A thread with an event loop, from its making until `close`. Every method may be called from any thread but its
+    own."""
 
     forks: ClassVar[int] = 0
     """How many forks lie between this process and the first one that imported this module."""

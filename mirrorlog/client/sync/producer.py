@@ -4,41 +4,30 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
-from datetime import datetime
 from functools import partial
-from typing import Any, Final, ParamSpec, Self, TypeVar, Unpack
+from typing import Any, Self, TypeVar
 
 from mirrorlog.attempts import outcome_of
-from mirrorlog.client.connection.let_go import warn_unclosed
-from mirrorlog.client.producer.batch import (
-    BATCH_OVERHEAD_BYTES,
-    Headers,
-    as_headers,
-    as_timestamp_us,
-    record_size,
-)
-from mirrorlog.client.producer.deliveries import BulkDelivery as AwaitedBulkDelivery
+from mirrorlog.client.producer.batch import Receipt, Receipts
+from mirrorlog.client.producer.deliveries import BulkDelivery
 from mirrorlog.client.producer.pipeline import ProducerStats
-from mirrorlog.client.producer.receipts import Receipt, Receipts
-from mirrorlog.client.sync.caller import Caller, made
-from mirrorlog.client.sync.handoff import Bunch, Handoff
-from mirrorlog.client.sync.with_block import SyncWithBlock
-from mirrorlog.commitlog.format.attributes import Asked, asked_attributes
+from mirrorlog.client.producer.producer import Producer
+from mirrorlog.client.producer.record import BATCH_OVERHEAD_BYTES, as_headers, as_timestamp_us, record_size
+from mirrorlog.client.sync.blocking import MARGIN_S, Calls, ClosedFace, options_of
+from mirrorlog.client.sync.record_buffer import Bunch, RecordBuffer
+from mirrorlog.commitlog.format.attributes import asked_attributes
 from mirrorlog.errors import ConnectionLost, MirrorlogError, OutcomeUnknown, Overloaded, RecordTooLarge
-
-# Behind the deadlines of the calls themselves: they say more about what is wrong.
-_MARGIN_S: Final = 5.0
+from mirrorlog.wire.messages.handshake import Limits
 
 _T = TypeVar("_T")
-_P = ParamSpec("_P")
 
 
-class Delivery:
+class BlockingDelivery:
     """A record that was handed over."""
 
     __slots__ = ("_bunch", "_index", "_producer")
 
-    def __init__(self, producer: Producer, bunch: Bunch, index: int) -> None:
+    def __init__(self, producer: BlockingProducer, bunch: Bunch, index: int) -> None:
         self._producer = producer
         self._bunch = bunch
         self._index = index
@@ -55,12 +44,12 @@ class Delivery:
         return bunch.outcome(index) or self._producer.wait(bunch, index, timeout)
 
 
-class BulkDelivery:
+class BlockingBulkDelivery:
     """Records that were handed over together; as `mirrorlog.client.BulkDelivery`."""
 
     __slots__ = ("_awaited", "_producer")
 
-    def __init__(self, producer: Producer, awaited: AwaitedBulkDelivery) -> None:
+    def __init__(self, producer: BlockingProducer, awaited: BulkDelivery) -> None:
         self._producer = producer
         self._awaited = awaited
 
@@ -83,29 +72,28 @@ class BulkDelivery:
         return self._awaited.result() if self._awaited.done() else self._producer.wait_for_all(self._awaited, timeout)
 
 
-class Producer(SyncWithBlock):
+class BlockingProducer(ClosedFace[Producer]):
     """Sends records to one queue. Made by `Client.producer`; use it with `with`, from any number of threads. One that
     is let go without `close` sends what it was given, with a ResourceWarning."""
 
-    def __init__(self, client: Caller, queue: str, options: Mapping[str, Any]) -> None:
+    def __init__(self, client: Calls, queue: str, options: Mapping[str, Any]) -> None:
         """Use `Client.producer`. Raises BadRequest for a wrong option."""
         self.queue = queue
-        self._client = client
         self._delivery_s = options.get("delivery_timeout_ms", 30_000) / 1000
         self._thread = client.thread
-        self._awaited = client.call(lambda: made(lambda: client.awaited.producer(queue, **options)), what="producer")
-        self._awaited.kept = True
-        self._handover = Handoff(self._awaited, self._thread, patience_s=self._delivery_s)
+        of = client.made(lambda: client.awaited.producer(queue, **options), what="producer")
+        self._buffer = RecordBuffer(of, self._thread, patience_s=self._delivery_s)
         self._record_bytes_max = self._batch_bytes_max = 0
-        self._closed = False
+        super().__init__(client, of)
+        of.kept = True
 
     @property
     def stats(self) -> ProducerStats:
-        return self._awaited.stats
+        return self._of.stats
 
     @property
     def producer_id(self) -> int:
-        return self._awaited.producer_id
+        return self._of.producer_id
 
     # --- life ---
 
@@ -119,50 +107,27 @@ class Producer(SyncWithBlock):
         """Flush: wait until every record has ended, at most the delivery timeout. Idempotent. Raises as `flush`."""
         if not self._closed and not self._thread.elsewhere:
             self._closed = True
-            self._flush_and(self._awaited.close, what="close")
+            self._flush_and(self._of.close, what="close")
 
-    def abandon(self) -> None:
-        """Close without waiting: what was sent ends as OutcomeUnknown, what was not as Refused. Idempotent."""
-        self._closed = True
-        self._thread.call_soon(self._awaited.abandon)
-
-    def __del__(self) -> None:
-        """Nobody has it, nor a delivery of it, any more: it is closed, as of `close`, without waiting."""
-        if self.__dict__.get("_closed", True) or not self._awaited.unclosed or self._thread.elsewhere:
-            return  # its options were refused, it is closed, was never started, or is the parent process's
-        what = f"a producer for queue {self.queue!r}"
-        unended = self._awaited.unended(self._handover.waiting)
-        finish = partial(_flushed, self._handover, self._awaited.close)
-        self._thread.call_soon(partial(self._client.awaited.let_go.go_on, what, finish))
-        warn_unclosed(self, what, unended)
+    def _unfinished(self) -> tuple[str, Callable[[], Coroutine[Any, Any, None]], str]:
+        close = partial(_flushed, self._buffer, self._of.close)
+        return f"a producer for queue {self.queue!r}", close, self._of.unended(self._buffer.waiting)
 
     # --- sending ---
 
-    def send(
-        self,
-        value: bytes | None,
-        *,
-        key: bytes | None = None,
-        headers: Headers | None = None,
-        timestamp: datetime | int | None = None,
-        **asked: Unpack[Asked],
-    ) -> Receipt:
+    @options_of(Producer.send)
+    def send(self, value: bytes | None, **options: Any) -> Receipt:
         """Send one record and wait for its confirm, behind all that was handed over before.
 
         `timestamp`: event time, datetime with a zone or µs UTC; `priority`, `ttl_ms` and `delay_ms` as of
         `mirrorlog.client.Producer.send`. Raises Refused, OutcomeUnknown or BadInput.
         """
-        return self.send_nowait(value, key=key, headers=headers, timestamp=timestamp, **asked).result()
+        return self.send_nowait(value, **options).result()
 
+    @options_of(Producer.send_nowait)
     def send_nowait(
-        self,
-        value: bytes | None,
-        *,
-        key: bytes | None = None,
-        headers: Headers | None = None,
-        timestamp: datetime | int | None = None,
-        **asked: Unpack[Asked],
-    ) -> Delivery:
+        self, value: bytes | None, *, key: Any = None, headers: Any = None, timestamp: Any = None, **asked: Any
+    ) -> BlockingDelivery:
         """Hand one record over; its Delivery has the `result`. While the window is full it waits for room.
 
         Raises RecordTooLarge, BadInput; Overloaded when no room comes within the delivery timeout; ConnectionLost if
@@ -177,32 +142,27 @@ class Producer(SyncWithBlock):
         if self._closed:
             raise ConnectionLost("the producer is closed")
         self._thread.check_open()
-        return Delivery(self, *self._handover.put((value, key, pairs, timestamp_us, attributes), size))
+        return BlockingDelivery(self, *self._buffer.put((value, key, pairs, timestamp_us, attributes), size))
 
-    def send_many_nowait(
-        self, values: Any, *, keys: Any = None, headers: Any = None, timestamps: Any = None, **asked: Unpack[Asked]
-    ) -> BulkDelivery:
+    @options_of(Producer.send_many_nowait)
+    def send_many_nowait(self, values: Any, **columns: Any) -> BlockingBulkDelivery:
         """Hand over many records as columns, all or none of them; as `mirrorlog.client.Producer.send_many_nowait`.
 
         While the window has no room for all of them it waits, as `send_nowait`. Their bytes are copied when it returns.
         """
         self._check_started()
-        taken = self._in_turn(
-            lambda: self._take_many(values, keys=keys, headers=headers, timestamps=timestamps, **asked),
-            what="send_many_nowait",
-        )
-        return BulkDelivery(self, taken)
+        taken = self._in_turn(lambda: self._take_many(values, **columns), what="send_many_nowait")
+        return BlockingBulkDelivery(self, taken)
 
-    def send_many(
-        self, values: Any, *, keys: Any = None, headers: Any = None, timestamps: Any = None, **asked: Unpack[Asked]
-    ) -> Receipts:
+    @options_of(Producer.send_many)
+    def send_many(self, values: Any, **columns: Any) -> Receipts:
         """Send many records as columns and wait for their confirms; as `mirrorlog.client.Producer.send_many`."""
         self._check_started()
         self._thread.check_open()
 
         async def in_turn() -> Receipts:
-            await self._handover.taken()
-            return await self._awaited.send_many(values, keys=keys, headers=headers, timestamps=timestamps, **asked)
+            await self._buffer.taken()
+            return await self._of.send_many(values, **columns)
 
         return self._told(in_turn, timeout_s=None, what="send_many")
 
@@ -211,21 +171,21 @@ class Producer(SyncWithBlock):
 
         Raises the first error since the last flush that nobody has heard of.
         """
-        self._flush_and(self._awaited.flush, what="flush")
+        self._flush_and(self._of.flush, what="flush")
 
     def wait(self, bunch: Bunch, index: int, timeout_s: float | None) -> Receipt:
         """For its deliveries: wait until a record has ended."""
-        patience_s = self._delivery_s + _MARGIN_S
+        patience_s = self._delivery_s + MARGIN_S
         return self._told(
             lambda: bunch.ended(index, patience_s=patience_s), timeout_s=timeout_s, what="the record's confirm"
         )
 
-    def wait_for_all(self, delivery: AwaitedBulkDelivery, timeout_s: float | None) -> Receipts:
+    def wait_for_all(self, delivery: BulkDelivery, timeout_s: float | None) -> Receipts:
         """For its bulk deliveries: wait until all of one has ended."""
 
         async def ended() -> Receipts:
             try:
-                async with asyncio.timeout(self._delivery_s + _MARGIN_S):
+                async with asyncio.timeout(self._delivery_s + MARGIN_S):
                     return await delivery
             except TimeoutError:
                 raise OutcomeUnknown("the records have not ended behind their deadline; they may be stored") from None
@@ -251,23 +211,21 @@ class Producer(SyncWithBlock):
             raise outcome
         return outcome
 
-    async def _take_many(self, values: Any, **columns: Any) -> AwaitedBulkDelivery:
+    async def _take_many(self, values: Any, **columns: Any) -> BulkDelivery:
         """Once there is room. Raises Overloaded when none comes within the delivery timeout."""
         give_up_at = asyncio.get_running_loop().time() + self._delivery_s
         while True:
             try:
-                return self._awaited.send_many_nowait(values, **columns)
+                return self._of.send_many_nowait(values, **columns)
             except Overloaded as full:
                 try:
                     async with asyncio.timeout_at(give_up_at):
-                        await self._awaited.room()
+                        await self._of.room()
                 except TimeoutError:
                     raise full from None
 
-    async def _start(self) -> Any:
-        await self._awaited.start()
-        connection, _ = await self._client.awaited.master_of(self.queue)
-        return connection.welcome.limits
+    async def _start(self) -> Limits:
+        return (await self._of.start()).limits
 
     def _check_started(self) -> None:
         # The producer behind this one would say how it is started itself.
@@ -291,21 +249,19 @@ class Producer(SyncWithBlock):
         """
 
         async def in_turn() -> _T:
-            await self._handover.taken()
+            await self._buffer.taken()
             return await make()
 
         return self._thread.run(in_turn, timeout_s=None, what=what)
 
     def _flush_and(self, make: Callable[[], Coroutine[Any, Any, None]], *, what: str) -> None:
-        """In turn. Raises what a record handed over before was refused with, if nothing else and nobody has heard."""
-
-        self._thread.run(lambda: _flushed(self._handover, make), timeout_s=None, what=what)
+        self._thread.run(lambda: _flushed(self._buffer, make), timeout_s=None, what=what)
 
 
-async def _flushed(handover: Handoff, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
+async def _flushed(buffer: RecordBuffer, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """`make`, a flush, behind what was handed over before. Raises what a record of that was refused with, if nothing
     else, and nobody has heard."""
-    await handover.taken()
+    await buffer.taken()
     await make()
-    if (refused := handover.take_refused()) is not None:
+    if (refused := buffer.take_refused()) is not None:
         raise refused

@@ -12,183 +12,70 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import Any, Final, Self
 
-from mirrorlog.client.connection.let_go import warn_unclosed
-from mirrorlog.client.consumer.records import ConsumedBatch, ConsumedRecord, Views
-from mirrorlog.client.subscription import delivered as awaited
-from mirrorlog.client.subscription import subscription as awaited_subscription
-from mirrorlog.client.sync.caller import Caller, made
-from mirrorlog.client.sync.given_record import SyncGivenRecord
-from mirrorlog.client.sync.with_block import SyncWithBlock
+from mirrorlog.client.consumer.records import ConsumedRecord
+from mirrorlog.client.subscription.delivered import DeliveredRecord, DeliveredStretch
+from mirrorlog.client.subscription.subscription import Subscription
+from mirrorlog.client.subscription.unacked import Granted
+from mirrorlog.client.sync.blocking import MARGIN_S, Calls, ClosedFace, options_of
 from mirrorlog.errors import MirrorlogError
+from mirrorlog.wire.frames import How
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-
-# Behind the deadlines of the calls themselves: they say more about what is wrong.
-_MARGIN_S: Final = 5.0
 # Records that cross together.
 _BUNCH_MAX: Final = 256
 
-_T = TypeVar("_T")
+_Crossed = deque[tuple[Granted, ConsumedRecord]]
 
 
-class Settleable:
-    """Records that their user decides about, once; as `mirrorlog.client.subscription.delivered.Settleable`."""
-
-    __slots__ = ("_awaited", "_subscription")
-
-    def __init__(self, subscription: Subscription, of: awaited.Settleable) -> None:
-        self._subscription = subscription
-        self._awaited = of
-
-    @property
-    def awaited(self) -> awaited.Settleable:
-        """What is behind it, to be used on the client's thread only."""
-        return self._awaited
-
-    @property
-    def offset(self) -> int:
-        """The queue offset of the first, or only, record."""
-        return self._awaited.offset
-
-    @property
-    def redelivered(self) -> bool:
-        return self._awaited.redelivered
-
-    @property
-    def attempts(self) -> int:
-        return self._awaited.attempts
-
-    def ack(self, multiple: bool = False) -> None:
-        """Done. Returns when that is confirmed at the subscription's level."""
-        self._subscription.settle(lambda: self._awaited.ack(multiple))
-
-    def ack_nowait(self, multiple: bool = False) -> None:
-        """The same without waiting; `flush` tells what became of it."""
-        self._subscription.settle_nowait(lambda: self._awaited.ack_nowait(multiple))
-
-    def nack(self, requeue: bool = True, *, delay_ms: int = 0, multiple: bool = False) -> None:
-        """Not done: it comes again, after `delay_ms`, and that is counted. Without `requeue` it is dead."""
-        self._subscription.settle(lambda: self._awaited.nack(requeue, delay_ms=delay_ms, multiple=multiple))
-
-    def nack_nowait(self, requeue: bool = True, *, delay_ms: int = 0, multiple: bool = False) -> None:
-        """The same without waiting."""
-        self._subscription.settle_nowait(
-            lambda: self._awaited.nack_nowait(requeue, delay_ms=delay_ms, multiple=multiple)
-        )
-
-    def reject(self) -> None:
-        """Dead: a dead letter, if the queue has a place for them."""
-        self._subscription.settle(self._awaited.reject)
-
-    def release(self, *, delay_ms: int = 0) -> None:
-        """It comes again, as if it had not been seen."""
-        self._subscription.settle(lambda: self._awaited.release(delay_ms=delay_ms))
-
-    def extend(self) -> None:
-        """The time begins anew after which the node takes it for forgotten."""
-        self._subscription.settle(self._awaited.extend)
-
-    def __repr__(self) -> str:
-        return repr(self._awaited)
-
-
-class Delivered(SyncGivenRecord, Settleable):
-    """A record that was given out; as `mirrorlog.client.Delivered`."""
+class BlockingDelivered(DeliveredRecord[None]):
+    """A record that was given out; calls that settle it block until that is confirmed."""
 
     __slots__ = ()
-    _awaited: awaited.Delivered
 
 
-class DeliveredBatch(Settleable):
-    """Records of one batch that were given out together; as `mirrorlog.client.DeliveredBatch`."""
+class BlockingDeliveredBatch(DeliveredStretch[None]):
+    """Records of one batch that were given out together; calls that settle them block until that is confirmed."""
 
     __slots__ = ()
-    _awaited: awaited.DeliveredBatch
-
-    def __len__(self) -> int:
-        """Records."""
-        return len(self._awaited)
-
-    @property
-    def batch(self) -> ConsumedBatch:
-        return self._awaited.batch
-
-    @property
-    def next(self) -> int:
-        """The queue offset behind the last record."""
-        return self._awaited.next
-
-    @property
-    def values(self) -> Views:
-        return self._awaited.values
-
-    @property
-    def keys(self) -> Views:
-        return self._awaited.keys
-
-    def records(self) -> Iterator[ConsumedRecord]:
-        """The records as objects of their own; they are settled together, by this."""
-        return self._awaited.records()
-
-    def to_arrow(self) -> pa.RecordBatch:
-        """As of `ConsumedBatch`."""
-        return self._awaited.to_arrow()
 
 
-class Subscription(SyncWithBlock):
+class BlockingSubscription(ClosedFace[Subscription]):
     """Of one queue's group. Made by `Client.subscribe`; use it with `with`, from any number of threads: each record
     goes to one of them. One that is let go without `close` is closed, with a ResourceWarning."""
 
-    def __init__(self, client: Caller, queue: str, group: str, options: Mapping[str, Any]) -> None:
+    def __init__(self, client: Calls, queue: str, group: str, options: Mapping[str, Any]) -> None:
         """Use `Client.subscribe`. Raises BadRequest for a wrong option."""
         self.queue = queue
         self.group = group
-        self._client = client
         self._thread = client.thread
-        self._settle_s = options.get("settle_timeout_ms", 30_000) / 1000
-        self._awaited: awaited_subscription.Subscription = client.call(
-            lambda: made(lambda: client.awaited.subscribe(queue, group, **options)), what="subscribe"
-        )
-        self._awaited.kept = True
-        self._crossed: deque[awaited.Delivered] = deque()
+        self._crossed: _Crossed = deque()
         # Held by whoever waits for more, so that each thread that reads has its share.
         self._reading = threading.Lock()
         self._lock = threading.Lock()
         self._acts: deque[Callable[[], None]] = deque()
         self._awake = False
         self._failure: MirrorlogError | None = None
+        of = client.made(lambda: client.awaited.subscribe(queue, group, **options), what="subscribe")
+        super().__init__(client, of, longer_s=options.get("settle_timeout_ms", 30_000) / 1000)
+        of.kept = True
 
     # --- life ---
 
     def start(self) -> Self:
         """Find the queue's master and subscribe there. Raises as `mirrorlog.client.Subscription.start`."""
-        self._client.call(self._awaited.start, what=f"subscription to {self.queue!r}")
+        self._client.call(self._of.start, what=f"subscription to {self.queue!r}")
         return self
 
     def close(self, *, requeue: bool = True) -> None:
         """Have nothing more given out, and wait until what was settled has ended; others that wait for records get
         ConnectionLost. Idempotent. `requeue`, and what it raises: as `mirrorlog.client.Subscription.close`."""
         if not self._thread.elsewhere:
-            self._patiently(lambda: self._close(requeue), what="close")
+            self._patiently(partial(_close, self._of, self._crossed, requeue=requeue), what="close")
             self._tell_failure()
 
-    def abandon(self) -> None:
-        """Close without waiting: what is settled and not confirmed ends as OutcomeUnknown. Idempotent."""
-        self._thread.call_soon(self._awaited.abandon)
-
-    def __del__(self) -> None:
-        """Nobody has it, nor a record of it, any more: it is closed, as of `close`, without waiting."""
-        awaited: awaited_subscription.Subscription | None = self.__dict__.get("_awaited")  # unless options were refused
-        if awaited is None or not awaited.unclosed or self._thread.elsewhere:
-            return
-        what = f"a subscription to queue {self.queue!r}"
-        close = partial(_close, awaited, self._crossed, requeue=True)
-        self._thread.call_soon(partial(self._client.awaited.let_go.go_on, what, close))
-        warn_unclosed(self, what)
+    def _unfinished(self) -> tuple[str, Callable[[], Coroutine[Any, Any, None]], str]:
+        return f"a subscription to queue {self.queue!r}", partial(_close, self._of, self._crossed, requeue=True), ""
 
     # --- reading ---
 
@@ -196,22 +83,22 @@ class Subscription(SyncWithBlock):
         """Records in the order of the grants. Leave it and come back: it goes on behind the last one given out."""
         return self
 
-    def __next__(self) -> Delivered:
+    def __next__(self) -> BlockingDelivered:
         """Waits for as long as none comes. Raises as reading from `mirrorlog.client.Subscription` does."""
         while True:
             with suppress(IndexError):
-                return Delivered(self, self._crossed.popleft())
+                return BlockingDelivered(self, *self._crossed.popleft())
             with self._reading:
                 if not self._crossed:
-                    self._cross(lambda: self._awaited.take(_BUNCH_MAX), timeout_s=None)
+                    self._thread.run(self._cross, timeout_s=None, what=f"records of {self.queue!r}")
 
-    def batches(self) -> Iterator[DeliveredBatch]:
+    def batches(self) -> Iterator[BlockingDeliveredBatch]:
         """Stretches of batches, each as much as was granted; for whoever does not read record by record as well."""
         while True:
-            found = self._thread.run(self._awaited.next_batch, timeout_s=None, what=f"batches of {self.queue!r}")
-            yield DeliveredBatch(self, found)
+            found = self._thread.run(self._of.reader.batch, timeout_s=None, what=f"batches of {self.queue!r}")
+            yield BlockingDeliveredBatch(self, *found)
 
-    def receive(self, max_records: int | None = None, *, timeout_ms: int) -> list[Delivered]:
+    def receive(self, max_records: int | None = None, *, timeout_ms: int) -> list[BlockingDelivered]:
         """Up to `max_records` records, fewer (perhaps none) when the time is up first; without `max_records` what comes
         first, as soon as it is there."""
         wanted = _BUNCH_MAX if max_records is None else max_records
@@ -220,23 +107,30 @@ class Subscription(SyncWithBlock):
             if len(found) < wanted and not (found and max_records is None):
                 left = None if max_records is None else wanted - len(found)
                 found += self._thread.run(
-                    lambda: self._awaited.receive(left, timeout_ms=timeout_ms),
-                    timeout_s=timeout_ms / 1000 + _MARGIN_S,
+                    lambda: self._of.reader.receive(left, timeout_ms=timeout_ms),
+                    timeout_s=timeout_ms / 1000 + MARGIN_S,
                     what="receive",
                 )
-        return [Delivered(self, each) for each in found]
+        return [BlockingDelivered(self, *each) for each in found]
 
     # --- settling ---
 
-    def settle(self, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """For what it gives out: settle it behind what was settled before, and wait until that has ended."""
-        self._patiently(make, what="the settlement's confirm")
+    @property
+    def origin(self) -> Subscription:
+        """For what it gives out: the subscription that has the grants."""
+        return self._of
 
-    def settle_nowait(self, act: Callable[[], None]) -> None:
+    @options_of(Subscription.settle)
+    def settle(self, *records: Any, **how: Any) -> None:
+        """For what it gives out: settle it behind what was settled before, and wait until that has ended."""
+        self._patiently(partial(self._of.settle, *records, **how), what="the settlement's confirm")
+
+    @options_of(Subscription.settle_nowait)
+    def settle_nowait(self, *records: Any, **how: Any) -> None:
         """For what it gives out: settle it without waiting."""
         self._thread.check_open()
         with self._lock:
-            self._acts.append(act)
+            self._acts.append(partial(self._of.settle_nowait, *records, **how))
             if not self._awake:
                 # In this order: whoever is interrupted between the two wakes it once too often.
                 self._thread.call_soon(self._act)
@@ -245,7 +139,7 @@ class Subscription(SyncWithBlock):
     def flush(self) -> None:
         """Wait until everything settled so far has ended; raises the first error, since the last flush, of what nobody
         waited for."""
-        self._patiently(self._awaited.flush, what="flush")
+        self._patiently(self._of.flush, what="flush")
         self._tell_failure()
 
     # --- inside ---
@@ -255,7 +149,7 @@ class Subscription(SyncWithBlock):
             self._act()  # who put one there may have been interrupted before the wake-up
             await make()
 
-        self._client.change(behind_acts, what=what, more_s=self._settle_s)
+        self._client.change(behind_acts, what=what, more_s=self._longer_s)
 
     def _tell_failure(self) -> None:
         """Raises what something that nobody waited for failed with before it could leave."""
@@ -264,16 +158,11 @@ class Subscription(SyncWithBlock):
         if failure is not None:
             raise failure
 
-    def _cross(
-        self, make: Callable[[], Coroutine[Any, Any, list[awaited.Delivered]]], *, timeout_s: float | None
-    ) -> None:
-        async def crossed() -> None:
-            # On the loop: whoever is interrupted while he waits loses nothing.
-            self._crossed.extend(await make())
-
-        self._thread.run(crossed, timeout_s=timeout_s, what=f"records of {self.queue!r}")
-
     # --- on the loop ---
+
+    async def _cross(self) -> None:
+        # On the loop: whoever is interrupted while he waits loses nothing.
+        self._crossed.extend(await self._of.reader.records(_BUNCH_MAX))
 
     def _act(self) -> None:
         with self._lock:
@@ -285,19 +174,11 @@ class Subscription(SyncWithBlock):
             except MirrorlogError as error:
                 self._failure = self._failure or error
 
-    async def _close(self, requeue: bool) -> None:
-        self._act()
-        await _close(self._awaited, self._crossed, requeue=requeue)
 
-
-async def _close(
-    subscription: awaited_subscription.Subscription, crossed: deque[awaited.Delivered], *, requeue: bool
-) -> None:
+async def _close(subscription: Subscription, crossed: _Crossed, *, requeue: bool) -> None:
     """What has crossed and nobody has read goes back as if it had not been seen."""
     with suppress(MirrorlogError):  # its session is over: it is nobody's already
         while crossed:
-            crossed.popleft().release_nowait()
+            granted, record = crossed.popleft()
+            subscription.settle_nowait(granted, record.queue_offset, record.queue_offset + 1, How.RELEASE)
     await subscription.close(requeue=requeue)
-
-
-__all__ = ["Delivered", "DeliveredBatch", "Subscription"]

@@ -6,8 +6,8 @@ a node that knows a newer one stores nothing. Then they are routed anew, as long
 may be stored is sent as it was. What leads nowhere is only called so by a word that is younger than the commit.
 
 After an outcome that nobody knows its queues go on under a new producer epoch: what of it is still under way then is
-refused. A return is said once: when nothing of the commit is numbered, and its answer was lost, the record may be in
-the same hand again, and would be counted twice.
+refused. A return is said once: when nothing of the commit is numbered, and its answer was lost, the same consumer may
+have the record again, and would be counted twice.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -23,19 +23,22 @@ from typing import TYPE_CHECKING, Final
 
 from mirrorlog.attempts import leaves_doubt, outcome_of
 from mirrorlog.client.connection.backoff import Backoff
-from mirrorlog.client.connection.cluster import Cluster
+from mirrorlog.client.connection.cluster import ClusterClient
+from mirrorlog.client.connection.liveness import StallWatch
 from mirrorlog.client.connection.masters import MOVED
-from mirrorlog.client.connection.metadata import check_same, is_outage
-from mirrorlog.client.connection.sightings import FoundQueue
-from mirrorlog.client.connection.stall_watch import StallWatch
-from mirrorlog.client.producer.receipts import Receipt
-from mirrorlog.client.publisher.publisher import Published
-from mirrorlog.client.publisher.routes import Routes
-from mirrorlog.client.subscription.settlements import FINAL
-from mirrorlog.client.subscription.subscription import Subscription
-from mirrorlog.client.subscription.unacked import Granted, Range, flat, joined
-from mirrorlog.commitlog.format.attributes import Attributes
-from mirrorlog.commitlog.format.body import Record, encode_batch
+from mirrorlog.client.connection.queue_metadata import FoundQueue, check_same, is_outage
+from mirrorlog.client.producer.batch import Receipt
+from mirrorlog.client.publisher.routes import PublishRoutes
+from mirrorlog.client.subscription.unacked import flat
+from mirrorlog.client.transaction.contents import (
+    RecordGroup,
+    SentRecord,
+    SettledPart,
+    grouped,
+    receipts_of,
+    routed_by,
+)
+from mirrorlog.commitlog.format.body import encode_batch
 from mirrorlog.errors import (
     BadRequest,
     BatchTooLarge,
@@ -51,12 +54,10 @@ from mirrorlog.errors import (
     Refused,
     StaleProducerEpoch,
     StaleRouting,
-    Unroutable,
 )
 from mirrorlog.wire.frames import CONFIRM_DUPLICATE, BatchReceipt, How, Transacted, settle_part, transact_payload
 from mirrorlog.wire.messages.queues import QueueInfo
 from mirrorlog.wire.names import qualified, shown, split
-from mirrorlog.wire.routing import RoutingTable
 
 if TYPE_CHECKING:
     from mirrorlog.client.connection.connection import Connection
@@ -73,7 +74,7 @@ AT_WORK_MAX: Final = 10_000
 
 @dataclass(slots=True)
 class Numbers:
-    """Of one producer id: what comes next, by queue id: (producer epoch, sequence)."""
+    """The numbers of one producer id: what comes next, by queue id: (producer epoch, sequence)."""
 
     producer_id: int = field(default_factory=lambda: secrets.randbits(63) or 1)
     following: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -94,16 +95,17 @@ class NumbersInUse:
 
 
 class Transactor:
-    """As many producer ids as commits were under way at once; where the queues of commits that ended well are, so that
-    the next one need not ask all nodes for them; and the routing that messages to exchanges went by. An error makes it
-    forget where a queue is, and not that somebody is at work with it."""
+    """What a client keeps for its transactions: as many producer ids as commits were under way at once; where the
+    queues of commits that ended well are, so that the next one need not ask all nodes for them; and the routing that
+    messages to exchanges went by. An error makes it forget where a queue is, and not that somebody is at work with it.
+    """
 
-    def __init__(self, client: Cluster) -> None:
+    def __init__(self, client: ClusterClient) -> None:
         self.client = client
         self.found: dict[str, FoundQueue] = {}
         self._idle: list[Numbers] = []
         self._committed: dict[str, None] = {}
-        self._routes: dict[str, Routes] = {}
+        self._routes: dict[str, PublishRoutes] = {}
 
     def committed(self, queues: Iterable[str]) -> None:
         """A commit to these has ended well."""
@@ -121,163 +123,11 @@ class Transactor:
         """A producer id for one commit; with `async with`."""
         return NumbersInUse(self._idle)
 
-    def routes(self, virtual_host: str) -> Routes:
+    def routes(self, virtual_host: str) -> PublishRoutes:
         """Its exchanges and bindings, as far as they are known."""
         if virtual_host not in self._routes:
-            self._routes[virtual_host] = Routes(self.client, virtual_host, closed=lambda: self.client.closed)
+            self._routes[virtual_host] = PublishRoutes(self.client, virtual_host, closed=lambda: self.client.closed)
         return self._routes[virtual_host]
-
-
-# The records of a transaction, and which batches they become: one for each queue and set of attributes. Pure.
-#
-# Where a message to an exchange goes is asked for when it is committed, and again when bindings have changed
-# meanwhile: until then it is a message, and no record of any queue. Records of one queue keep the order in which they
-# were handed over, whichever way they came to it.
-
-
-@dataclass(slots=True, eq=False)
-class Routed:
-    """A message that a transaction publishes to an exchange; where it is once that is committed."""
-
-    exchange: str
-    routing_key: str
-    mandatory: bool
-    _published: Published | None = None
-
-    def result(self) -> Published:
-        """By queue, as of `Publisher.publish`. Raises BadRequest before the commit has ended well."""
-        if self._published is None:
-            raise BadRequest("the transaction of this message is not committed")
-        return self._published
-
-    def landed(self, receipts: Mapping[str, Receipt]) -> None:
-        """It is committed; `receipts`: by queue, none when it led to none."""
-        self._published = Published(receipts)
-
-    def unroutable(self) -> Unroutable:
-        """What a mandatory one ends with that leads nowhere."""
-        exchange, key = self.exchange, self.routing_key
-        return Unroutable(
-            f"no binding of exchange {exchange!r} leads key {key!r} to a queue; nothing of the transaction was stored",
-            exchange=exchange,
-            key=key,
-        )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Sent:
-    """A record for `queue`, whose receipt is number `place` of the commit's; or a message that is `routed`."""
-
-    record: Record
-    attributes: Attributes | None
-    queue: str = ""
-    place: int = -1
-    routed: Routed | None = None
-
-
-@dataclass(slots=True)
-class Group:
-    """Records of one queue that ask for the same: a batch."""
-
-    queue: str
-    attributes: Attributes | None
-    sent: list[Sent] = field(default_factory=list)
-
-    @property
-    def records(self) -> list[Record]:
-        return [each.record for each in self.sent]
-
-
-Route = Callable[[Sent], Sequence[str]]
-"""The queues that a message leads to, each once."""
-
-
-def grouped(sent: Iterable[Sent], route: Route) -> list[Group]:
-    """The batches that these become. Raises Unroutable."""
-    groups: dict[tuple[str, Attributes | None], Group] = {}
-    for each in sent:
-        for queue in (each.queue,) if each.routed is None else route(each):
-            group = groups.setdefault((queue, each.attributes), Group(queue, each.attributes))
-            group.sent.append(each)
-    return list(groups.values())
-
-
-def routed_by(table: RoutingTable, sent: Sent) -> tuple[str, ...]:
-    """The queues, by their names within the virtual host, that a message leads to by these bindings."""
-    message, headers = sent.routed, sent.record.headers
-    assert message is not None
-    if message.exchange not in table.exchanges:
-        return ()  # that is said when it is known to be so
-    return table.route(message.exchange, message.routing_key, dict(headers) if headers else {})
-
-
-def receipts_of(
-    sent: Sequence[Sent], groups: Sequence[Group], ranges: Sequence[Callable[[int], Receipt]]
-) -> tuple[list[Receipt], dict[Routed, dict[str, Receipt]]]:
-    """Where everything is. `ranges`: of each batch, the receipt of its record number so and so. Those of what was sent,
-    in that order; those of each message to an exchange, by queue."""
-    by_place: dict[int, Receipt] = {}
-    by_message: dict[Routed, dict[str, Receipt]] = {each.routed: {} for each in sent if each.routed is not None}
-    for group, receipt in zip(groups, ranges, strict=True):
-        for index, each in enumerate(group.sent):
-            if each.routed is None:
-                by_place[each.place] = receipt(index)
-            else:
-                by_message[each.routed][group.queue] = receipt(index)
-    return [by_place[place] for place in range(len(by_place))], by_message
-
-
-# What a transaction settles: taken out of its subscriptions' hands when it is committed, and given back when it does
-# not count. Pure.
-
-
-@dataclass(slots=True, eq=False)
-class Taken:
-    """What is settled, in one way, of a subscription's grants of one session. By what it is, it keeps back its records
-    while it is under way."""
-
-    subscription: Subscription
-    session: int
-    epoch: int
-    how: How = How.ACK
-    delay_ms: int = 0
-    parts: list[tuple[Granted, int, int]] = field(default_factory=list)
-
-    @property
-    def ranges(self) -> list[Range]:
-        return joined((first, following) for _, first, following in self.parts)
-
-
-def settle(taken: Sequence[Taken]) -> None:
-    """Nobody else settles them meanwhile, and nothing of what ends is given out again. Raises NotGranted, and nothing
-    has changed then."""
-    done: list[Taken] = []
-    marked: list[tuple[Subscription, Granted, int, int]] = []
-    try:
-        for each in taken:
-            for granted, first, following in each.parts:
-                each.subscription.hand.settle(granted, first, following)
-                marked.append((each.subscription, granted, first, following))
-            if each.how in FINAL:
-                each.subscription.hand.withhold(each, each.ranges)
-            done.append(each)
-    except NotGranted:
-        for each in done:
-            if each.subscription.hand.release(each, settled=False):
-                each.subscription.wake()
-        for subscription, granted, first, following in marked:
-            subscription.hand.reopen(granted, first, following)
-        raise
-
-
-def release(taken: Sequence[Taken], *, settled: bool) -> None:
-    """The commit has ended; whether it counts."""
-    for each in taken:
-        if not settled:
-            for part in each.parts:
-                each.subscription.hand.reopen(*part)
-        if each.subscription.hand.release(each, settled=settled):
-            each.subscription.wake()
 
 
 _UNKNOWN: Final = (OutcomeUnknown, *MOVED)
@@ -297,7 +147,12 @@ class Commit:
     """One commit, from its first attempt to its end."""
 
     def __init__(
-        self, transactor: Transactor, sent: Sequence[Sent], taken: Sequence[Taken], numbers: Numbers, virtual_host: str
+        self,
+        transactor: Transactor,
+        sent: Sequence[SentRecord],
+        taken: Sequence[SettledPart],
+        numbers: Numbers,
+        virtual_host: str,
     ) -> None:
         """`virtual_host`: of the exchanges that it publishes to, and of all of its queues then; empty when it does
         not. Raises BadRequest for a queue of another one."""
@@ -309,12 +164,12 @@ class Commit:
         self._numbers = numbers
         self._named = {each.queue for each in sent if each.routed is None}
         self._named.update(each.subscription.queue for each in taken)
-        self._routes: Routes | None = transactor.routes(virtual_host) if virtual_host else None
+        self._routes: PublishRoutes | None = transactor.routes(virtual_host) if virtual_host else None
         if self._routes is not None:
             _check_host(virtual_host, self._named)
         self._loop = asyncio.get_running_loop()
         self._began_at = self._loop.time()
-        self._groups: list[Group] = []
+        self._groups: list[RecordGroup] = []
         self._queues: list[str] = []
         # The version of the routing that the groups are made by, and what the batches say of it.
         self._routed_at = -1
@@ -371,7 +226,7 @@ class Commit:
 
     def _is_in_vain(self, error: MirrorlogError) -> bool:
         """Whether to wait helps only when somebody starts a node. Who has committed there before, or has records of it
-        in hand, waits on: it may be a restart; and who may have sent something, for its answer."""
+        unacknowledged, waits on: it may be a restart; and who may have sent something, for its answer."""
         at_work = bool(self._taken) or self._transactor.at_work(self._queues)
         return is_outage(error) and not self._unknown and not at_work
 
@@ -465,18 +320,18 @@ class Commit:
         self._routed_at, self._stamp = routes.table.version, routes.stamp
         self._group_by(partial(self._routed, routes))
 
-    def _leads_nowhere(self, routes: Routes) -> bool:
+    def _leads_nowhere(self, routes: PublishRoutes) -> bool:
         """Whether some message does."""
         return any(not routed_by(routes.table, each) for each in self._sent if each.routed is not None)
 
-    def _routed(self, routes: Routes, sent: Sent) -> list[str]:
+    def _routed(self, routes: PublishRoutes, sent: SentRecord) -> list[str]:
         """Raises Unroutable."""
         queues = routed_by(routes.table, sent)
         if not queues and sent.routed is not None and sent.routed.mandatory:
             raise sent.routed.unroutable()
         return [qualified(routes.virtual_host, queue) for queue in queues]
 
-    def _group_by(self, route: Callable[[Sent], Sequence[str]]) -> None:
+    def _group_by(self, route: Callable[[SentRecord], Sequence[str]]) -> None:
         self._groups = grouped(self._sent, route)
         taken_from = [each.subscription.queue for each in self._taken]
         self._queues = list(dict.fromkeys([*(group.queue for group in self._groups), *taken_from]))
@@ -488,18 +343,18 @@ class Commit:
     async def _place(self) -> tuple[Connection, FoundQueue]:
         """The connection to the one master of all of it; numbers the batches. Raises CrossLogTransaction, NoSuchQueue,
         NotMaster, ConnectionLost, BadRequest."""
-        sightings = await self._sightings()
-        first = sightings[self._queues[0]]
-        for found in sightings.values():
+        places = await self._places()
+        first = places[self._queues[0]]
+        for found in places.values():
             self._check_together(first, found)
-        self._check_same(sightings)
+        self._check_same(places)
         if not self._batches:
-            self._encode(sightings)
+            self._encode(places)
         connection = await self._client.reach_master(first)
-        self._found.update(sightings)
+        self._found.update(places)
         return connection, first
 
-    async def _sightings(self) -> dict[str, FoundQueue]:
+    async def _places(self) -> dict[str, FoundQueue]:
         """All nodes are asked, once for all queues; no node for those of the commit before. Raises BadRequest while the
         cluster takes no transactions: software that does not know them would close the connection."""
         known = {queue: self._found[queue] for queue in self._queues if queue in self._found}
@@ -543,15 +398,15 @@ class Commit:
         exchange = next((each.routed.exchange for each in sent if each.routed is not None), "")
         return f"queue {queue!r} (to which exchange {exchange!r} leads)"
 
-    def _check_same(self, sightings: dict[str, FoundQueue]) -> None:
+    def _check_same(self, places: dict[str, FoundQueue]) -> None:
         """A queue that was deleted and declared anew is another one."""
-        for queue, found in sightings.items():
+        for queue, found in places.items():
             check_same(queue, self._infos.setdefault(queue, found.info), found.info)
 
-    def _encode(self, sightings: dict[str, FoundQueue]) -> None:
+    def _encode(self, places: dict[str, FoundQueue]) -> None:
         following = dict(self._numbers.following)
         for group in self._groups:
-            found = sightings[group.queue]
+            found = places[group.queue]
             epoch, sequence = following.get(found.queue_id, (found.producer_epoch, 0))
             batch = encode_batch(
                 group.records,
@@ -578,7 +433,7 @@ class Commit:
                         "back; commit before it is closed"
                     )
                 raise ConnectionLost(f"the subscription to queue {each.subscription.queue!r} is being resumed")
-            again = each.session != each.subscription.hand.session
+            again = each.session != each.subscription.unacked.session
             if self._unknown and each.how == How.RETURN and not again and not self._batches:
                 raise NotGranted("returns that may count are not said twice")
             found.append(

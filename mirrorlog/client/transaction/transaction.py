@@ -10,13 +10,14 @@ from __future__ import annotations
 import warnings
 from datetime import datetime
 from types import TracebackType
-from typing import Final, Self, Unpack
+from typing import Any, Final, Self, Unpack
 
-from mirrorlog.client.producer.batch import Headers, as_headers, as_timestamp_us
-from mirrorlog.client.producer.receipts import Receipt
+from mirrorlog.client.producer.batch import Receipt
+from mirrorlog.client.producer.record import Headers, as_headers, as_timestamp_us
 from mirrorlog.client.subscription.delivered import Settleable
 from mirrorlog.client.subscription.subscription import Subscription
-from mirrorlog.client.transaction.commit import Commit, Routed, Sent, Taken, Transactor, release, settle
+from mirrorlog.client.transaction.commit import Commit, Transactor
+from mirrorlog.client.transaction.contents import Routed, SentRecord, SettledPart, release, settle
 from mirrorlog.commitlog.format.attributes import Asked, asked_attributes
 from mirrorlog.commitlog.format.body import Record
 from mirrorlog.errors import BadRequest
@@ -39,8 +40,8 @@ class Transaction:
         self._level = level
         self._durability = durability
         self._timeout_ms = timeout_ms
-        self._sent: list[Sent] = []
-        self._taken: dict[tuple[int, int, int, How, int], Taken] = {}
+        self._sent: list[SentRecord] = []
+        self._taken: dict[tuple[int, int, int, How, int], SettledPart] = {}
         self._count = 0
         self._virtual_host = ""
         self._over = ""
@@ -61,7 +62,7 @@ class Transaction:
         self._check_open()
         record = Record(value, key, list(as_headers(headers)), as_timestamp_us(timestamp))
         attributes = asked_attributes(**asked) if asked else None
-        self._sent.append(Sent(record, attributes, queue, self._count))
+        self._sent.append(SentRecord(record, attributes, queue, self._count))
         self._count += 1
         return self._count - 1
 
@@ -97,25 +98,25 @@ class Transaction:
         named = routing_key.encode() if key is None else key
         record = Record(value, named, list(as_headers(headers)), as_timestamp_us(timestamp))
         routed = Routed(exchange, routing_key, mandatory)
-        self._sent.append(Sent(record, asked_attributes(**asked) if asked else None, routed=routed))
+        self._sent.append(SentRecord(record, asked_attributes(**asked) if asked else None, routed=routed))
         self._virtual_host = virtual_host
         return routed
 
-    def ack(self, delivery: Settleable) -> None:
+    def ack(self, delivery: Settleable[Any]) -> None:
         """Acknowledge a record, or a stretch of a batch, that a subscription of this client has given out. Raises
         BadRequest for one of another client."""
         self._take(delivery, How.ACK)
 
-    def nack(self, delivery: Settleable, requeue: bool = True, *, delay_ms: int = 0) -> None:
+    def nack(self, delivery: Settleable[Any], requeue: bool = True, *, delay_ms: int = 0) -> None:
         """Not done: it comes again, after `delay_ms`, and that is counted. Without `requeue` it is dead: a dead letter,
         if the queue has a place for them. Raises as `ack`, and BadRequest for a wrong delay."""
         if not 0 <= delay_ms < DELAY_MS_END:
             raise BadRequest(f"delay_ms {delay_ms} is not within 0 and {DELAY_MS_END - 1}")
         self._take(delivery, How.RETURN if requeue else How.DEAD, delay_ms if requeue else 0)
 
-    def _take(self, delivery: Settleable, how: How, delay_ms: int = 0) -> None:
+    def _take(self, delivery: Settleable[Any], how: How, delay_ms: int = 0) -> None:
         self._check_open()
-        subscription, granted, first, following = delivery.taken
+        subscription, granted, first, following = delivery.grant
         assert isinstance(subscription, Subscription), "only these give out"
         if subscription.client is not self._transactor.client:
             raise BadRequest(
@@ -123,7 +124,7 @@ class Transaction:
                 "transaction of that one"
             )
         key = id(subscription), granted.session, granted.epoch, how, delay_ms
-        taken = self._taken.setdefault(key, Taken(subscription, granted.session, granted.epoch, how, delay_ms))
+        taken = self._taken.setdefault(key, SettledPart(subscription, granted.session, granted.epoch, how, delay_ms))
         taken.parts.append((granted, first, following))
 
     # --- its end ---
@@ -152,7 +153,7 @@ class Transaction:
         return receipts
 
     async def rollback(self) -> None:
-        """Nothing of it counts; what it settled is in hand as before."""
+        """Nothing of it counts; what it settled is unacknowledged as before."""
         self._check_open()
         self._over = "was rolled back"
 

@@ -8,13 +8,11 @@ from functools import partial
 from typing import Final, TypeVar
 
 from mirrorlog.client import Client
-from mirrorlog.client.connection.bad_stretch import BadStretch, refused
 from mirrorlog.client.connection.connection import Connection
 from mirrorlog.client.connection.copies import Copies
-from mirrorlog.client.connection.metadata import check_same, is_another, is_known, not_known
-from mirrorlog.client.connection.sightings import FoundQueue
-from mirrorlog.client.connection.stall_watch import SILENCE_S, StallWatch
-from mirrorlog.client.connection.start_offsets import is_elsewhere
+from mirrorlog.client.connection.copy_refusals import DamagedRange, is_elsewhere, refused
+from mirrorlog.client.connection.liveness import SILENCE_S, StallWatch
+from mirrorlog.client.connection.queue_metadata import FoundQueue, check_same, is_another, is_known, not_known
 from mirrorlog.doors.grpc.consume_options import AppendTime, ConsumeOptions, Edge, GroupPosition, Start, Until
 from mirrorlog.doors.grpc.fetched import Fetched, FetchSource, read_fetched
 from mirrorlog.errors import (
@@ -100,13 +98,13 @@ class ConsumeReader:
         assert self._info is not None
         return [each for each in (*self._info.mirrors, self._info.master) if each not in ("", node_id)]
 
-    def _bad_there(self, queue_offset: int, error: BadBatch | LogCorrupt) -> BadStretch:
+    def _bad_there(self, queue_offset: int, error: BadBatch | LogCorrupt) -> DamagedRange:
         queue, size = self.subscription.queue, self.subscription.max_bytes
         if isinstance(error, LogCorrupt):
             return refused(queue, queue_offset, error, size=size)
-        return BadStretch(queue, queue_offset, size, error.details.get("log_offset", 0), str(error))
+        return DamagedRange(queue, queue_offset, size, error.details.get("log_offset", 0), str(error))
 
-    async def _fetch_sound(self, bad: BadStretch, epoch: int, node_id: str) -> Fetched:
+    async def _fetch_sound(self, bad: DamagedRange, epoch: int, node_id: str) -> Fetched:
         connection = await self._client.reach(await self._client.node_address(node_id))
         fetched = await self._fetch_from(connection, bad.queue_offset, epoch)
         if not fetched.places:

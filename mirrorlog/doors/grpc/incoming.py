@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from mirrorlog.client.producer.batch import as_timestamp_us
+from mirrorlog.client.producer.record import as_timestamp_us
 from mirrorlog.commitlog.format.attributes import Attributes, asked_attributes
 from mirrorlog.commitlog.format.body import Record, encode_batch
 from mirrorlog.commitlog.format.header import MAGIC, NO_PRODUCER, Buffer, read_header

@@ -14,6 +14,7 @@ import grpc
 from mirrorlog.attempts import leaves_doubt, outcome_of
 from mirrorlog.client import Client, Producer, Receipt
 from mirrorlog.client.connection.connection import Connection
+from mirrorlog.client.options import ProducerOptions
 from mirrorlog.commitlog.format.attributes import NO_ATTRIBUTES
 from mirrorlog.commitlog.format.header import HEADER_SIZE
 from mirrorlog.doors.grpc.calls import CallLogins, StreamCall, abort, as_message
@@ -166,14 +167,15 @@ class Retrying:
         self._producer = Producer(
             client,
             opening.queue,
-            level=opening.level,
-            durability=opening.durability,
-            batch_bytes=limits.max_batch_bytes - HEADER_SIZE,
-            linger_ms=0,
-            window_bytes=_NO_WINDOW_BYTES,
-            max_in_flight=_IN_FLIGHT_MAX,
-            delivery_timeout_ms=opening.delivery_timeout_ms,
-            idempotent=True,
+            ProducerOptions(
+                level=opening.level,
+                durability=opening.durability,
+                batch_bytes=limits.max_batch_bytes - HEADER_SIZE,
+                linger_ms=0,
+                window_bytes=_NO_WINDOW_BYTES,
+                max_in_flight=_IN_FLIGHT_MAX,
+                delivery_timeout_ms=opening.delivery_timeout_ms,
+            ),
         )
 
     async def __aenter__(self) -> Self:

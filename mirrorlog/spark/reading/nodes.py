@@ -11,8 +11,8 @@ from typing import Final, Self
 from mirrorlog.client import Client
 from mirrorlog.client.connection.backoff import Backoff
 from mirrorlog.client.connection.copies import ask_all
-from mirrorlog.client.connection.metadata import is_known
-from mirrorlog.client.connection.start_offsets import begin_of, newest_of, views_of
+from mirrorlog.client.connection.copy_refusals import begin_of, newest_of, views_of
+from mirrorlog.client.connection.queue_metadata import is_known
 from mirrorlog.errors import OffsetOutOfRange, PositionLost, RequestTimeout
 from mirrorlog.spark.access import NO_ACCESS, Access
 from mirrorlog.spark.plan import MASTER, QueueFacts, QueuePlace, Seen, no_such_queue

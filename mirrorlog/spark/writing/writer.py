@@ -37,7 +37,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from mirrorlog.client.options import check_timeout, parse_compression, parse_durability, parse_level
-from mirrorlog.client.producer.receipts import Receipts
+from mirrorlog.client.producer.batch import Receipts
 from mirrorlog.client.sync import BulkDelivery, Client, Producer
 from mirrorlog.errors import BadRequest, NoSuchQueue
 from mirrorlog.spark.access import NO_ACCESS, Access

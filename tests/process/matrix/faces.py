@@ -7,10 +7,7 @@ import time
 from collections.abc import AsyncGenerator
 from typing import Final
 
-from mirrorlog.client.sync import Client
-from mirrorlog.client.sync.leases import Leased
-from mirrorlog.client.sync.publisher import Publisher
-from mirrorlog.client.sync.subscription import Delivered, Subscription
+from mirrorlog.client.sync import Client, Delivered, Leased, Publisher, Subscription
 from tests.process.matrix.world import ADMIN, LONG_MS, REQUEST_MS, SOON_S, World
 
 QUEUE: Final = "sync"

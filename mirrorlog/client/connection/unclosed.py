@@ -1,4 +1,4 @@
-"""What becomes of an object that was not closed and that nobody has any more.
+"""Objects that were not closed and that nobody has any more: they warn, and what they began ends in the background.
 
 It is told, as a file tells it: a ResourceWarning names it, and what of what it had accepted has not ended. What it held
 goes back, and what it had accepted goes on, on its loop: a finalizer comes in any thread, in the midst of anything, or
@@ -37,7 +37,7 @@ def on_loop(loop: asyncio.AbstractEventLoop, act: Callable[[], object]) -> None:
             loop.call_soon_threadsafe(act)
 
 
-def said_of(waiting: int, failed: int, *, loop: asyncio.AbstractEventLoop) -> str:
+def unended_text(waiting: int, failed: int, *, loop: asyncio.AbstractEventLoop) -> str:
     """What to say of so many records that have not ended, and of so many that failed unheard; empty for none."""
     told = []
     if waiting:
@@ -52,36 +52,36 @@ def _records(number: int) -> str:
     return f"{number} records have" if number > 1 else "1 record has"
 
 
-class LetGo:
-    """What goes on for the objects of one client that nobody has any more. Used on its loop."""
+class Background:
+    """Tasks for the objects of one client that nobody has any more. Used on its loop."""
 
     def __init__(self) -> None:
-        self._going_on: dict[asyncio.Task[None], None] = {}
+        self._tasks: dict[asyncio.Task[None], None] = {}
         self._failure: MirrorlogError | None = None
 
-    def go_on(self, what: str, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def run(self, what: str, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run the coroutine that `make` gives, for `what`. It has deadlines of its own. How it fails is logged: there
         may be nobody to close the client."""
         task = asyncio.ensure_future(make())
-        self._going_on[task] = None
+        self._tasks[task] = None
         task.add_done_callback(partial(self._ended, what))
 
     async def ended(self) -> None:
         """Wait until all of it has ended. Raises the first error since the last call."""
         await asyncio.sleep(0)  # what was let go just now
-        while self._going_on:
-            await asyncio.wait(self._going_on)
+        while self._tasks:
+            await asyncio.wait(self._tasks)
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
 
     def cancel(self) -> None:
         """Whoever closes the client is not to wait."""
-        for task in self._going_on:
+        for task in self._tasks:
             task.cancel()
 
     def _ended(self, what: str, task: asyncio.Task[None]) -> None:
-        del self._going_on[task]
+        del self._tasks[task]
         error = None if task.cancelled() else task.exception()
         if error is not None or task.cancelled():
             reason = "cancelled" if error is None else str(error)

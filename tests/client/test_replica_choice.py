@@ -7,8 +7,9 @@ import socket
 import pytest
 
 from mirrorlog.client import Client
-from mirrorlog.client.consumer import consumer as consuming
-from mirrorlog.client.consumer.consumer import is_here
+from mirrorlog.client.connection.copies import Copies
+from mirrorlog.client.consumer import replica_choice
+from mirrorlog.client.consumer.replica_choice import ReplicaChoice, is_here
 from mirrorlog.errors import BadRequest
 from mirrorlog.wire.messages.queues import Metadata, NodeInfo, QueueInfo
 
@@ -52,12 +53,8 @@ async def test_a_copy_on_this_host_is_asked_before_others_and_a_mirror_before_th
         async def is_one(address: str) -> bool:
             return address in {f"{node}:1" for node in here}
 
-        monkeypatch.setattr(consuming, "is_here", is_one)
-        consumer = client.consumer("q", read_from="nearest")
-        consumer._info = info
-        wanted = consumer._wanted(info)
-        await consumer._look_nearby(wanted)
-        return sorted(wanted, key=consumer._rank)
+        monkeypatch.setattr(replica_choice, "is_here", is_one)
+        return await ReplicaChoice(client, "q", Copies(client, "q"), read_from="nearest", turn=0).in_order(info)
 
     assert await order() == ["n2", "n3", "n1"]
     assert await order("n1") == ["n1", "n2", "n3"]

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from mirrorlog.client.connection.backoff import BACKOFF_S_MAX, Backoff
-from mirrorlog.client.connection.sightings import FoundQueue, newest, settled, sightings_of
+from mirrorlog.client.connection.queue_metadata import FoundQueue, found_in, newest, settled
 from mirrorlog.wire.messages.queues import Metadata, NodeInfo, QueueInfo
 
 
@@ -19,7 +19,7 @@ def metadata(told_by: str, master: str, *, version: int = 0, epoch: int = 1) -> 
 
 
 def sighting(told_by: str, master: str, *, version: int = 0, epoch: int = 1) -> FoundQueue:
-    (found,) = sightings_of("q", [metadata(told_by, master, version=version, epoch=epoch)])
+    (found,) = found_in("q", [metadata(told_by, master, version=version, epoch=epoch)])
     return found
 
 
@@ -39,7 +39,7 @@ def test_who_knows_most_is_believed(said: list[tuple[str, str, int, int]], addre
     """Also when that one says that there is no master; by what each says, in every order."""
     for order in itertools.permutations(said):
         answers = [metadata(told_by, master, version=version, epoch=epoch) for told_by, master, version, epoch in order]
-        found = newest(sightings_of("q", answers))
+        found = newest(found_in("q", answers))
         assert (found.address if found is not None else None) == address
 
 

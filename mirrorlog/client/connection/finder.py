@@ -1,4 +1,4 @@
-"""Finder: finds queues and their masters among the nodes. Thin; `sightings` decides whom to believe.
+"""The finder asks nodes where queues and their masters are. Thin; `queue_metadata` decides whom to believe.
 
 Who looks for a queue for the first time believes the first node that names its master. Who looks again has lost that
 master, or was refused by it, and a node that is behind would send him back: so all nodes are asked, at once, and the
@@ -9,70 +9,22 @@ together: however many producers have lost their master, there is one question a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from mirrorlog.client.connection.sightings import FoundQueue, newest, settled, sightings_of
-from mirrorlog.errors import ConnectionLost, LogUnavailable, MirrorlogError, NoSuchQueue, NotCurrent, RequestTimeout
-from mirrorlog.wire.messages.queues import Metadata, QueueInfo
-
-# Whether a queue cannot be reached because all nodes that hold it are down. Pure.
-#
-# Who asks for such a queue is told at once: to wait helps only when somebody starts the node. Who was at work with it
-# already waits on, as long as he was told to: it may be a restart.
-
-
-def is_outage(error: MirrorlogError) -> bool:
-    """Whether this says so."""
-    return isinstance(error, LogUnavailable) and "since" in error.details
-
-
-def outage_of(queue: str, answers: Iterable[Metadata]) -> LogUnavailable | None:
-    """By the node that knows most of the cluster, if that says so."""
-    newest = max(answers, key=lambda answer: answer.version, default=None)
-    for outage in newest.outages if newest is not None else ():
-        if outage.name == queue:
-            return LogUnavailable(outage.reason, node=outage.node, since=outage.since_us, queue=queue)
-    return None
-
-
-# Whether a queue that is found by its name is the one that was found before, and is there still. Pure.
-#
-# A queue that was deleted, or lost, may have been declared anew under its name. It has another id, and its offsets
-# begin again: who reads on where he stood would pass over records, and who settles would settle others than he has.
-# Its incarnation is looked at beside the id: a log that lost declarations of a software that did not know how many ids
-# it had given out may give an id again.
-
-
-def check_same(queue: str, known: QueueInfo | None, found: QueueInfo) -> None:
-    """`known`: None when it is found for the first time. Raises NoSuchQueue, for good."""
-    if known is None:
-        return
-    told = known.incarnation and found.incarnation
-    if known.queue_id != found.queue_id or (told and known.incarnation != found.incarnation):
-        raise NoSuchQueue(
-            f"queue {queue!r} was deleted, and declared anew since; begin anew to have the new one",
-            queue=queue,
-            declared_anew=True,
-        )
-
-
-def ended_with_its_node(known: QueueInfo, version: int, answer: Metadata) -> bool:
-    """Whether a queue that a node described at a `version` of the cluster is no more, by the `answer` of one that knows
-    as much: it has no place. So it is of those that go with a node or a connection only. Another one's place may be
-    unknown to a node that its log has not reached: it is waited for."""
-    passing = known.arguments.get("exclusive") is True or known.arguments.get("durable") is False
-    told = version and answer.version >= version
-    return bool(passing and told) and known.name in answer.missing and known.name not in answer.placed
-
-
-def is_another(error: MirrorlogError) -> bool:
-    """Whether this says that it is another one, or is no more: asking again cannot change it."""
-    return isinstance(error, NoSuchQueue) and bool(error.details.get("declared_anew") or error.details.get("ended"))
-
+from mirrorlog.client.connection.queue_metadata import (
+    FoundQueue,
+    ended_with_its_node,
+    found_in,
+    newest,
+    outage_of,
+    settled,
+)
+from mirrorlog.errors import ConnectionLost, MirrorlogError, NoSuchQueue, RequestTimeout
+from mirrorlog.wire.messages.queues import Metadata
 
 # Asking several nodes the same: one that hangs delays nobody. Thin.
 #
@@ -89,7 +41,8 @@ Ask = Callable[[], Coroutine[Any, Any, _T]]
 
 @dataclass(slots=True)
 class Heard(Generic[_T]):
-    """`answers`: in the order in which they came; `failures`: by the number of the one who was asked."""
+    """What nodes have answered. `answers`: in the order in which they came; `failures`: by the number of the one who
+    was asked."""
 
     answers: list[_T] = field(default_factory=list)
     failures: dict[int, MirrorlogError] = field(default_factory=dict)
@@ -163,8 +116,8 @@ _UNKNOWN_S: Final = 0.5
 AskNode = Callable[[str, list[str] | None], Coroutine[Any, Any, Metadata]]
 
 
-class Nodes(Protocol):
-    """What is known of the nodes: by whoever keeps the connections to them."""
+class KnownNodes(Protocol):
+    """The nodes that are known, as whoever keeps the connections to them says."""
 
     def addresses(self) -> list[str]:
         """All that are known, the best first."""
@@ -177,9 +130,9 @@ class Nodes(Protocol):
 
 
 class Finder:
-    """Of one client."""
+    """Finds queues and their masters, for one client."""
 
-    def __init__(self, nodes: Nodes) -> None:
+    def __init__(self, nodes: KnownNodes) -> None:
         self._nodes = nodes
         # What was believed of each queue last. It only says when others need not be waited for: what counts is what
         # the nodes say now.
@@ -204,7 +157,7 @@ class Finder:
         """The queue as the node that knows most describes it. Raises NoSuchQueue, ConnectionLost, or LogUnavailable
         naming the node that is down."""
         heard = await (self._surveyed(queue) if queue in self._seen else self._first_named(queue))
-        found = newest(sightings_of(queue, heard.answers))
+        found = newest(found_in(queue, heard.answers))
         if found is None:
             if (outage := outage_of(queue, heard.answers)) is not None:
                 raise outage
@@ -220,7 +173,7 @@ class Finder:
             heard = await self._surveyed(than.queue)
         except MirrorlogError:
             return None
-        found = newest(sightings_of(than.queue, heard.answers))
+        found = newest(found_in(than.queue, heard.answers))
         if found is None or not found.replaces(than):
             return None
         self._seen[than.queue] = found
@@ -246,13 +199,13 @@ class Finder:
 
     async def _first_named(self, queue: str) -> Heard[Metadata]:
         def patience_s(answers: list[Metadata]) -> float:
-            sightings, outage = sightings_of(queue, answers), outage_of(queue, answers)
-            by_master = any(each.by_master and each.heard for each in sightings)
-            if settled(sightings, None) and (outage is None or by_master):
+            found_queues, outage = found_in(queue, answers), outage_of(queue, answers)
+            by_master = any(each.by_master and each.heard for each in found_queues)
+            if settled(found_queues, None) and (outage is None or by_master):
                 return 0.0
-            if outage is not None and any(each.address for each in sightings):
+            if outage is not None and any(each.address for each in found_queues):
                 return _UNKNOWN_S  # one that cannot hear the master calls it down; it may answer for itself
-            return _UNSETTLED_S if sightings or outage is not None else _UNKNOWN_S
+            return _UNSETTLED_S if found_queues or outage is not None else _UNKNOWN_S
 
         return await self._in_turn([queue], patience_s)
 
@@ -276,10 +229,10 @@ class Finder:
         seen = {queue: self._seen.get(queue) for queue in queues}
 
         def patience_s(answers: list[Metadata]) -> float:
-            sightings = {queue: sightings_of(queue, answers) for queue in queues}
-            if all(settled(sightings[queue], seen[queue]) for queue in queues):
+            found_queues = {queue: found_in(queue, answers) for queue in queues}
+            if all(settled(found_queues[queue], seen[queue]) for queue in queues):
                 return _SETTLED_S
-            return _UNSETTLED_S if all(sightings.values()) else _UNKNOWN_S
+            return _UNSETTLED_S if all(found_queues.values()) else _UNKNOWN_S
 
         return self._learned(await ask_nodes(self._asks(queues), patience_s))
 
@@ -297,29 +250,3 @@ def _noted(survey: asyncio.Task[Heard[Metadata]]) -> None:
     """Whoever asked may be gone; its failure is nobody's then."""
     if not survey.cancelled():
         survey.exception()
-
-
-# Whether what a node says of a queue is all that is confirmed. Pure.
-#
-# Only a master whose epoch has begun knows that (invariant 4), and only it can say of itself that it is one: a node
-# that was promoted may not have heard of it yet, and describes the queue as the mirror that it was, with less than its
-# predecessor confirmed. What others say of it does not help: they may know of the promotion before it does. Rejected:
-# to compare the versions of the cluster that nodes know (a node that has heard has not begun for that).
-
-
-def is_known(info: QueueInfo, *, told_by: str) -> bool:
-    """Whether `info.next`, as the node `told_by` gave it, is behind all that is confirmed."""
-    return info.current and info.master == told_by
-
-
-def not_known(info: QueueInfo, *, told_by: str) -> NotCurrent:
-    """What is said to who wanted to know it of that node."""
-    if told_by == info.master:
-        why = f"node {told_by} has just become master of queue {info.name!r}, or is no more"
-    elif info.master:
-        why = f"node {told_by} does not master queue {info.name!r}, as far as it has heard"
-    else:
-        why = f"nobody masters queue {info.name!r} at the moment"
-    return NotCurrent(
-        f"{why}: what is confirmed by now it cannot say; ask again, or read what one copy knows: read_from a node's id"
-    )

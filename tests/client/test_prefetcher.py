@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from mirrorlog.client.consumer.prefetcher import Answer, Prefetcher
+from mirrorlog.client.consumer.prefetcher import FetchedBatches, Prefetcher
 from mirrorlog.commitlog.format.body import Record, encode_batch
 from mirrorlog.commitlog.format.header import stamp
 from mirrorlog.errors import ConnectionLost
@@ -32,7 +32,7 @@ class Node:
         self.fails: dict[int, Exception] = {}
         self._published = asyncio.Event()
 
-    async def fetch(self, queue_offset: int) -> Answer:
+    async def fetch(self, queue_offset: int) -> FetchedBatches:
         self.asked.append(queue_offset)
         await asyncio.sleep(0)
         if queue_offset in self.fails:
@@ -40,7 +40,7 @@ class Node:
         while queue_offset >= self.end:
             self._published.clear()
             await self._published.wait()
-        return Answer(memoryview(batch_at(queue_offset)), 1, queue_offset, "node", 2**20)
+        return FetchedBatches(memoryview(batch_at(queue_offset)), 1, queue_offset, "node", 2**20)
 
     def publish(self, end: int) -> None:
         self.end = end
@@ -153,9 +153,9 @@ async def test_an_answer_without_sense_stops_the_fetching() -> None:
     """Its reader finds out what is wrong; until then nothing is asked for by what it says."""
     asked: list[int] = []
 
-    async def fetch(queue_offset: int) -> Answer:
+    async def fetch(queue_offset: int) -> FetchedBatches:
         asked.append(queue_offset)
-        return Answer(memoryview(bytes(200)), 1, queue_offset, "node", 2**20)
+        return FetchedBatches(memoryview(bytes(200)), 1, queue_offset, "node", 2**20)
 
     ahead = Prefetcher(fetch, queue_offset=5, until=None, ahead_bytes=2**20)
     assert await offset_of(ahead) == 5

@@ -1,4 +1,5 @@
-"""Records on their way from callers' threads to a producer's loop: in bunches, so that one wake-up serves many.
+"""A buffer for records on their way from callers' threads to a producer's loop: in bunches, so that one wake-up serves
+many.
 
 A caller checks its record and puts it into the last bunch; only who finds the loop asleep wakes it. The loop takes
 bunch after bunch and lets other work go on between two. What is handed over and not taken is limited: then callers
@@ -13,9 +14,9 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
+from mirrorlog.client.producer.batch import Receipt
 from mirrorlog.client.producer.deliveries import Delivery
 from mirrorlog.client.producer.producer import Producer
-from mirrorlog.client.producer.receipts import Receipt
 from mirrorlog.client.sync.loop_thread import LoopThread
 from mirrorlog.commitlog.format.attributes import Attributes
 from mirrorlog.commitlog.format.body import Header
@@ -92,8 +93,8 @@ class Bunch:
             self.outcomes += [Refused(f"the record was not sent, nothing was stored: {why}")] * (missing - 1)
 
 
-class Handoff:
-    """To one producer. `put` is for any thread; the rest runs on the loop."""
+class RecordBuffer:
+    """Buffers the records of one producer. `put` is for any thread; the rest runs on the loop."""
 
     def __init__(self, producer: Producer, thread: LoopThread, *, patience_s: float) -> None:
         """`patience_s`: how long `put` waits for room."""

@@ -1,0 +1,88 @@
+"""One record as callers give it: what it takes in a batch, and whether it can be in one. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Final, cast
+
+from mirrorlog.commitlog.format.body import Header
+from mirrorlog.commitlog.format.header import HEADER_SIZE, NO_TIMESTAMP
+from mirrorlog.errors import BadInput
+
+Headers = Mapping[str, bytes | None] | Sequence[Header]
+
+RECORD_OVERHEAD_BYTES: Final = 24
+"""What a record takes in a batch besides its bytes: offsets of value and key, its timestamp, a header list entry, and
+its bits of the validity bitmaps."""
+
+BATCH_OVERHEAD_BYTES: Final = HEADER_SIZE + 128
+"""And the batch once: its header and attributes, the offset that each column has more than entries, the padding of each
+part."""
+
+# A header's name and value have an offset and a bit as well.
+_HEADER_OVERHEAD_BYTES: Final = 9
+_HEADERS_ARE: Final = "headers are a mapping or pairs of a name (str, UTF-8) and bytes or None"
+_TIMESTAMP_MAX: Final = -NO_TIMESTAMP - 1
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def record_size(value: bytes | None, key: bytes | None, headers: Sequence[Header]) -> int:
+    """Bytes that a record takes in a batch at most, besides BATCH_OVERHEAD_BYTES.
+
+    Raises BadInput for what is no bytes: found later, it would spoil the batch for the records around it.
+    """
+    size = RECORD_OVERHEAD_BYTES
+    if value is not None:
+        size += len(value) if type(value) is bytes else _refuse("a value", value)
+    if key is not None:
+        size += len(key) if type(key) is bytes else _refuse("a key", key)
+    return size + headers_size(headers) if headers else size
+
+
+def headers_size(headers: Sequence[Header]) -> int:
+    """Bytes that a record's headers take in a batch. Raises BadInput."""
+    size = 0
+    try:
+        for name, content in headers:
+            size += _HEADER_OVERHEAD_BYTES + (len(name) if name.isascii() else len(name.encode()))
+            if type(name) is not str:
+                _refuse("a name in headers", name)
+            if content is not None:
+                size += len(content) if type(content) is bytes else _refuse("a value in headers", content)
+    except (TypeError, ValueError, AttributeError):
+        raise BadInput(_HEADERS_ARE) from None
+    return size
+
+
+def _refuse(what: str, found: object) -> int:
+    raise BadInput(f"{what} is {type(found).__name__}; give {'str' if 'name' in what else 'bytes or None'}")
+
+
+def as_headers(headers: Headers | None) -> Sequence[Header]:
+    """A mapping or pairs as tuples: read once, here, and nobody can change them afterwards. Raises BadInput."""
+    if not headers:
+        return ()
+    try:
+        # The usual case is a list, and asking for a Mapping is dear. A pair that is a tuple is not copied.
+        if type(headers) is not list and isinstance(headers, Mapping):
+            return tuple(headers.items())
+        return cast("Sequence[Header]", tuple(map(tuple, headers)))
+    except TypeError:
+        raise BadInput(_HEADERS_ARE) from None
+
+
+def as_timestamp_us(timestamp: datetime | int | None) -> int | None:
+    """µs UTC. Raises BadInput for a datetime without a time zone: its meaning would depend on the machine."""
+    if timestamp is None:
+        return None
+    if isinstance(timestamp, int):
+        if not -_TIMESTAMP_MAX <= timestamp <= _TIMESTAMP_MAX:
+            raise BadInput(f"timestamp {timestamp} is beyond 64 bits of µs")
+        return timestamp
+    if not isinstance(timestamp, datetime):
+        raise BadInput(f"a timestamp is a datetime or µs as int, not {type(timestamp).__name__}")
+    if timestamp.tzinfo is None:
+        raise BadInput(f"timestamp {timestamp} has no time zone; use datetime(..., tzinfo=UTC)")
+    elapsed = timestamp - _EPOCH
+    return (elapsed.days * 86_400 + elapsed.seconds) * 1_000_000 + elapsed.microseconds
