@@ -36,17 +36,17 @@ from mirrorlog.broker.resources.disk_watch import measure
 from mirrorlog.broker.server import Server
 from mirrorlog.broker.session.operator_requests import Operations
 from mirrorlog.cluster.coordination.coordinator import Wanted
+from mirrorlog.cluster.membership.fenced_epochs import Promises
 from mirrorlog.cluster.membership.founding import addresses_of
 from mirrorlog.cluster.membership.joining import JoinRecord
 from mirrorlog.cluster.membership.multicast import Responder
-from mirrorlog.cluster.membership.promises import Promises
+from mirrorlog.cluster.membership.run_history import Starts, own_boot_id
 from mirrorlog.cluster.membership.seeds import JoinerLink
-from mirrorlog.cluster.membership.starts import Starts, own_boot_id
 from mirrorlog.cluster.peers import AcceptedLink
-from mirrorlog.cluster.questions import AnyAnswer, AnyQuestion, AskJoin
-from mirrorlog.cluster.raft.core import Timing
-from mirrorlog.cluster.service import ClusterService, Identity
-from mirrorlog.cluster.state.commands import Holder, NodeStopped
+from mirrorlog.cluster.raft.leadership import Timing
+from mirrorlog.cluster.requests import AnyAnswer, AnyQuestion, AskJoin
+from mirrorlog.cluster.service import ClusterService
+from mirrorlog.cluster.state.commands import Holder, NodeStarted, NodeStopped
 from mirrorlog.cluster.state.state import ClusterState, LogFacts
 from mirrorlog.commitlog.directory import DataDirectory
 from mirrorlog.commitlog.files import OS_FILES, Files
@@ -192,8 +192,8 @@ class Node:
             failed=self.fail,
         )
         self._service = service = self._make_service(starts, server)
-        hosting.ask_election = service.ask_election
-        service.letters = server.letters.asked
+        hosting.ask_election = service.coordination.ask_election
+        service.answers.dead_letters = server.letters.asked
         hosting.propose_soon = service.propose_soon
         hosting.on_registered = self._note_registered
         hosting.on_changed = server.look_at_rights
@@ -260,8 +260,8 @@ class Node:
                 settings.client_bind, settings.replication_bind,
             )  # fmt: skip
 
-    def _identity(self, starts: Starts) -> Identity:
-        return Identity(
+    def _identity(self, starts: Starts) -> NodeStarted:
+        return NodeStarted(
             node=self._settings.node.id,
             start_id=starts.start_id,
             addresses=addresses_of(self._settings.member),
@@ -423,7 +423,7 @@ class Node:
     async def _answer_joiner(self, question: AnyQuestion) -> AnyAnswer:
         if self._service is None or not isinstance(question, AskJoin):
             raise ProtocolError(f"{type(question).__name__} from a node that is in no cluster")
-        return await self._service.let_in(question)
+        return await self._service.answers.let_in(question)
 
     async def _on_disk(self, work: Callable[[], _T]) -> _T:
         """A blocking piece of work on the helper that the cluster's files have."""

@@ -34,7 +34,7 @@ from mirrorlog.doors.grpc.producer_service import ProducerService, StreamLimits
 from mirrorlog.doors.grpc.receiving import ReceiveInTurn, Receiving
 from mirrorlog.errors import PortTaken
 from mirrorlog.pb.v1 import admin_pb2, admin_pb2_grpc, consumer_pb2, consumer_pb2_grpc, producer_pb2
-from mirrorlog.wire.messages.handshake import Limits
+from mirrorlog.wire.messages.handshake import NodeLimits
 from mirrorlog.wire.renewal import Renewal
 from mirrorlog.wire.tls import server_context
 
@@ -63,7 +63,7 @@ _SERVICES: Final = (
 _BATCHES: Final = f"/{producer_pb2.DESCRIPTOR.services_by_name['Producer'].full_name}/Publish"
 
 
-def server_options(limits: Limits) -> list[tuple[str, int]]:
+def server_options(limits: NodeLimits) -> list[tuple[str, int]]:
     """Limits and keepalive of the server. `limits`: of the node."""
     return [
         ("grpc.max_receive_message_length", limits.max_batch_bytes + MESSAGE_SLACK_BYTES),
@@ -116,7 +116,7 @@ class GrpcDoor:
             await self._callers.close()
             await self._client.close()
 
-    async def _serve(self, limits: Limits) -> None:
+    async def _serve(self, limits: NodeLimits) -> None:
         server = grpc.aio.server(
             interceptors=(ReceiveInTurn(Receiving(), batches=_BATCHES), RefuseMalformed()),
             options=server_options(limits),

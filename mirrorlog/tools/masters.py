@@ -16,7 +16,7 @@ from mirrorlog.tools.cluster_status import AllStatuses, copies, gather
 from mirrorlog.tools.cluster_view import masters
 from mirrorlog.tools.output import NOTHING, offset_text, print_json, show, table
 from mirrorlog.tools.session import AsJson, session_of
-from mirrorlog.wire.messages.operators import CopyPromoted, CopyReport, Move, Rebalanced
+from mirrorlog.wire.messages.operators import CopyPromoted, CopyReport, MasterMove, Rebalanced
 from mirrorlog.wire.messages.status import ClusterStatus
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def rebalance(
         show(rebalance_view(found, waited=wait))
 
 
-def still_away(view: ClusterStatus, moves: list[Move]) -> list[str]:
+def still_away(view: ClusterStatus, moves: list[MasterMove]) -> list[str]:
     """Which of the logs that were to be handed over are not yet, one line each. Pure."""
     masters = {log.log_id: log.master for log in view.logs}
     return [

@@ -11,7 +11,8 @@ import pytest
 
 from mirrorlog.broker.log.replica import Replica
 from mirrorlog.commitlog.epochs import Epoch
-from mirrorlog.commitlog.format.body import Record, encode_batch
+from mirrorlog.commitlog.format.body import Record
+from mirrorlog.commitlog.format.drafts import encode_batch
 from mirrorlog.commitlog.format.header import read_header
 from mirrorlog.config import Settings
 from mirrorlog.queues.changes import Change, PositionCommitted, encode_change

@@ -19,14 +19,15 @@ from mirrorlog.client import Client
 from mirrorlog.client.connection.connection import Connection
 from mirrorlog.client.subscription.subscription import Subscription
 from mirrorlog.commitlog.format.attributes import Attributes
-from mirrorlog.commitlog.format.body import Record, encode_batch
+from mirrorlog.commitlog.format.body import Record
+from mirrorlog.commitlog.format.drafts import encode_batch
 from mirrorlog.commitlog.format.header import read_header
-from mirrorlog.commitlog.index.memory import Run as IndexRun
 from mirrorlog.commitlog.index.past import Past
+from mirrorlog.commitlog.index.queue_order import QueuedBatch as IndexRun
 from mirrorlog.config import Settings
 from mirrorlog.errors import BadRequest, MirrorlogError, OutcomeUnknown, Overloaded, QueueFull
 from mirrorlog.queues.groups.ledger import Ledger
-from mirrorlog.queues.limits.attributes import Run
+from mirrorlog.queues.limits.attributes import QueuedBatch
 from mirrorlog.queues.limits.length import View
 from mirrorlog.wire.frames import Confirm, Level
 from tests.broker.hosting import KIB, hand_over, in_sync, running_all, settings_for
@@ -428,7 +429,7 @@ def test_a_drop_that_the_log_refuses_is_made_later(tmp_path: Path, monkeypatch: 
 # --- what batches ask for, and what a queue asks for all of them ---
 
 
-def runs_of(node: Node, queue_id: int) -> list[Run]:
+def runs_of(node: Node, queue_id: int) -> list[QueuedBatch]:
     runs = replica_of(node).runs.of(queue_id)
     return list(runs) if runs is not None else []
 
@@ -438,7 +439,7 @@ def test_every_copy_knows_the_attributes_of_batches_after_a_failover_and_a_start
     a start begins. Publish with and without attributes to a queue with a time to live of its own, fill segments until
     a checkpoint is confirmed, hand over, start all anew: the runs are the same on all."""
     settings = settings_for(tmp_path, 2)
-    known: list[Run] = []
+    known: list[QueuedBatch] = []
     asked = [Attributes(7), Attributes(1, 1_000), Attributes(0, None, 5_000), None]
 
     async def first() -> None:

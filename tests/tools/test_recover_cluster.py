@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mirrorlog.cluster.membership.starts import Starts
+from mirrorlog.cluster.membership.run_history import Starts
 from mirrorlog.tools.main import main
 from tests.cluster.survivors import FILES, Disk, commands
 from tests.tools.conftest import Outcome

@@ -21,7 +21,7 @@ from mirrorlog.commitlog.format.rows import pack_row
 from mirrorlog.commitlog.index.past import DIRECTORY_NAME as INDEX_NAME
 from mirrorlog.commitlog.index.past import PastIndex
 from mirrorlog.commitlog.index.table import table_name
-from mirrorlog.commitlog.index.table_builder import build_table
+from mirrorlog.commitlog.index.tables import build_table
 from mirrorlog.errors import BadInput, ForeignDirectory, LogCorrupt, MirrorlogError
 from mirrorlog.tools.main import app, main
 from mirrorlog.tools.offline import survey as survey_module

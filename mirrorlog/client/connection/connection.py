@@ -28,19 +28,16 @@ from mirrorlog.wire.frames import (
     PROTOCOL_VERSION_MIN,
     SETTLE_AGAIN,
     Batches,
-    BatchReceipt,
     Confirm,
     Credit,
     Deliver,
     Frame,
     FrameType,
-    Transacted,
     frame,
     read_batches,
     read_credit,
     read_deliver,
     read_settled,
-    read_transacted,
     settle_frame,
 )
 from mirrorlog.wire.messages.base import Message
@@ -49,6 +46,7 @@ from mirrorlog.wire.messages.groups import Subscribe, Subscribed, SubscriptionEn
 from mirrorlog.wire.messages.handshake import Failure, Hello, Welcome
 from mirrorlog.wire.messages.queues import Done
 from mirrorlog.wire.messages.topology import Login
+from mirrorlog.wire.transaction_frames import BatchReceipt, Transacted, read_transacted
 
 # A node that owes an answer is asked for a sign of life soon, so that its requests move on well before producers' and
 # readers' deadlines; an idle connection is only kept from being closed as idle.

@@ -12,8 +12,9 @@ from typing import Final, Protocol, Self, TypeVar, cast
 
 from mirrorlog.client.producer.receipts import Receipt, ReceiptRange
 from mirrorlog.commitlog.format.attributes import Attributes
-from mirrorlog.commitlog.format.body import Draft, Header, draft_columns
+from mirrorlog.commitlog.format.body import Header
 from mirrorlog.commitlog.format.codec import compress_draft
+from mirrorlog.commitlog.format.drafts import Draft, draft_columns
 from mirrorlog.commitlog.format.header import HEADER_SIZE, NO_TIMESTAMP, Codec
 from mirrorlog.errors import BadInput, BadRequest, MirrorlogError
 from mirrorlog.wire.frames import Confirm

@@ -40,8 +40,9 @@ from mirrorlog.client.producer.pipeline import Pipeline, ProducerStats
 from mirrorlog.client.producer.receipts import Receipt, Receipts
 from mirrorlog.client.producer.sender import Sender
 from mirrorlog.client.with_block import WithBlock
-from mirrorlog.commitlog.format.attributes import Asked, Attributes, asked_attributes
-from mirrorlog.commitlog.format.body import Header, Record, draft_record
+from mirrorlog.commitlog.format.attributes import Attributes, RecordOptions, asked_attributes
+from mirrorlog.commitlog.format.body import Header, Record
+from mirrorlog.commitlog.format.drafts import draft_record
 from mirrorlog.commitlog.format.header import NO_PRODUCER, Codec
 from mirrorlog.errors import (
     BadBatch,
@@ -184,7 +185,7 @@ class Producer(WithBlock):
         key: bytes | None = None,
         headers: Headers | None = None,
         timestamp: datetime | int | None = None,
-        **asked: Unpack[Asked],
+        **asked: Unpack[RecordOptions],
     ) -> Receipt:
         """Send one record and await its confirm. Waits for room in the window first, behind those that wait already,
         at most the delivery timeout; from then on the record has one of its own.
@@ -240,7 +241,7 @@ class Producer(WithBlock):
         key: bytes | None = None,
         headers: Headers | None = None,
         timestamp: datetime | int | None = None,
-        **asked: Unpack[Asked],
+        **asked: Unpack[RecordOptions],
     ) -> Delivery:
         """Hand one record over; await the Delivery for its receipt. Batches leave when they are full, or when the loop
         turns; records of the same priority, time to live and delay share them.
@@ -269,7 +270,7 @@ class Producer(WithBlock):
         self._check_record(value, size)
         return pairs, timestamp_us, size
 
-    def _asked(self, asked: Asked) -> Attributes | None:
+    def _asked(self, asked: RecordOptions) -> Attributes | None:
         """Raises BadInput; BadRequest where the cluster takes none."""
         attributes = asked_attributes(**asked)
         if attributes is not None:
@@ -291,7 +292,7 @@ class Producer(WithBlock):
 
     # --- many records ---
 
-    def send_batch_nowait(self, records: Sequence[Record], **asked: Unpack[Asked]) -> Delivery:
+    def send_batch_nowait(self, records: Sequence[Record], **asked: Unpack[RecordOptions]) -> Delivery:
         """Hand over records that are stored as one batch, with nothing else in it; the Delivery is the first one's.
 
         Raises as `send_nowait`, and BatchTooLarge, BadBatch for none.
@@ -320,7 +321,7 @@ class Producer(WithBlock):
         keys: Any = None,
         headers: Any = None,
         timestamps: Any = None,
-        **asked: Unpack[Asked],
+        **asked: Unpack[RecordOptions],
     ) -> BulkDelivery:
         """Hand over many records as columns, in batches of their own; await the BulkDelivery for their Receipts.
 
@@ -351,7 +352,7 @@ class Producer(WithBlock):
         keys: Any = None,
         headers: Any = None,
         timestamps: Any = None,
-        **asked: Unpack[Asked],
+        **asked: Unpack[RecordOptions],
     ) -> Receipts:
         """Send many records and await their confirms; as `send_many_nowait`, but waits for room, batch by batch.
 

@@ -33,7 +33,7 @@ from mirrorlog.errors import (
     RequestTimeout,
 )
 from mirrorlog.wire.frames import Confirm, Credit, Durability, Level
-from mirrorlog.wire.messages.handshake import Limits
+from mirrorlog.wire.messages.handshake import NodeLimits
 
 _LOOK_S: Final = 0.25
 # So many looks without an answer between them: what is unanswered is so for half a second at least.
@@ -64,7 +64,7 @@ class Sender:
         self.turned: Callable[[], None] = _nothing
         self.routing = 0
         """What batches that are added say of how they were routed; see `Producer.routed_by`."""
-        self._limits: Limits | None = None
+        self._limits: NodeLimits | None = None
         self._client = client
         self._queue = queue
         self._pipeline = pipeline
@@ -91,7 +91,7 @@ class Sender:
     # --- for the producer ---
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> NodeLimits:
         """Of the master that was reached last. Raises ConnectionLost before the start."""
         if self._limits is None:
             raise ConnectionLost("the producer is not started; use it with `async with`, or await start()")

@@ -40,7 +40,7 @@ from mirrorlog.client.producer.producer import Producer
 from mirrorlog.client.producer.receipts import Receipt
 from mirrorlog.client.publisher.routes import ASK_MS, Routes
 from mirrorlog.client.with_block import WithBlock
-from mirrorlog.commitlog.format.attributes import NO_ATTRIBUTES, Asked, Attributes, asked_attributes
+from mirrorlog.commitlog.format.attributes import NO_ATTRIBUTES, Attributes, RecordOptions, asked_attributes
 from mirrorlog.commitlog.format.body import Header
 from mirrorlog.errors import (
     BadRequest,
@@ -346,7 +346,7 @@ class Publisher(WithBlock):
         headers: Headers | None = None,
         timestamp: datetime | int | None = None,
         mandatory: bool | None = None,
-        **asked: Unpack[Asked],
+        **asked: Unpack[RecordOptions],
     ) -> Published:
         """Publish one message and await its confirm from every queue that it is routed to.
 
@@ -376,7 +376,7 @@ class Publisher(WithBlock):
         headers: Headers | None = None,
         timestamp: datetime | int | None = None,
         mandatory: bool | None = None,
-        **asked: Unpack[Asked],
+        **asked: Unpack[RecordOptions],
     ) -> Publication:
         """As `publish`, without awaiting the confirm: await the Publication for that. It waits for room only, for the
         first message to a queue, and while messages are routed anew. Messages keep the order of these calls."""

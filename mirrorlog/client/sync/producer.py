@@ -23,7 +23,7 @@ from mirrorlog.client.producer.receipts import Receipt, Receipts
 from mirrorlog.client.sync.caller import Caller, made
 from mirrorlog.client.sync.handoff import Bunch, Handoff
 from mirrorlog.client.sync.with_block import SyncWithBlock
-from mirrorlog.commitlog.format.attributes import Asked, asked_attributes
+from mirrorlog.commitlog.format.attributes import RecordOptions, asked_attributes
 from mirrorlog.errors import ConnectionLost, MirrorlogError, OutcomeUnknown, Overloaded, RecordTooLarge
 
 # Behind the deadlines of the calls themselves: they say more about what is wrong.
@@ -145,7 +145,7 @@ class Producer(SyncWithBlock):
         key: bytes | None = None,
         headers: Headers | None = None,
         timestamp: datetime | int | None = None,
-        **asked: Unpack[Asked],
+        **asked: Unpack[RecordOptions],
     ) -> Receipt:
         """Send one record and wait for its confirm, behind all that was handed over before.
 
@@ -161,7 +161,7 @@ class Producer(SyncWithBlock):
         key: bytes | None = None,
         headers: Headers | None = None,
         timestamp: datetime | int | None = None,
-        **asked: Unpack[Asked],
+        **asked: Unpack[RecordOptions],
     ) -> Delivery:
         """Hand one record over; its Delivery has the `result`. While the window is full it waits for room.
 
@@ -180,7 +180,13 @@ class Producer(SyncWithBlock):
         return Delivery(self, *self._handover.put((value, key, pairs, timestamp_us, attributes), size))
 
     def send_many_nowait(
-        self, values: Any, *, keys: Any = None, headers: Any = None, timestamps: Any = None, **asked: Unpack[Asked]
+        self,
+        values: Any,
+        *,
+        keys: Any = None,
+        headers: Any = None,
+        timestamps: Any = None,
+        **asked: Unpack[RecordOptions],
     ) -> BulkDelivery:
         """Hand over many records as columns, all or none of them; as `mirrorlog.client.Producer.send_many_nowait`.
 
@@ -194,7 +200,13 @@ class Producer(SyncWithBlock):
         return BulkDelivery(self, taken)
 
     def send_many(
-        self, values: Any, *, keys: Any = None, headers: Any = None, timestamps: Any = None, **asked: Unpack[Asked]
+        self,
+        values: Any,
+        *,
+        keys: Any = None,
+        headers: Any = None,
+        timestamps: Any = None,
+        **asked: Unpack[RecordOptions],
     ) -> Receipts:
         """Send many records as columns and wait for their confirms; as `mirrorlog.client.Producer.send_many`."""
         self._check_started()

@@ -15,7 +15,7 @@ from mirrorlog.client.publisher import publisher as awaited
 from mirrorlog.client.publisher.publisher import Published, PublisherStats
 from mirrorlog.client.publisher.topology import Topology as AwaitedTopology
 from mirrorlog.client.sync.caller import Caller
-from mirrorlog.commitlog.format.attributes import Asked
+from mirrorlog.commitlog.format.attributes import RecordOptions
 from mirrorlog.errors import ConnectionLost, MirrorlogError
 from mirrorlog.wire.messages.topology import Routing, UserInfo, VirtualHostInfo
 from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST
@@ -91,7 +91,7 @@ class Publisher:
         headers: Headers | None = None,
         timestamp: datetime | int | None = None,
         mandatory: bool | None = None,
-        **asked: Unpack[Asked],
+        **asked: Unpack[RecordOptions],
     ) -> Published:
         """Publish one message and wait for its confirm from every queue that it is routed to."""
         publisher = self._started

@@ -12,7 +12,7 @@ from mirrorlog.client.sync.caller import Caller
 from mirrorlog.client.sync.subscription import Delivered, DeliveredBatch
 from mirrorlog.client.transaction import transaction as awaited
 from mirrorlog.client.transaction.commit import Routed
-from mirrorlog.commitlog.format.attributes import Asked
+from mirrorlog.commitlog.format.attributes import RecordOptions
 from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST
 
 _T = TypeVar("_T")
@@ -34,7 +34,7 @@ class Transaction:
         key: bytes | None = None,
         headers: Headers | None = None,
         timestamp: datetime | int | None = None,
-        **asked: Unpack[Asked],
+        **asked: Unpack[RecordOptions],
     ) -> int:
         """A record for `queue`; which of the receipts will be its. Raises BadInput."""
         return self._awaited.send(queue, value, key=key, headers=headers, timestamp=timestamp, **asked)
@@ -54,7 +54,7 @@ class Transaction:
         timestamp: datetime | int | None = None,
         mandatory: bool = False,
         virtual_host: str = DEFAULT_VIRTUAL_HOST,
-        **asked: Unpack[Asked],
+        **asked: Unpack[RecordOptions],
     ) -> Routed:
         """A message to an exchange; as `mirrorlog.client.Transaction.publish`."""
         return self._awaited.publish(

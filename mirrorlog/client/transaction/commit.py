@@ -35,7 +35,8 @@ from mirrorlog.client.subscription.settlements import FINAL
 from mirrorlog.client.subscription.subscription import Subscription
 from mirrorlog.client.subscription.unacked import Granted, Range, flat, joined
 from mirrorlog.commitlog.format.attributes import Attributes
-from mirrorlog.commitlog.format.body import Record, encode_batch
+from mirrorlog.commitlog.format.body import Record
+from mirrorlog.commitlog.format.drafts import encode_batch
 from mirrorlog.errors import (
     BadRequest,
     BatchTooLarge,
@@ -53,10 +54,11 @@ from mirrorlog.errors import (
     StaleRouting,
     Unroutable,
 )
-from mirrorlog.wire.frames import CONFIRM_DUPLICATE, BatchReceipt, How, Transacted, settle_part, transact_payload
+from mirrorlog.wire.frames import CONFIRM_DUPLICATE, How
 from mirrorlog.wire.messages.queues import QueueInfo
 from mirrorlog.wire.names import qualified, shown, split
 from mirrorlog.wire.routing import RoutingTable
+from mirrorlog.wire.transaction_frames import BatchReceipt, Transacted, settle_part, transact_payload
 
 if TYPE_CHECKING:
     from mirrorlog.client.connection.connection import Connection

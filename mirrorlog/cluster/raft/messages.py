@@ -1,11 +1,14 @@
-"""What members say to each other, and the entries that they say it about.
+"""What Raft members say to each other, the entries that they say it about, and what the core wants done.
 
 Every message names its sender, its receiver and the sender's term. They may be lost, doubled, late and out of order:
-nothing in the core relies on a connection. Terms and indexes count from 1; 0 is before the first.
+nothing in the core relies on a connection. Terms and indexes count from 1; 0 is before the first. What is to be done
+comes as one bundle (`Effects`), its fields in the order in which they are due.
 """
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from dataclasses import dataclass
 from enum import IntEnum
 
 import msgspec
@@ -21,7 +24,7 @@ class EntryKind(IntEnum):
     MEMBERS = 2
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True):
+class RaftEntry(msgspec.Struct, frozen=True, array_like=True):
     """One entry of the log. `data`: the command, or the encoded Members."""
 
     index: int
@@ -46,7 +49,7 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     state: bytes
 
 
-class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class RaftMessage(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Base of all messages."""
 
     sender: int
@@ -54,7 +57,7 @@ class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
     term: int
 
 
-class AskVote(Message, frozen=True):
+class AskVote(RaftMessage, frozen=True):
     """`last_index`, `last_term`: of the candidate's log. `trial`: would you? Nobody's term changes by that, and `term`
     is the one that the candidate would have. `handed_over`: the leader wants it so, and is no reason to refuse."""
 
@@ -64,14 +67,14 @@ class AskVote(Message, frozen=True):
     handed_over: bool = False
 
 
-class Vote(Message, frozen=True):
+class Vote(RaftMessage, frozen=True):
     """To an AskVote. `term`: that of the question when granted, else the voter's own."""
 
     granted: bool
     trial: bool = False
 
 
-class Append(Message, frozen=True):
+class Append(RaftMessage, frozen=True):
     """The leader's entries behind `before_index`, whose term is `before_term`; none of them is a heartbeat.
 
     `commit`: up to here the leader has committed. `round`: comes back in the answer, and proves that the leader still
@@ -82,10 +85,10 @@ class Append(Message, frozen=True):
     before_term: int
     commit: int
     round: int
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[RaftEntry, ...] = ()
 
 
-class Appended(Message, frozen=True):
+class Appended(RaftMessage, frozen=True):
     """To an Append: whether the entry before was there. If it was, both logs are the same up to `matched`.
 
     If not, `hint_index` and `hint_term` are the last entry that may be the same in both.
@@ -98,7 +101,7 @@ class Appended(Message, frozen=True):
     hint_term: int = 0
 
 
-class SnapshotPart(Message, frozen=True):
+class SnapshotPart(RaftMessage, frozen=True):
     """A piece of a snapshot's `state`, from byte `at` on; `size`: of all of it."""
 
     index: int
@@ -109,15 +112,59 @@ class SnapshotPart(Message, frozen=True):
     part: bytes
 
 
-class PartTaken(Message, frozen=True):
+class PartTaken(RaftMessage, frozen=True):
     """To a SnapshotPart: the piece at byte `at` is wanted next; at `size` all is there, and Appended follows."""
 
     index: int
     at: int
 
 
-class TakeOver(Message, frozen=True):
+class TakeOver(RaftMessage, frozen=True):
     """The leader hands over: stand for election at once."""
 
 
 AnyMessage = AskVote | Vote | Append | Appended | SnapshotPart | PartTaken | TakeOver
+
+
+@dataclass(frozen=True, slots=True)
+class ReadReady:
+    """A read that was asked for may be answered once entry `index` is applied; None: this member leads no more."""
+
+    token: Hashable
+    index: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What a member finds on its disk when it starts; `entries` follow the snapshot without a gap."""
+
+    hard_state: HardState
+    snapshot: Snapshot
+    entries: tuple[RaftEntry, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """Do the first three and sync them to disk, all or in this order; then the rest; then say `Raft.done`.
+
+    `hard_state`: replaces the one before. `snapshot`: from the leader; it replaces log and state. `entries`: each
+    replaces the one of its index and all behind it. `messages`: may leave now, not before. `committed`: to be applied,
+    in order. `reads`: may be answered, or never will be.
+    """
+
+    hard_state: HardState | None = None
+    snapshot: Snapshot | None = None
+    entries: tuple[RaftEntry, ...] = ()
+    messages: tuple[AnyMessage, ...] = ()
+    committed: tuple[RaftEntry, ...] = ()
+    reads: tuple[ReadReady, ...] = ()
+
+    @property
+    def nothing(self) -> bool:
+        """Whether there is nothing to do."""
+        return not (self.must_sync or self.messages or self.committed or self.reads)
+
+    @property
+    def must_sync(self) -> bool:
+        """Whether something is to be stored before the messages may leave."""
+        return self.hard_state is not None or self.snapshot is not None or bool(self.entries)

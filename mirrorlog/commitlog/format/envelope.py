@@ -46,7 +46,7 @@ _INNER: Final = int(Flag.INNER)
 _KINDS: Final = frozenset({int(Kind.DATA), int(Kind.QUEUE_STATE)})
 
 
-class Part(NamedTuple):
+class EnvelopePart(NamedTuple):
     """A whole batch, as checked (`check_producer_part`), and the queue offset of its first record; 0 of a change.
     `flags`: besides `INNER`."""
 
@@ -61,7 +61,7 @@ def envelope_bytes(parts: Sequence[memoryview | bytearray]) -> int:
 
 
 def seal_envelope(
-    parts: Sequence[Part], *, log_offset: int, append_time_us: int, epoch: int, seed: int
+    parts: Sequence[EnvelopePart], *, log_offset: int, append_time_us: int, epoch: int, seed: int
 ) -> tuple[bytearray, list[BatchHeader]]:
     """The bytes of the envelope that stands at `log_offset`, and its header and those inside, in log order."""
     envelope = bytearray(envelope_bytes([part.batch for part in parts]))

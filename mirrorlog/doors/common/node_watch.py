@@ -10,7 +10,7 @@ from typing import Final
 from mirrorlog.client import Client
 from mirrorlog.client.connection.connection import Connection
 from mirrorlog.errors import MirrorlogError
-from mirrorlog.wire.messages.handshake import Limits
+from mirrorlog.wire.messages.handshake import NodeLimits
 from mirrorlog.wire.messages.queues import GetMetadata, Metadata
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ class NodeWatch:
         self._node = node
         self._changed = changed
 
-    async def limits(self) -> Limits:
+    async def limits(self) -> NodeLimits:
         """The limits of the node, as soon as it answers."""
         while True:
             if (connection := await self._answering()) is not None:

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 from mirrorlog.client.producer.batch import as_timestamp_us
 from mirrorlog.commitlog.format.attributes import Attributes, asked_attributes
-from mirrorlog.commitlog.format.body import Record, encode_batch
+from mirrorlog.commitlog.format.body import Record
+from mirrorlog.commitlog.format.drafts import encode_batch
 from mirrorlog.commitlog.format.header import MAGIC, NO_PRODUCER, Buffer, read_header
 from mirrorlog.doors.grpc.incoming import Batch, Opening
 from mirrorlog.errors import BadBatch, BadRequest, BatchTooLarge
 from mirrorlog.pb.v1 import producer_pb2 as pb
-from mirrorlog.wire.messages.handshake import Limits
+from mirrorlog.wire.messages.handshake import NodeLimits
 
 
 def check_content(batch: Batch, opening: Opening) -> None:
@@ -65,7 +66,7 @@ def number_records(
     return bytes(encoded)
 
 
-def check_size(batch: Buffer, limits: Limits) -> None:
+def check_size(batch: Buffer, limits: NodeLimits) -> None:
     """Raises BatchTooLarge: the node would close the connection, which other streams use too."""
     if len(batch) > limits.max_batch_bytes:
         raise BatchTooLarge(
@@ -73,7 +74,7 @@ def check_size(batch: Buffer, limits: Limits) -> None:
         )
 
 
-def check_ready(batch: Buffer, opening: Opening, *, queue_id: int, limits: Limits) -> bool:
+def check_ready(batch: Buffer, opening: Opening, *, queue_id: int, limits: NodeLimits) -> bool:
     """Whether the ready batch is idempotent. Raises BatchTooLarge or BadBatch.
 
     Not whether it is whole: the node checks that at its ingest, and stores nothing of a batch whose header was damaged

@@ -10,8 +10,8 @@ from mirrorlog.commitlog.epochs import FILE_NAME as EPOCHS_NAME
 from mirrorlog.commitlog.files import disk_error
 from mirrorlog.commitlog.index.past import DIRECTORY_NAME as INDEX_NAME
 from mirrorlog.commitlog.index.table import table_start
-from mirrorlog.commitlog.recovery.loss import FILE_NAME as LOSS_NAME
 from mirrorlog.commitlog.recovery.opening import IDENTITY_NAME
+from mirrorlog.commitlog.recovery.recovery import FILE_NAME as LOSS_NAME
 from mirrorlog.commitlog.segments.preallocation import SPARE_PREFIX
 from mirrorlog.commitlog.segments.segment import segment_start
 from mirrorlog.tools.offline.log_directory import FILES, LogDirectory

@@ -14,8 +14,7 @@ from mirrorlog.commitlog.files import disk_error
 from mirrorlog.commitlog.index.table import SegmentTable, TableHead
 from mirrorlog.commitlog.index.tables import Tables
 from mirrorlog.commitlog.recovery.damage import Range
-from mirrorlog.commitlog.recovery.loss import Loss
-from mirrorlog.commitlog.recovery.recovery import Recovery, RecoveryReport
+from mirrorlog.commitlog.recovery.recovery import LossNote, Recovery, RecoveryReport
 from mirrorlog.commitlog.segments.scan import ignore_batch
 from mirrorlog.commitlog.segments.segment import segment_name, segment_start
 from mirrorlog.errors import LogCorrupt, MirrorlogError
@@ -66,7 +65,7 @@ def plan_start(log: LogDirectory) -> Plan:
 
 
 def _planned(log: LogDirectory, recovery: Recovery, report: RecoveryReport, made: list[int]) -> Plan:
-    told = Loss(FILES, log.path).told(report)
+    told = LossNote(FILES, log.path).told(report)
     kept = {segment.path.name: segment_name(segment.start) for segment in recovery.segments}
     inventory = take_inventory(log)
     candidates = [*inventory.leftovers, *(segment.path.name for segment in log.holding)]

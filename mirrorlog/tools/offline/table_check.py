@@ -15,7 +15,7 @@ from mirrorlog.commitlog.files import disk_error
 from mirrorlog.commitlog.format.header import BatchHeader
 from mirrorlog.commitlog.format.rows import ROW_BYTES, pack_row
 from mirrorlog.commitlog.index.table import SegmentTable
-from mirrorlog.commitlog.index.table_builder import build_table
+from mirrorlog.commitlog.index.tables import build_table
 from mirrorlog.commitlog.segments.scan import BlockReader, walk
 from mirrorlog.errors import IndexDoubtful, LogCorrupt
 from mirrorlog.tools.offline.log_directory import FILES, LogDirectory, SegmentFile

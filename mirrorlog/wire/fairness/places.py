@@ -21,7 +21,7 @@ _V6_BITS: Final = 64
 """An address of IPv6 is one of 2^64 that whoever has it may take as he likes."""
 
 
-class Places(Generic[_T]):
+class PortPlaces(Generic[_T]):
     """Of one port. A key stands for a connection: it comes once, may be let in, and leaves."""
 
     def __init__(self, *, strangers_max: int, per_address_max: int, let_in_max: int) -> None:

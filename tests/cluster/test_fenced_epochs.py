@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 import msgspec
 import pytest
 
-from mirrorlog.cluster.membership.promises import EPOCH_MAX, FILE_NAME, SLOT_BYTES, Promises
+from mirrorlog.cluster.membership.fenced_epochs import EPOCH_MAX, FILE_NAME, SLOT_BYTES, Promises
 from mirrorlog.commitlog.files import OS_FILES, File, Files
 from mirrorlog.commitlog.format.checksum import crc32c
 from mirrorlog.errors import BadRequest, DiskFailed, DiskFull, LogCorrupt, Overloaded, UnsupportedVersion

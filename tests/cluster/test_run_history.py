@@ -12,18 +12,19 @@ from typing import Final, NamedTuple
 import msgspec
 import pytest
 
-from mirrorlog.cluster.membership import starts as starts_module
-from mirrorlog.cluster.membership.starts import (
+from mirrorlog.cluster.membership import run_history
+from mirrorlog.cluster.membership.run_history import (
     BOOT_ID_PATH,
     FAILED_NAME,
     FILE_NAME,
     SINCE_MAX,
-    Record,
+    RunRecord,
     Starts,
     own_boot_id,
 )
 from mirrorlog.cluster.state.commands import Addresses, NodeStarted, StartKind
-from mirrorlog.cluster.state.state import ClusterState, NodeFacts, applied
+from mirrorlog.cluster.state.machine import applied
+from mirrorlog.cluster.state.state import ClusterState, NodeFacts
 from mirrorlog.commitlog.files import OS_FILES, Files
 from mirrorlog.commitlog.format.checksum import crc32c
 from mirrorlog.errors import DiskFailed, DiskFull, LogCorrupt, UnsupportedVersion
@@ -106,9 +107,9 @@ def test_after_a_death_the_boot_decides(files: SimulatedFiles) -> None:
 
 def test_a_clean_mark_counts_only_for_the_run_that_it_names(files: SimulatedFiles) -> None:
     """By one of an earlier run beside a later one, as no run of this version leaves it."""
-    write(files, Record(before="r1", since=("r2",), boot_id=BOOT, clean="r1"))
+    write(files, RunRecord(before="r1", since=("r2",), boot_id=BOOT, clean="r1"))
     assert told(files).kind is DIED
-    write(files, Record(before="r1", since=("r2",), boot_id=BOOT, clean="r2"))
+    write(files, RunRecord(before="r1", since=("r2",), boot_id=BOOT, clean="r2"))
     assert told(files).kind is CLEAN
 
 
@@ -133,7 +134,7 @@ def test_the_newest_runs_are_remembered(files: SimulatedFiles) -> None:
     for run in runs[1:]:
         begun(files, run, boot_id=LATER)
     assert told(files, boot_id=LATER) == Told("r0", tuple(runs[-SINCE_MAX:]), LOSSY, ())
-    assert len(files.content(PATH)) < starts_module.FILE_BYTES_MAX // 10
+    assert len(files.content(PATH)) < run_history.FILE_BYTES_MAX // 10
 
 
 # --- Damage and disks that failed -----------------------------------------------------------------------------------
@@ -291,7 +292,7 @@ def test_a_clean_mark_never_survives_the_next_run(seed: int) -> None:
     for disk in crashed:
         begun(disk, "r2")
         content = disk.after_power_loss().content(PATH)
-        assert msgspec.msgpack.decode(content[12:], type=Record).clean == ""
+        assert msgspec.msgpack.decode(content[12:], type=RunRecord).clean == ""
         assert told(disk.after_power_loss()) == Told("r1", ("r2",), DIED, ())
         assert told(disk.after_power_loss(), boot_id=LATER) == Told("r1", ("r2",), LOSSY, ())
 
@@ -400,7 +401,7 @@ def worse(one: StartKind, other: StartKind) -> StartKind:
 # --- Files that are not as they were written ------------------------------------------------------------------------
 
 
-def write(files: SimulatedFiles, record: Record) -> None:
+def write(files: SimulatedFiles, record: RunRecord) -> None:
     with files.open(PATH, create=True) as file:
         file.pwrite(framed(msgspec.msgpack.encode(record)), 0)
 
