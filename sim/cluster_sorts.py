@@ -14,7 +14,7 @@ from random import Random
 from typing import Any, Final
 
 from mirrorlog.commitlog.format.attributes import RecordOptions
-from sim.cluster_takers import AUDIT, INVOICES, Taking
+from sim.cluster_consumers import AUDIT, INVOICES, Taking
 
 RECORDS: Final = ("timed", "urgent", "short", "tight", "fragile")
 TRANSACTED: Final = ("orders", INVOICES, AUDIT)

@@ -8,8 +8,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mirrorlog.cluster.raft.core import Role
-from mirrorlog.cluster.raft.members import Members, decode_members
-from mirrorlog.cluster.raft.messages import AnyMessage, Appended, AskVote, EntryKind, RaftEntry, Snapshot, Vote
+from mirrorlog.cluster.raft.messages import (
+    AnyMessage,
+    Appended,
+    AskVote,
+    EntryKind,
+    Members,
+    RaftEntry,
+    Snapshot,
+    Vote,
+    decode_members,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -19,8 +19,16 @@ import msgspec
 
 from mirrorlog.cluster.raft.core import Raft
 from mirrorlog.cluster.raft.leadership import RaftLimits
-from mirrorlog.cluster.raft.members import Members
-from mirrorlog.cluster.raft.messages import AnyMessage, Effects, EntryKind, HardState, RaftEntry, Snapshot, Stored
+from mirrorlog.cluster.raft.messages import (
+    AnyMessage,
+    Effects,
+    EntryKind,
+    HardState,
+    Members,
+    RaftEntry,
+    Snapshot,
+    Stored,
+)
 from mirrorlog.cluster.raft.store import RaftStore
 from mirrorlog.errors import LogCorrupt, MirrorlogError
 from sim.clock import Clock

@@ -11,18 +11,11 @@ from pathlib import Path
 from typing import Final, NoReturn
 from uuid import UUID
 
-from mirrorlog.commitlog.checkpoint import Checkpoint
 from mirrorlog.commitlog.directory import FORMAT_VERSION, NUMBER
 from mirrorlog.commitlog.epochs import EpochLike, EpochList, load_epochs, store_epochs
 from mirrorlog.commitlog.files import OS_FILES, Files, disk_error, was_refused
-from mirrorlog.commitlog.format.envelope import (
-    EnvelopePart,
-    envelope_bytes,
-    is_envelope,
-    is_inner,
-    open_envelope,
-    seal_envelope,
-)
+from mirrorlog.commitlog.flush import Checkpoint
+from mirrorlog.commitlog.format.envelope import EnvelopePart, envelope_bytes, open_envelope, seal_envelope
 from mirrorlog.commitlog.format.header import (
     HEADER_SIZE,
     BatchHeader,
@@ -30,6 +23,8 @@ from mirrorlog.commitlog.format.header import (
     batch_length,
     check_body,
     check_stamped,
+    is_envelope,
+    is_inner,
     log_seed,
     read_header,
     stamp,
@@ -333,12 +328,12 @@ class CommitLog(StoredLog):
             self._chain.prepare_cut(log_offset)
             stored = self._flusher.stored
             # The newest state checkpoint may be confirmed, and not be on this disk.
-            confirmed, state = (min(self._confirmed, log_offset), state) if lost else (self._confirmed, stored.state)
+            confirmed, state = (min(self.confirmed, log_offset), state) if lost else (self.confirmed, stored.state)
             flushed = min(max(self.flushed, stored.flushed), log_offset)
             self._flusher.lower(Checkpoint(self.begin, flushed, confirmed, state))
             self._store_epochs(epochs)
             if lost:
-                self._confirmed, self._state_from = confirmed, state
+                self.confirmed, self._state_from = confirmed, state
             # With the new list and the old bytes the log would speak of a history that never was.
             with self._whole("truncate"):
                 self._unseal(log_offset)
@@ -389,8 +384,8 @@ class CommitLog(StoredLog):
     def _check_cut(self, log_offset: int, *, lost: bool) -> None:
         if log_offset < self.begin:
             raise BadRequest(f"log offset {log_offset} is below the begin, {self.begin}")
-        if log_offset < self._confirmed and not lost:
-            raise BadRequest(f"log offset {log_offset} is confirmed (up to {self._confirmed}) and cannot be cut")
+        if log_offset < self.confirmed and not lost:
+            raise BadRequest(f"log offset {log_offset} is confirmed (up to {self.confirmed}) and cannot be cut")
         if not (self._chain.is_border(log_offset) or self._is_border_on_disk(log_offset)):
             raise BadRequest(f"log offset {log_offset} is not where a batch begins")
 

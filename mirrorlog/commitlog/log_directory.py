@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 from uuid import UUID
 
-from mirrorlog.commitlog.checkpoint import FILE_NAME as CHECKPOINT_NAME
-from mirrorlog.commitlog.checkpoint import Checkpoint, CheckpointFile
 from mirrorlog.commitlog.directory import IDENTITY_NAME as NODE_IDENTITY_NAME
 from mirrorlog.commitlog.directory import LOCK_NAME, LOGS_NAME, NUMBER
 from mirrorlog.commitlog.epochs import EpochList, load_epochs
 from mirrorlog.commitlog.files import OsFile, OsFiles, disk_error, read_file
+from mirrorlog.commitlog.flush import FILE_NAME as CHECKPOINT_NAME
+from mirrorlog.commitlog.flush import Checkpoint, CheckpointFile
 from mirrorlog.commitlog.format.header import log_seed
 from mirrorlog.commitlog.recovery.opening import IDENTITY_NAME
 from mirrorlog.commitlog.segments.scan import BatchRules

@@ -31,10 +31,10 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from mirrorlog.commitlog.checkpoint import FILE_NAME as CHECKPOINT_NAME
-from mirrorlog.commitlog.checkpoint import Checkpoint, CheckpointFile
 from mirrorlog.commitlog.epochs import store_epochs
 from mirrorlog.commitlog.files import Files, read_file, replace_file
+from mirrorlog.commitlog.flush import FILE_NAME as CHECKPOINT_NAME
+from mirrorlog.commitlog.flush import Checkpoint, CheckpointFile
 from mirrorlog.commitlog.log import CommitLog
 from mirrorlog.commitlog.recovery.opening import IDENTITY_NAME
 from mirrorlog.commitlog.segments.scan import BlockReader, nonzero_end

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 from uuid import UUID
 
-from mirrorlog.commitlog.checkpoint import Checkpoint
 from mirrorlog.commitlog.files import Files
-from mirrorlog.commitlog.flush import FlushJob
+from mirrorlog.commitlog.flush import Checkpoint, FlushJob
 from mirrorlog.commitlog.format.header import BatchHeader, log_seed, read_header
 from mirrorlog.commitlog.index.table import SegmentTable, table_name
 from mirrorlog.commitlog.index.tables import table_from_segment
@@ -80,7 +79,8 @@ class StoredLog:
         self._doubt = opened.doubt
         self.end = opened.chain.end
         """Where the next batch will stand. A plain attribute: it is looked up a dozen times per batch."""
-        self._confirmed = opened.confirmed
+        self.confirmed = opened.confirmed
+        """See `set_confirmed`."""
         self._state_from = opened.state_from
         self._closed = False
 
@@ -97,15 +97,11 @@ class StoredLog:
         return self._flusher.flushed
 
     @property
-    def confirmed(self) -> int:
-        return self._confirmed
-
-    @property
     def claim(self) -> Claim:
         """What the copy held before bytes of it went bad; of a sound one, what it holds."""
         if self.recovery.corrupt is not None:
             return self.recovery.claim
-        return Claim(self.end, self._confirmed)
+        return Claim(self.end, self.confirmed)
 
     def is_border(self, log_offset: int) -> bool:
         """Whether a batch begins or the log ends there. Not denied below and within sealed segments: that is confirmed,
@@ -154,20 +150,20 @@ class StoredLog:
 
     def set_state_from(self, log_offset: int) -> None:
         """A complete state checkpoint that begins there is confirmed. It never goes back."""
-        self._state_from = max(self._state_from, min(log_offset, self._confirmed))
+        self._state_from = max(self._state_from, min(log_offset, self.confirmed))
 
     def move_begin(self, log_offset: int) -> None:
         """What stands below is no longer needed, as was decided, logged and confirmed. Files are freed by the next
         recorded flush, after which the new begin is on disk. Raises BadRequest above what is confirmed and described.
         """
-        if log_offset > min(self._confirmed, self._state_from):
-            raise BadRequest(f"the begin cannot move to {log_offset}, above {min(self._confirmed, self._state_from)}")
+        if log_offset > min(self.confirmed, self._state_from):
+            raise BadRequest(f"the begin cannot move to {log_offset}, above {min(self.confirmed, self._state_from)}")
         self.begin = max(self.begin, log_offset)
 
     def set_confirmed(self, log_offset: int) -> None:
         """Raise the confirmed offset; it never goes back. Above the end it is the end: a mirror hears of more than it
         holds."""
-        self._confirmed = max(self._confirmed, min(log_offset, self.end))
+        self.confirmed = max(self.confirmed, min(log_offset, self.end))
 
     # --- Read ---------------------------------------------------------------------------------------------------------
 
@@ -258,7 +254,7 @@ class StoredLog:
         `record`: write the checkpoint too, a second sync. Without it the bytes are as safe; only the line below which
         damage is corruption, and not a torn tail, stays where it was.
         """
-        checkpoint = Checkpoint(self.begin, self.end, self._confirmed, self._state_from)
+        checkpoint = Checkpoint(self.begin, self.end, self.confirmed, self._state_from)
         return self._flusher.start(self._chain, checkpoint, record=record)
 
     def complete_flush(self, job: FlushJob) -> int:
@@ -328,7 +324,7 @@ class StoredLog:
         """
         for segment in self._chain.segments[:-1]:
             if not segment.sealed:
-                behind = segment.file is None and segment.view is None and segment.end <= self._confirmed
+                behind = segment.file is None and segment.view is None and segment.end <= self.confirmed
                 return (segment.start, segment.end) if behind and segment.end > self.begin else None
         return None
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from mirrorlog.broker.log.replica import Replica
-from mirrorlog.commitlog.checkpoint import CheckpointFile
 from mirrorlog.commitlog.files import OS_FILES, replace_file
+from mirrorlog.commitlog.flush import CheckpointFile
 from mirrorlog.commitlog.format.header import Kind
 from mirrorlog.commitlog.format.rows import ROW
 from mirrorlog.commitlog.index.table import table_name

@@ -14,8 +14,7 @@ from mirrorlog.broker.membership.events import KEPT_MAX, EventRing
 from mirrorlog.broker.session.operator_requests import Operations
 from mirrorlog.cluster.coordination.liveness import Change, Life
 from mirrorlog.cluster.decisions import asked_by
-from mirrorlog.cluster.raft.members import Members
-from mirrorlog.cluster.raft.messages import EntryKind, RaftEntry, Snapshot
+from mirrorlog.cluster.raft.messages import EntryKind, Members, RaftEntry, Snapshot
 from mirrorlog.cluster.state.commands import (
     Addresses,
     Command,

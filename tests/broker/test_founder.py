@@ -19,7 +19,7 @@ from mirrorlog.broker.node import Node
 from mirrorlog.cluster.membership.discovery import Looks
 from mirrorlog.cluster.membership.founding import founding_key
 from mirrorlog.cluster.membership.joining import JoinRecord
-from mirrorlog.cluster.membership.run_history import Starts
+from mirrorlog.cluster.membership.run_history import RunHistory
 from mirrorlog.cluster.membership.seeds import SeekingPort
 from mirrorlog.cluster.state.commands import NodeForgotten, StartKind
 from mirrorlog.cluster.state.state import NodeFacts
@@ -214,7 +214,7 @@ def test_a_member_without_its_disk_is_another_one(tmp_path: Path) -> None:
             made = founder(tmp_path / "blank", nodes)
             assert not await Founder(made, OS_FILES, OPEN).founds()
             record = JoinRecord.open(OS_FILES, tmp_path / "blank")
-            starts = Starts.open(OS_FILES, tmp_path / "blank", boot_id="another")
+            starts = RunHistory.open(OS_FILES, tmp_path / "blank", boot_id="another")
             await until(lambda: nodes[0].state.nodes["c"].start_id == starts.before)
             assert record.content.member == nodes[0].state.nodes["c"].member > 3
             assert starts.kind is StartKind.LOSSY

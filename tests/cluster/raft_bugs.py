@@ -10,7 +10,6 @@ import msgspec
 
 from mirrorlog.cluster.raft.core import Raft, Role
 from mirrorlog.cluster.raft.leadership import FollowerProgress, Leadership
-from mirrorlog.cluster.raft.members import Members, encode_members
 from mirrorlog.cluster.raft.messages import (
     Append,
     Appended,
@@ -18,8 +17,10 @@ from mirrorlog.cluster.raft.messages import (
     Effects,
     EntryKind,
     HardState,
+    Members,
     ReadReady,
     Snapshot,
+    encode_members,
 )
 
 

@@ -12,7 +12,6 @@ from typing import Any, Final
 
 from mirrorlog.cluster.raft.core import Raft, Role
 from mirrorlog.cluster.raft.leadership import RaftLimits
-from mirrorlog.cluster.raft.members import Members, decode_members
 from mirrorlog.cluster.raft.messages import (
     AnyMessage,
     Append,
@@ -21,6 +20,7 @@ from mirrorlog.cluster.raft.messages import (
     Effects,
     EntryKind,
     HardState,
+    Members,
     PartTaken,
     RaftEntry,
     Snapshot,
@@ -28,6 +28,7 @@ from mirrorlog.cluster.raft.messages import (
     Stored,
     TakeOver,
     Vote,
+    decode_members,
 )
 
 NOBODY: Final = Members(())

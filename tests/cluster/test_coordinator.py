@@ -21,7 +21,7 @@ from mirrorlog.cluster.coordination.coordinator import (
 )
 from mirrorlog.cluster.coordination.liveness import Life
 from mirrorlog.cluster.coordination.promotion import FenceReport
-from mirrorlog.cluster.raft.members import Members
+from mirrorlog.cluster.raft.messages import Members
 from mirrorlog.cluster.state.commands import (
     Addresses,
     Command,

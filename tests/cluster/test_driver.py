@@ -21,8 +21,7 @@ from mirrorlog.cluster import driver
 from mirrorlog.cluster.driver import RaftDriver
 from mirrorlog.cluster.raft.core import Raft
 from mirrorlog.cluster.raft.leadership import Timing
-from mirrorlog.cluster.raft.members import Members
-from mirrorlog.cluster.raft.messages import AnyMessage, HardState, Snapshot, Stored
+from mirrorlog.cluster.raft.messages import AnyMessage, HardState, Members, Snapshot, Stored
 from mirrorlog.cluster.raft.store import RaftStore
 from mirrorlog.cluster.state.commands import Addresses, NodeJoined, encode_command
 from mirrorlog.cluster.state.machine import AppliedEntry, Machine

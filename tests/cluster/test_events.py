@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from mirrorlog.cluster.decisions import asked_by, signed
-from mirrorlog.cluster.raft.members import Members
-from mirrorlog.cluster.raft.messages import EntryKind, RaftEntry, Snapshot
+from mirrorlog.cluster.raft.messages import EntryKind, Members, RaftEntry, Snapshot
 from mirrorlog.cluster.state.commands import (
     Addresses,
     Command,

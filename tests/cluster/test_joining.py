@@ -10,8 +10,7 @@ import msgspec
 import pytest
 
 from mirrorlog.cluster.membership.joining import FILE_NAME, STATE_BYTES_MAX, JoinRecord, anew, check_joining
-from mirrorlog.cluster.raft.members import Members
-from mirrorlog.cluster.raft.messages import Snapshot
+from mirrorlog.cluster.raft.messages import Members, Snapshot
 from mirrorlog.cluster.raft.store import RaftStore
 from mirrorlog.cluster.requests import AskJoin, Joined
 from mirrorlog.cluster.state.commands import Addresses

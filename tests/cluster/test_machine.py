@@ -6,8 +6,7 @@ import msgspec
 import pytest
 
 from mirrorlog import versions
-from mirrorlog.cluster.raft.members import Members
-from mirrorlog.cluster.raft.messages import EntryKind, RaftEntry, Snapshot
+from mirrorlog.cluster.raft.messages import EntryKind, Members, RaftEntry, Snapshot
 from mirrorlog.cluster.state.commands import (
     Addresses,
     Command,

@@ -10,7 +10,6 @@ import pytest
 
 from mirrorlog.cluster.raft.core import Raft
 from mirrorlog.cluster.raft.leadership import RaftLimits
-from mirrorlog.cluster.raft.members import Members
 from mirrorlog.cluster.raft.messages import (
     AnyMessage,
     Append,
@@ -19,6 +18,7 @@ from mirrorlog.cluster.raft.messages import (
     Effects,
     EntryKind,
     HardState,
+    Members,
     PartTaken,
     RaftEntry,
     Snapshot,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mirrorlog.cluster.raft.log import RaftLog
-from mirrorlog.cluster.raft.members import Members, encode_members
-from mirrorlog.cluster.raft.messages import EntryKind, RaftEntry, Snapshot
+from mirrorlog.cluster.raft.messages import EntryKind, Members, RaftEntry, Snapshot, encode_members
 
 THREE = Members((1, 2, 3))
 FOUR = Members((1, 2, 3, 4))

@@ -13,8 +13,7 @@ import msgspec
 import pytest
 
 from mirrorlog.cluster.raft import store as store_module
-from mirrorlog.cluster.raft.members import Members
-from mirrorlog.cluster.raft.messages import Effects, EntryKind, HardState, RaftEntry, Snapshot, Stored
+from mirrorlog.cluster.raft.messages import Effects, EntryKind, HardState, Members, RaftEntry, Snapshot, Stored
 from mirrorlog.cluster.raft.store import RaftStore
 from mirrorlog.commitlog.files import OsFiles
 from mirrorlog.errors import DiskFailed, DiskFull, LogCorrupt, UnsupportedVersion

@@ -10,8 +10,7 @@ from msgspec.structs import replace
 
 from mirrorlog.cluster.membership import registration
 from mirrorlog.cluster.membership.registration import Registration
-from mirrorlog.cluster.raft.members import Members
-from mirrorlog.cluster.raft.messages import Snapshot
+from mirrorlog.cluster.raft.messages import Members, Snapshot
 from mirrorlog.cluster.requests import Applied, AskApply, AskState, Joined, decode_question, encode
 from mirrorlog.cluster.state.commands import (
     Addresses,

@@ -9,8 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from mirrorlog.cluster.membership.registration import ReturnedNode, come_back
-from mirrorlog.cluster.raft.members import Members
-from mirrorlog.cluster.raft.messages import Snapshot
+from mirrorlog.cluster.raft.messages import Members, Snapshot
 from mirrorlog.cluster.requests import Applied, Joined
 from mirrorlog.cluster.state.commands import Addresses, Command, Holder, NodeForgotten, NodeStarted, StartKind
 from mirrorlog.cluster.state.machine import applied

@@ -18,8 +18,8 @@ from mirrorlog.cluster.membership.run_history import (
     FAILED_NAME,
     FILE_NAME,
     SINCE_MAX,
+    RunHistory,
     RunRecord,
-    Starts,
     own_boot_id,
 )
 from mirrorlog.cluster.state.commands import Addresses, NodeStarted, StartKind
@@ -51,11 +51,11 @@ class Told(NamedTuple):
     damaged: tuple[str, ...]
 
 
-def opened(files: Files, start_id: str = "next", *, boot_id: str = BOOT, directory: Path = DIRECTORY) -> Starts:
-    return Starts.open(files, directory, boot_id=boot_id, new_id=lambda: start_id)
+def opened(files: Files, start_id: str = "next", *, boot_id: str = BOOT, directory: Path = DIRECTORY) -> RunHistory:
+    return RunHistory.open(files, directory, boot_id=boot_id, new_id=lambda: start_id)
 
 
-def begun(files: Files, start_id: str, *, boot_id: str = BOOT) -> Starts:
+def begun(files: Files, start_id: str, *, boot_id: str = BOOT) -> RunHistory:
     starts = opened(files, start_id, boot_id=boot_id)
     starts.begin()
     return starts
@@ -84,7 +84,7 @@ def test_a_blank_disk_has_lost_nothing(files: SimulatedFiles) -> None:
 
 def test_each_run_has_an_id_of_its_own(files: SimulatedFiles) -> None:
     """By two starts that choose it themselves."""
-    assert len({Starts.open(files, DIRECTORY, boot_id=BOOT).start_id for _ in range(2)}) == 2
+    assert len({RunHistory.open(files, DIRECTORY, boot_id=BOOT).start_id for _ in range(2)}) == 2
 
 
 @pytest.mark.parametrize("boot_id", [BOOT, LATER])
@@ -236,14 +236,14 @@ def test_a_disk_that_takes_nothing_gets_no_clean_mark(files: SimulatedFiles, cap
 
 # --- Crashes and failures -------------------------------------------------------------------------------------------
 
-Step = Callable[[Starts], object]
+Step = Callable[[RunHistory], object]
 RUNS: Final[tuple[tuple[str, tuple[Step, ...]], ...]] = (
-    (BOOT, (Starts.begin, lambda starts: starts.damage(["log-a"]), lambda starts: starts.registered(["log-a"]))),
-    (BOOT, (Starts.begin, Starts.registered, Starts.stopped)),
-    (BOOT, (Starts.begin, Starts.disk_failed, Starts.stopped)),
-    (BOOT, (Starts.begin,)),
-    (LATER, (Starts.begin, lambda starts: starts.damage(["log-b", "log-c"]), Starts.stopped)),
-    (LATER, (Starts.begin, lambda starts: starts.registered(["log-c"]), Starts.stopped)),
+    (BOOT, (RunHistory.begin, lambda starts: starts.damage(["log-a"]), lambda starts: starts.registered(["log-a"]))),
+    (BOOT, (RunHistory.begin, RunHistory.registered, RunHistory.stopped)),
+    (BOOT, (RunHistory.begin, RunHistory.disk_failed, RunHistory.stopped)),
+    (BOOT, (RunHistory.begin,)),
+    (LATER, (RunHistory.begin, lambda starts: starts.damage(["log-b", "log-c"]), RunHistory.stopped)),
+    (LATER, (RunHistory.begin, lambda starts: starts.registered(["log-c"]), RunHistory.stopped)),
 )
 """What six runs do, each in its boot."""
 
@@ -299,7 +299,9 @@ def test_a_clean_mark_never_survives_the_next_run(seed: int) -> None:
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
 @pytest.mark.parametrize("operation", ["create", "pwrite", "fdatasync", "rename", "fsync_directory"])
-@pytest.mark.parametrize("step", [Starts.begin, Starts.registered, Starts.stopped, lambda it: it.damage(["log-a"])])
+@pytest.mark.parametrize(
+    "step", [RunHistory.begin, RunHistory.registered, RunHistory.stopped, lambda it: it.damage(["log-a"])]
+)
 def test_a_step_that_failed_is_said_and_can_be_tried_again(
     files: SimulatedFiles, step: Step, operation: str, code: int
 ) -> None:
@@ -308,7 +310,7 @@ def test_a_step_that_failed_is_said_and_can_be_tried_again(
     starts.registered()
     starts.stopped()
     starts = opened(files, "r2")
-    if step is not Starts.begin:
+    if step is not RunHistory.begin:
         starts.begin()
     old = told(files)
     files.model = DiskModel(forgets=True, ordered_names=False)
@@ -375,21 +377,21 @@ def test_the_cluster_hears_the_worst_of_what_it_has_not_heard(seed: int) -> None
                 since_heard = CLEAN
         end, act = random.choice(ENDS)
         act(starts)
-        power_lost = end is LOSSY and act is not Starts.disk_failed
+        power_lost = end is LOSSY and act is not RunHistory.disk_failed
         boot += power_lost
         files = files.after_power_loss() if power_lost else files.after_kill()
         since_heard, since_applied = worse(since_heard, end), worse(since_applied, end)
 
 
-def nothing(starts: Starts) -> None:
+def nothing(starts: RunHistory) -> None:
     """A run that ends without a word."""
 
 
 ENDS: Final[tuple[tuple[StartKind, Step], ...]] = (
-    (CLEAN, Starts.stopped),
+    (CLEAN, RunHistory.stopped),
     (DIED, nothing),
     (LOSSY, nothing),
-    (LOSSY, Starts.disk_failed),
+    (LOSSY, RunHistory.disk_failed),
 )
 """How a run may end: what the next start is worth, and what this one says last."""
 

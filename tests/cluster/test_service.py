@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from mirrorlog.cluster.coordination.liveness import Life
 from mirrorlog.cluster.raft.messages import AnyMessage, Vote

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mirrorlog.commitlog.checkpoint import Checkpoint
 from mirrorlog.commitlog.files import OS_FILES, Files
+from mirrorlog.commitlog.flush import Checkpoint
 from mirrorlog.commitlog.index.table import table_name
 from mirrorlog.commitlog.log import CommitLog
 from mirrorlog.commitlog.quarantine import REPORT_NAME, quarantine_damage, quarantined_copies

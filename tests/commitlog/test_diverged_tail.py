@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mirrorlog.commitlog.checkpoint import Checkpoint
 from mirrorlog.commitlog.files import OS_FILES
+from mirrorlog.commitlog.flush import Checkpoint
 from mirrorlog.commitlog.log import CommitLog
 from mirrorlog.commitlog.quarantine import REPORT_NAME, find_quarantined_tail, quarantine_tail, quarantined_copies
 from mirrorlog.errors import DiskFailed

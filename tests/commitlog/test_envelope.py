@@ -11,8 +11,8 @@ import pytest
 from mirrorlog.commitlog.epochs import Epoch
 from mirrorlog.commitlog.files import OS_FILES
 from mirrorlog.commitlog.format.checksum import crc32c
-from mirrorlog.commitlog.format.envelope import EnvelopePart, is_envelope, is_inner, open_envelope
-from mirrorlog.commitlog.format.header import HEADER_SIZE, BatchHeader, Flag, Kind, read_header
+from mirrorlog.commitlog.format.envelope import EnvelopePart, open_envelope
+from mirrorlog.commitlog.format.header import HEADER_SIZE, BatchHeader, Flag, Kind, is_envelope, is_inner, read_header
 from mirrorlog.commitlog.format.rows import RowCollector, pack_row
 from mirrorlog.commitlog.index.memory import QueueIndex
 from mirrorlog.commitlog.index.table import SegmentTable

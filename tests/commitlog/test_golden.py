@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from mirrorlog.commitlog.checkpoint import SLOT_BYTES, SLOT_SIZE, Checkpoint, CheckpointFile, decode_slot, encode_slot
 from mirrorlog.commitlog.epochs import Epoch, EpochList, decode_epochs, encode_epochs
 from mirrorlog.commitlog.files import OS_FILES
+from mirrorlog.commitlog.flush import SLOT_BYTES, SLOT_SIZE, Checkpoint, CheckpointFile, decode_slot, encode_slot
 from mirrorlog.commitlog.format.attributes import Attributes, attributes_of
 from mirrorlog.commitlog.format.body import Record, parse_batch_body
 from mirrorlog.commitlog.format.checksum import crc32c_portable

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from mirrorlog.commitlog.epochs import Epoch, EpochList
-from mirrorlog.commitlog.format.envelope import EnvelopePart, is_inner
-from mirrorlog.commitlog.format.header import HEADER_SIZE, stamp
+from mirrorlog.commitlog.format.envelope import EnvelopePart
+from mirrorlog.commitlog.format.header import HEADER_SIZE, is_inner, stamp
 from mirrorlog.commitlog.log import CommitLog
 from tests.commitlog.logs import abandon, flush, mapped, open_log, patch, segment_files, sized_batch, stored, warm
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from mirrorlog.commitlog.checkpoint import SLOT_BYTES, Checkpoint
 from mirrorlog.commitlog.epochs import (
     ENTRIES_MAX,
     LIST_BYTES_MAX,
@@ -16,7 +15,7 @@ from mirrorlog.commitlog.epochs import (
     encode_epochs,
 )
 from mirrorlog.commitlog.files import OS_FILES, Files
-from mirrorlog.commitlog.flush import FlushJob
+from mirrorlog.commitlog.flush import SLOT_BYTES, Checkpoint, FlushJob
 from mirrorlog.commitlog.log import CommitLog
 from mirrorlog.errors import BadRequest, DiskFailed
 from mirrorlog.wire.messages.codec import encode

@@ -12,8 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from random import Random
 
-from mirrorlog.commitlog.format.envelope import is_envelope
-from mirrorlog.commitlog.format.header import HEADER_SIZE, BatchHeader, Kind, read_header
+from mirrorlog.commitlog.format.header import HEADER_SIZE, BatchHeader, Kind, is_envelope, read_header
 from mirrorlog.commitlog.index.memory import QueueIndex
 from mirrorlog.commitlog.index.past import Past, PastIndex, delete
 from mirrorlog.commitlog.index.queue_order import QueuedBatch

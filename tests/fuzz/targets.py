@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 from uuid import UUID
 
-from mirrorlog.commitlog.checkpoint import Checkpoint, decode_slot, encode_slot
 from mirrorlog.commitlog.epochs import Epoch, EpochList, decode_epochs, encode_epochs
+from mirrorlog.commitlog.flush import Checkpoint, decode_slot, encode_slot
 from mirrorlog.commitlog.format.attributes import (
     NO_ATTRIBUTES,
     Attributes,

@@ -4,8 +4,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
-from mirrorlog.commitlog.checkpoint import Checkpoint, CheckpointFile
 from mirrorlog.commitlog.files import OS_FILES
+from mirrorlog.commitlog.flush import Checkpoint, CheckpointFile
 from mirrorlog.commitlog.format.body import Record
 from mirrorlog.commitlog.format.codec import compress_draft
 from mirrorlog.commitlog.format.drafts import Draft, draft_columns, encode_batch

@@ -13,9 +13,9 @@ import lmdb
 import pytest
 from typer.testing import CliRunner
 
-from mirrorlog.commitlog.checkpoint import Checkpoint, CheckpointFile
 from mirrorlog.commitlog.directory import DataDirectory
 from mirrorlog.commitlog.files import OS_FILES, OsFile
+from mirrorlog.commitlog.flush import Checkpoint, CheckpointFile
 from mirrorlog.commitlog.format.header import BatchHeader, Codec, log_seed
 from mirrorlog.commitlog.format.rows import pack_row
 from mirrorlog.commitlog.index.past import DIRECTORY_NAME as INDEX_NAME

@@ -22,7 +22,7 @@ from mirrorlog.broker.hosting.hosted_log import HostedLog, HostedLogs, HostedSta
 from mirrorlog.broker.log.in_sync import in_sync_set
 from mirrorlog.cluster.coordination.liveness import Change
 from mirrorlog.cluster.coordination.promotion import FenceReport
-from mirrorlog.cluster.membership.fenced_epochs import Promises
+from mirrorlog.cluster.membership.fenced_epochs import FencedEpochs
 from mirrorlog.cluster.state.commands import (
     Command,
     Holder,
@@ -247,7 +247,7 @@ class Hosting:
         self,
         own: Holder,
         logs: HostedLogs,
-        promises: Promises,
+        promises: FencedEpochs,
         *,
         opener: Opener,
         helper: Executor,

@@ -15,7 +15,6 @@ from mirrorlog.broker.hosting.hosting import assignment_of
 from mirrorlog.broker.log.host import now_us
 from mirrorlog.broker.membership.placing import place_for
 from mirrorlog.cluster.coordination.liveness import Change, Life, nodes_needed, nodes_out
-from mirrorlog.cluster.membership.founding import member_of
 from mirrorlog.cluster.service import ClusterService
 from mirrorlog.cluster.state.commands import (
     Command,
@@ -26,6 +25,7 @@ from mirrorlog.cluster.state.commands import (
     QueuesRemoved,
     QueuesUnbound,
     TransientLogMade,
+    member_of,
 )
 from mirrorlog.cluster.state.state import (
     QUEUE_IDS_GRANTED,

@@ -32,7 +32,7 @@ import msgspec
 from mirrorlog import versions
 from mirrorlog.broker.membership.founder import Founder
 from mirrorlog.cluster.membership.discovery import Answer, FoundCluster, Join, Looks, Wait, clusters, decide, in_order
-from mirrorlog.cluster.membership.founding import addresses_of, founding, founding_state
+from mirrorlog.cluster.membership.founding import founding, founding_state
 from mirrorlog.cluster.membership.joining import FILE_NAME as JOIN_NAME
 from mirrorlog.cluster.membership.joining import JoinRecord
 from mirrorlog.cluster.membership.multicast import Prober
@@ -40,6 +40,7 @@ from mirrorlog.cluster.membership.seeds import SeekingPort, ask_to_join, look_at
 from mirrorlog.cluster.raft.messages import Snapshot
 from mirrorlog.cluster.raft.store import RaftStore
 from mirrorlog.cluster.requests import AskJoin
+from mirrorlog.cluster.state.commands import addresses_of
 from mirrorlog.cluster.state.state import decode_state
 from mirrorlog.commitlog.directory import IDENTITY_NAME, LOCK_NAME, LOGS_NAME, DataDirectory
 from mirrorlog.commitlog.files import Files, disk_named, read_file

@@ -21,14 +21,14 @@ import msgspec
 
 from mirrorlog import versions
 from mirrorlog.cluster.membership.discovery import FoundCluster, Looks
-from mirrorlog.cluster.membership.founding import ComeBack, Founders, Told, addresses_of, founding_key
+from mirrorlog.cluster.membership.founding import ComeBack, Founders, Told, founding_key
 from mirrorlog.cluster.membership.joining import JoinRecord
 from mirrorlog.cluster.membership.registration import RIVAL_S, ReturnedNode, come_back
-from mirrorlog.cluster.membership.run_history import Starts
+from mirrorlog.cluster.membership.run_history import RunHistory
 from mirrorlog.cluster.membership.seeds import SeekingPort, ask_member, ask_to_join, look_at_founder
 from mirrorlog.cluster.requests import Applied, AskApply, AskJoin, AskState, Joined
 from mirrorlog.cluster.service import ClusterService
-from mirrorlog.cluster.state.commands import FirstUserMade, NodeStarted, StartKind, encode_command
+from mirrorlog.cluster.state.commands import FirstUserMade, NodeStarted, StartKind, addresses_of, encode_command
 from mirrorlog.commitlog.files import Files
 from mirrorlog.config import Settings, check_private
 from mirrorlog.errors import BadRequest, ConfigError, DiskFailed, DiskFull, MirrorlogError, NotAMember
@@ -163,7 +163,7 @@ class Founder:
     def _note_run(self, returned: ReturnedNode) -> None:
         """The run that the cluster knows now is known to the disk, before the node is a member by it. It counts as one
         that ended with its machine, unless there was nothing that it could have lost."""
-        starts = Starts.open(self._files, self._path, boot_id="", new_id=lambda: self._run)
+        starts = RunHistory.open(self._files, self._path, boot_id="", new_id=lambda: self._run)
         starts.begin()
         starts.registered()
         if returned.first:

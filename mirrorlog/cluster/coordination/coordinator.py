@@ -21,7 +21,7 @@ from uuid import UUID, uuid5
 from mirrorlog import versions
 from mirrorlog.cluster.coordination.liveness import Life
 from mirrorlog.cluster.coordination.promotion import FenceReport, Promotion
-from mirrorlog.cluster.raft.members import Members
+from mirrorlog.cluster.raft.messages import Members
 from mirrorlog.cluster.state.commands import (
     Command,
     InSyncShrunk,

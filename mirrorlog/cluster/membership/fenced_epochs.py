@@ -62,7 +62,7 @@ _encoder: Final = msgspec.msgpack.Encoder()
 _decoder: Final = msgspec.msgpack.Decoder(dict[str, int])
 
 
-class Promises:
+class FencedEpochs:
     """The open file. `keep` and `forget` block and may be called by several threads at once; `of` reads memory."""
 
     def __init__(self, file: File, path: Path, *, number: int, kept: Mapping[str, int]) -> None:

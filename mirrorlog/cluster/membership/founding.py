@@ -43,11 +43,10 @@ from typing import Final
 
 from mirrorlog import versions
 from mirrorlog.cluster.membership.discovery import FoundCluster, InCluster, Looks, NoAnswer, Wait
-from mirrorlog.cluster.raft.members import Members
-from mirrorlog.cluster.raft.messages import Snapshot
-from mirrorlog.cluster.state.commands import Addresses
+from mirrorlog.cluster.raft.messages import Members, Snapshot
+from mirrorlog.cluster.state.commands import addresses_of
 from mirrorlog.cluster.state.state import ClusterState, LogFacts, NodeFacts, encode_state
-from mirrorlog.config import ClusterSettings, LogAssignment, Member
+from mirrorlog.config import ClusterSettings, LogAssignment
 
 OTHERS_S: Final = 0.25
 """How long a majority waits for the others before it founds without them."""
@@ -175,24 +174,6 @@ def founding(state: ClusterState) -> Snapshot:
     """The same for Raft: what every founding member begins with."""
     members = tuple(sorted(facts.member for facts in state.nodes.values()))
     return Snapshot(0, 0, Members(members), encode_state(state))
-
-
-def addresses_of(member: Member) -> Addresses:
-    """As the cluster keeps them."""
-    return Addresses(
-        client=member.client, replication=member.replication, grpc=member.grpc or "", http=member.http or ""
-    )
-
-
-def member_of(node: str, addresses: Addresses) -> Member:
-    """As the configuration has them."""
-    return Member(
-        id=node,
-        client=addresses.client,
-        replication=addresses.replication,
-        grpc=addresses.grpc or None,
-        http=addresses.http or None,
-    )
 
 
 def _log_facts(log: LogAssignment) -> LogFacts:

@@ -18,11 +18,11 @@ from uuid import uuid4
 import msgspec
 from pydantic import ValidationError
 
-from mirrorlog.cluster.membership.founding import member_of
 from mirrorlog.cluster.membership.record_file import RecordFile
 from mirrorlog.cluster.raft.messages import HardState, Stored
 from mirrorlog.cluster.raft.store import RaftStore
 from mirrorlog.cluster.requests import AskJoin, Joined
+from mirrorlog.cluster.state.commands import member_of
 from mirrorlog.commitlog.files import Files, disk_named, replace_file
 from mirrorlog.errors import BadRequest, ProtocolError
 

@@ -28,10 +28,9 @@ from uuid import UUID
 
 import msgspec
 
-from mirrorlog.cluster.membership.run_history import Starts
+from mirrorlog.cluster.membership.run_history import RunHistory
 from mirrorlog.cluster.raft.log import RaftLog
-from mirrorlog.cluster.raft.members import Members
-from mirrorlog.cluster.raft.messages import Effects, HardState, RaftEntry, Snapshot, Stored
+from mirrorlog.cluster.raft.messages import Effects, HardState, Members, RaftEntry, Snapshot, Stored
 from mirrorlog.cluster.raft.store import RaftStore
 from mirrorlog.cluster.state.machine import Machine
 from mirrorlog.cluster.state.node_rules import recovered
@@ -203,7 +202,7 @@ def read_survivor(files: Files, directory: Path) -> Survivor:
     with held(files, directory) as (cluster_id, node):
         store, stored = _opened(files, directory)
         store.close()
-        starts = Starts.open(files, directory, boot_id="")
+        starts = RunHistory.open(files, directory, boot_id="")
         return Survivor(
             node=node,
             cluster_id=cluster_id,

@@ -65,7 +65,7 @@ class RunRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.since[-1] if self.since else self.before
 
 
-class Starts:
+class RunHistory:
     """This run, and what the disk knows of those before. `start_id`: of this run; `kind`: the worst of those in `since`
     and this one.
 

@@ -20,7 +20,6 @@ from typing import Protocol
 
 from mirrorlog.cluster.raft.leadership import Leadership, RaftLimits, Timing
 from mirrorlog.cluster.raft.log import RaftLog
-from mirrorlog.cluster.raft.members import Members, encode_members
 from mirrorlog.cluster.raft.messages import (
     AnyMessage,
     Append,
@@ -29,6 +28,7 @@ from mirrorlog.cluster.raft.messages import (
     Effects,
     EntryKind,
     HardState,
+    Members,
     PartTaken,
     RaftEntry,
     ReadReady,
@@ -37,6 +37,7 @@ from mirrorlog.cluster.raft.messages import (
     Stored,
     TakeOver,
     Vote,
+    encode_members,
 )
 from mirrorlog.errors import BadRequest, NotLeader, Overloaded
 

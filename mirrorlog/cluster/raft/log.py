@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from mirrorlog.cluster.raft.members import Members, decode_members
-from mirrorlog.cluster.raft.messages import EntryKind, RaftEntry, Snapshot
+from mirrorlog.cluster.raft.messages import EntryKind, Members, RaftEntry, Snapshot, decode_members
 
 
 class RaftLog:

@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 
 from mirrorlog import versions
+from mirrorlog.config import Member
 from mirrorlog.errors import UnsupportedVersion
 from mirrorlog.wire.fairness.quotas import UserLimits
 from mirrorlog.wire.routing import Binding, Exchange
@@ -36,6 +37,24 @@ class Addresses(msgspec.Struct, frozen=True, omit_defaults=True):
     replication: str = ""
     grpc: str = ""
     http: str = ""
+
+
+def addresses_of(member: Member) -> Addresses:
+    """Of a member of the configuration, as the cluster keeps them."""
+    return Addresses(
+        client=member.client, replication=member.replication, grpc=member.grpc or "", http=member.http or ""
+    )
+
+
+def member_of(node: str, addresses: Addresses) -> Member:
+    """A node as the configuration has it. Raises ValidationError for addresses that are none."""
+    return Member(
+        id=node,
+        client=addresses.client,
+        replication=addresses.replication,
+        grpc=addresses.grpc or None,
+        http=addresses.http or None,
+    )
 
 
 class Holder(msgspec.Struct, frozen=True, array_like=True):

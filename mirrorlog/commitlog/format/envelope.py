@@ -127,16 +127,6 @@ def holds_data(inside: memoryview | bytes) -> bool:
     return False
 
 
-def is_envelope(header: BatchHeader) -> bool:
-    """Whether other batches stand inside."""
-    return header.kind == _TRANSACTION
-
-
-def is_inner(header: BatchHeader) -> bool:
-    """Whether it stands inside of another batch."""
-    return bool(header.flags & _INNER)
-
-
 def inner_bytes(envelope: memoryview, outer: BatchHeader, inner: BatchHeader) -> memoryview:
     """The bytes of one of the batches inside."""
     at = inner.log_offset - outer.log_offset

@@ -22,13 +22,12 @@ from pathlib import Path
 from typing import Final, NamedTuple
 from uuid import UUID
 
-from mirrorlog.commitlog.checkpoint import FILE_NAME as CHECKPOINT_NAME
-from mirrorlog.commitlog.checkpoint import Checkpoint, CheckpointFile
 from mirrorlog.commitlog.directory import check_identity, write_identity
 from mirrorlog.commitlog.epochs import FILE_NAME as EPOCHS_NAME
 from mirrorlog.commitlog.epochs import EpochList, load_epochs, store_epochs
 from mirrorlog.commitlog.files import Files
-from mirrorlog.commitlog.flush import Flusher
+from mirrorlog.commitlog.flush import FILE_NAME as CHECKPOINT_NAME
+from mirrorlog.commitlog.flush import Checkpoint, CheckpointFile, Flusher
 from mirrorlog.commitlog.index.tables import Tables
 from mirrorlog.commitlog.recovery.damage import Range
 from mirrorlog.commitlog.recovery.recovery import LossNote, Recovery, RecoveryReport

@@ -26,10 +26,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from mirrorlog.commitlog.checkpoint import Checkpoint
 from mirrorlog.commitlog.files import File, Files, disk_error, read_file, replace_file
-from mirrorlog.commitlog.format.envelope import is_inner
-from mirrorlog.commitlog.format.header import ALIGNMENT, HEADER_SIZE, BatchHeader
+from mirrorlog.commitlog.flush import Checkpoint
+from mirrorlog.commitlog.format.header import ALIGNMENT, HEADER_SIZE, BatchHeader, is_inner
 from mirrorlog.commitlog.index.table import TableHead, table_start
 from mirrorlog.commitlog.index.tables import Tables, table_from_segment
 from mirrorlog.commitlog.recovery.damage import Damage, FileStretch, Range, assess, next_valid

@@ -115,9 +115,10 @@ class SegmentChain:
         Raises BatchTooLarge, DiskFull or DiskFailed; nothing counts as stored then.
         """
         length = len(header) + len(body)
-        if length + self.reserve_bytes > self.active.room:
+        active = self.segments[-1]
+        if length + self.reserve_bytes > active.room:
             self._make_room(length, self.reserve_bytes if _is_data(header[KIND_AT], body) else 0)
-        active = self.active
+            active = self.segments[-1]
         at = active.end - active.start
         mark = _end_mark(active, length)
         if self._write_through:
@@ -158,12 +159,13 @@ class SegmentChain:
 
     def keep(self, lengths: Sequence[int]) -> None:
         """Count the batches that were received in `room_view`."""
+        active = self.active
         for length in lengths:
-            mark = _end_mark(self.active, length)
-            self.active.append_border(length)
-        at = self.active.end - self.active.start
-        assert self.active.view is not None
-        self.active.view[at : at + len(mark)] = mark
+            mark = _end_mark(active, length)
+            active.append_border(length)
+        at = active.end - active.start
+        assert active.view is not None
+        active.view[at : at + len(mark)] = mark
 
     def _write(self, active: Segment, parts: Sequence[bytes | bytearray | memoryview], at: int) -> None:
         assert active.file is not None

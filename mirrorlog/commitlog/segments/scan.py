@@ -17,8 +17,17 @@ import numpy as np
 
 from mirrorlog.commitlog.epochs import EpochList
 from mirrorlog.commitlog.files import File, Files
-from mirrorlog.commitlog.format.envelope import inner_bytes, is_envelope, is_inner, open_envelope
-from mirrorlog.commitlog.format.header import ALIGNMENT, HEADER_SIZE, MAGIC_AT, BatchHeader, check_body, check_stamped
+from mirrorlog.commitlog.format.envelope import inner_bytes, open_envelope
+from mirrorlog.commitlog.format.header import (
+    ALIGNMENT,
+    HEADER_SIZE,
+    MAGIC_AT,
+    BatchHeader,
+    check_body,
+    check_stamped,
+    is_envelope,
+    is_inner,
+)
 from mirrorlog.errors import BadBatch, LogCorrupt
 
 OnBatch = Callable[[BatchHeader, memoryview], None]

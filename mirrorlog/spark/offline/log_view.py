@@ -15,8 +15,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final, NoReturn
 
-from mirrorlog.commitlog.checkpoint import Checkpoint
 from mirrorlog.commitlog.files import disk_error
+from mirrorlog.commitlog.flush import Checkpoint
 from mirrorlog.commitlog.log_directory import FILES, LogDirectory, SegmentFile, read_log_directory
 from mirrorlog.commitlog.recovery.damage import Range
 from mirrorlog.errors import BadBatch, DiskFailed, IndexDoubtful, LogCorrupt

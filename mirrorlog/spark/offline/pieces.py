@@ -24,8 +24,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorlog.commitlog.files import File
-from mirrorlog.commitlog.format.envelope import is_envelope
-from mirrorlog.commitlog.format.header import ALIGNMENT, HEADER_SIZE, BatchHeader, check_body, check_stamped
+from mirrorlog.commitlog.format.header import (
+    ALIGNMENT,
+    HEADER_SIZE,
+    BatchHeader,
+    check_body,
+    check_stamped,
+    is_envelope,
+)
 from mirrorlog.commitlog.format.rows import pack_row
 from mirrorlog.commitlog.index.table import SegmentTable, table_name
 from mirrorlog.commitlog.index.tables import build_table

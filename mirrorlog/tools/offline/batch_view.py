@@ -6,8 +6,17 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from mirrorlog.commitlog.format.attributes import Attributes, attributes_of
-from mirrorlog.commitlog.format.envelope import is_envelope, is_inner
-from mirrorlog.commitlog.format.header import NO_PRODUCER, NO_TIMESTAMP, BatchHeader, Codec, Column, Flag, Kind
+from mirrorlog.commitlog.format.header import (
+    NO_PRODUCER,
+    NO_TIMESTAMP,
+    BatchHeader,
+    Codec,
+    Column,
+    Flag,
+    Kind,
+    is_envelope,
+    is_inner,
+)
 from mirrorlog.errors import BadBatch
 from mirrorlog.tools.offline.changes import change_text, counts_text, read_changes, state_counts
 from mirrorlog.tools.output import NOTHING, time_text

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from mirrorlog.commitlog.checkpoint import FILE_NAME as CHECKPOINT_NAME
 from mirrorlog.commitlog.epochs import FILE_NAME as EPOCHS_NAME
 from mirrorlog.commitlog.files import disk_error
+from mirrorlog.commitlog.flush import FILE_NAME as CHECKPOINT_NAME
 from mirrorlog.commitlog.index.past import DIRECTORY_NAME as INDEX_NAME
 from mirrorlog.commitlog.index.table import table_start
 from mirrorlog.commitlog.recovery.opening import IDENTITY_NAME

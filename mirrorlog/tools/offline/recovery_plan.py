@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from mirrorlog.commitlog.checkpoint import Checkpoint
 from mirrorlog.commitlog.files import disk_error
+from mirrorlog.commitlog.flush import Checkpoint
 from mirrorlog.commitlog.index.table import SegmentTable, TableHead
 from mirrorlog.commitlog.index.tables import Tables
 from mirrorlog.commitlog.recovery.damage import Range
