@@ -1,4 +1,4 @@
-"""What the members ask each other, and the answers, as msgpack in ASK and TELL frames."""
+"""Requests between the members of a cluster, and their answers, as msgpack in ASK and TELL frames."""
 
 from __future__ import annotations
 

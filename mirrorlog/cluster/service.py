@@ -1,4 +1,4 @@
-"""A node's part in the cluster: its Raft member, its links to the others, and the coordinator when it leads.
+"""One member of the cluster: its Raft, its links to the others, and the coordinator when it leads.
 
 Thin: Raft decides in which order, the state what is allowed, the coordinator what is to be done, liveness who is
 there. Here they are tied to sockets, timers and the disk. What the node does about the state (master this log, follow

@@ -1,4 +1,4 @@
-"""A port that accepts, or the reason why not. Thin.
+"""Listening at a port: connections are accepted, a few at a time, each in a place of its own. Thin.
 
 The node accepts by itself, a few connections at a time: so each has a place (`wire.places`) from `accept` until its
 descriptor is closed, in a TLS handshake and while it lingers too. asyncio tells of neither.

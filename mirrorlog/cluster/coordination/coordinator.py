@@ -1,4 +1,4 @@
-"""What the leader of the metadata does about what is not as it should be. Pure, and level-triggered.
+"""The coordinator: it sees to it that every log has a living master and enough copies. Pure, and level-triggered.
 
 `step` compares the state with what is wanted and with who is there, and gives what is to be done next: one change per
 log at a time, and none that rests on what it did before. What it remembers are the promotions under way and since when

@@ -1,4 +1,4 @@
-"""How one run of a node comes to be known to its cluster, and how it finds out that it is over.
+"""Registration: how the cluster comes to know of one run of a node, and how that run finds out that it is over.
 
 A start is a command like any other. What is refused is told apart by what the cluster's state says of the node, as
 somebody else has it: this member's own Raft may be one that hears nothing any more.

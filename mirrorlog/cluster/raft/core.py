@@ -193,7 +193,7 @@ class Raft:
         self._check_takes()
         if not self.settled or self.log.members_index > self.log.commit:
             raise Overloaded("another change of members is under way; ask again", limit="one change at a time")
-        if not _one_step(self.members, members):
+        if not self.members.one_step_to(members):
             raise BadRequest(f"members change one voter at a time: {self.members} cannot become {members}")
         return self._append(EntryKind.MEMBERS, encode_members(members))
 
@@ -493,9 +493,3 @@ class Raft:
 
     def _send(self, message: AnyMessage) -> None:
         self._messages.append(message)
-
-
-def _one_step(before: Members, after: Members) -> bool:
-    """Whether any majority of the one and any of the other share a member, and `after` can be at all."""
-    can_be = after.voters and len(set(after.all)) == len(after.all)
-    return bool(can_be) and len(set(before.voters) ^ set(after.voters)) <= 1

@@ -47,6 +47,11 @@ class Members(msgspec.Struct, frozen=True, array_like=True):
 
     # --- one step away ---
 
+    def one_step_to(self, after: Members) -> bool:
+        """Whether any majority of the one and any of the other share a member, and `after` can be at all."""
+        can_be = after.voters and len(set(after.all)) == len(after.all)
+        return bool(can_be) and len(set(self.voters) ^ set(after.voters)) <= 1
+
     def with_learner(self, member: int) -> Self:
         """Raises BadRequest when it is there already."""
         if member in self.all:

@@ -1,4 +1,4 @@
-"""What an entry of the cluster's log means to who watches the cluster. Pure: a step in, events out.
+"""Events for whoever watches the cluster, made of the entries of its log. Pure: an applied entry in, events out.
 
 An entry that was refused, or that changed nothing, is no event: nobody needs to be told that nothing happened. What a
 command says and what it does may differ (a node that joins twice, a set that shrinks by less), so events are made from

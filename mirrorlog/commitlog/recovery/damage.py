@@ -1,4 +1,4 @@
-"""What stands at and behind a place where a batch must begin and none does."""
+"""How far damage reaches: what stands behind a place where a batch must begin and none does."""
 
 from __future__ import annotations
 

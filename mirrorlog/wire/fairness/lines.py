@@ -1,6 +1,4 @@
-"""The lines of a node's connections, on its loop: when a turn comes, those whose turn it is are served. Thin: who they
-are is `turns`' to say.
-"""
+"""Serves a node's connections on its loop when their turns come; whose turn it is, `turns` decides. Thin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may be connected to a port: strangers in places of their own, and those that were let in. Pure.
+"""Limits on the connections to a port: places for strangers, and places for those that were let in. Pure.
 
 A connection is a stranger from `accept` on: in its TLS handshake, in its greeting, in its login. There are so many
 places for strangers, and so many of them for one address. When those of its address are taken, the oldest stranger of

@@ -1,4 +1,4 @@
-"""What a user may take of a node: the limits that the cluster gives him, and whether he is within them. Pure.
+"""Quotas: the limits that the cluster gives a user on each node, and whether he is within them. Pure.
 
 Each rate is a bucket of one second's worth. What is taken is taken off whole, so a frame that is larger leaves a debt,
 and who is in debt waits until it is paid off: nothing is refused, and over any time not more than the rate, one second

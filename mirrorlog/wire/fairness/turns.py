@@ -1,4 +1,4 @@
-"""Whose turn it is: how much of a node's loop a connection may use at once, and who waits in line for more. Pure.
+"""Fair turns on a node's loop: how much a connection may use of it at once, and who waits in line for more. Pure.
 
 Connections of one class share a `LoopLine`. In each of its turns it has so much time; a connection gets a slice of
 that. If it has more to say it waits in line, and what it has sent stays in its kernel's buffer. A line's turn is taken
