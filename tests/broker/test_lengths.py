@@ -23,11 +23,11 @@ from mirrorlog.commitlog.format.body import Record
 from mirrorlog.commitlog.format.drafts import encode_batch
 from mirrorlog.commitlog.format.header import read_header
 from mirrorlog.commitlog.index.past import Past
-from mirrorlog.commitlog.index.queue_order import QueuedBatch as IndexRun
+from mirrorlog.commitlog.index.queue_order import QueuedBatch
 from mirrorlog.config import Settings
 from mirrorlog.errors import BadRequest, MirrorlogError, OutcomeUnknown, Overloaded, QueueFull
 from mirrorlog.queues.groups.ledger import Ledger
-from mirrorlog.queues.limits.attributes import QueuedBatch
+from mirrorlog.queues.limits.attributes import Run
 from mirrorlog.queues.limits.length import View
 from mirrorlog.wire.frames import Confirm, Level
 from tests.broker.hosting import KIB, hand_over, in_sync, running_all, settings_for
@@ -353,7 +353,7 @@ def test_bytes_that_could_not_be_read_from_the_past_are_read_later(
     refused: list[int] = []
     look = Past.entries
 
-    def entries(past: Past, queue_id: int, *arguments: Any, **options: Any) -> list[IndexRun]:
+    def entries(past: Past, queue_id: int, *arguments: Any, **options: Any) -> list[QueuedBatch]:
         if len(refused) < 2:
             refused.append(queue_id)
             raise OSError(errno.EMFILE, "Too many open files")
@@ -429,7 +429,7 @@ def test_a_drop_that_the_log_refuses_is_made_later(tmp_path: Path, monkeypatch: 
 # --- what batches ask for, and what a queue asks for all of them ---
 
 
-def runs_of(node: Node, queue_id: int) -> list[QueuedBatch]:
+def runs_of(node: Node, queue_id: int) -> list[Run]:
     runs = replica_of(node).runs.of(queue_id)
     return list(runs) if runs is not None else []
 
@@ -439,7 +439,7 @@ def test_every_copy_knows_the_attributes_of_batches_after_a_failover_and_a_start
     a start begins. Publish with and without attributes to a queue with a time to live of its own, fill segments until
     a checkpoint is confirmed, hand over, start all anew: the runs are the same on all."""
     settings = settings_for(tmp_path, 2)
-    known: list[QueuedBatch] = []
+    known: list[Run] = []
     asked = [Attributes(7), Attributes(1, 1_000), Attributes(0, None, 5_000), None]
 
     async def first() -> None:
