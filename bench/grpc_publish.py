@@ -18,7 +18,7 @@ from bench.measure import Figure, publish_figures
 from bench.nodes import prepared_cluster
 from bench.records import POOL_BYTES, random_records
 from bench.workload import WorkloadFailed
-from mirrorlog.commitlog.format.body import Draft, draft_columns
+from mirrorlog.commitlog.format.drafts import Draft, draft_columns
 from mirrorlog.pb.v1 import admin_pb2, admin_pb2_grpc, producer_pb2, producer_pb2_grpc
 
 QUEUE: Final = "w1"

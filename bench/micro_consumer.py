@@ -21,7 +21,8 @@ from mirrorlog.client.consumer.consumer import Consumer
 from mirrorlog.client.consumer.records import checked_batches
 from mirrorlog.client.consumer.tier import TierOptions
 from mirrorlog.client.options import ConsumerOptions
-from mirrorlog.commitlog.format.body import Record, encode_batch
+from mirrorlog.commitlog.format.body import Record
+from mirrorlog.commitlog.format.drafts import encode_batch
 from mirrorlog.commitlog.format.header import log_seed, stamp
 
 _LOG_ID: Final = "7c6e67c6-85b5-54b0-b99c-56b1e8d06aa8"

@@ -27,7 +27,7 @@ from mirrorlog.client import Producer
 from mirrorlog.client.options import ProducerOptions
 from mirrorlog.errors import Overloaded
 from mirrorlog.wire.frames import Confirm, Durability, Level
-from mirrorlog.wire.messages.handshake import Limits
+from mirrorlog.wire.messages.handshake import NodeLimits
 
 _MIB: Final = 1024 * 1024
 _BURST: Final = 256
@@ -38,7 +38,7 @@ class InstantConnection:
     """Takes batches and confirms each on the next turn of the loop, as one node that has them at once."""
 
     def __init__(self) -> None:
-        limits = Limits(max_record_bytes=4 * _MIB, max_batch_bytes=8 * _MIB)
+        limits = NodeLimits(max_record_bytes=4 * _MIB, max_batch_bytes=8 * _MIB)
         self.welcome = SimpleNamespace(limits=limits)
         self.credit_bytes = limits.credit_bytes
         self.usable = True

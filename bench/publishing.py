@@ -26,8 +26,8 @@ from bench.records import halved_records, random_records
 from bench.workload import KIB, MIB, WorkloadFailed
 from mirrorlog.client import Client, Producer
 from mirrorlog.client.connection.connection import Connection
-from mirrorlog.commitlog.format.body import Draft, draft_columns
 from mirrorlog.commitlog.format.codec import compress_draft
+from mirrorlog.commitlog.format.drafts import Draft, draft_columns
 from mirrorlog.commitlog.format.header import Codec
 from mirrorlog.errors import MirrorlogError, Overloaded
 from mirrorlog.wire.frames import Confirm, Durability, Level

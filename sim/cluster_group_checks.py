@@ -19,12 +19,12 @@ from typing import Final
 from mirrorlog.queues.groups.verdicts import ACKED, DEAD, DEAD_WHYS, UNKNOWN
 from mirrorlog.wire.messages.status import PlacedLog
 from sim.cluster_checks import Outside, _batches
+from sim.cluster_consumers import OPEN_MAX_S, GroupHistory, GroupKey, Taken, Taking
+from sim.cluster_dead_letters import SOURCES, TARGETS, WAYS
 from sim.cluster_ledgers import Ledgers, facts, rebuilt
-from sim.cluster_letters import SOURCES, TARGETS, WAYS
 from sim.cluster_logged import UNACKED, Ended, LoggedQueue, logged
 from sim.cluster_queues import WILD, QueueHistory
 from sim.cluster_sorts import RECORDS
-from sim.cluster_takers import OPEN_MAX_S, GroupHistory, GroupKey, Taken, Taking
 from sim.cluster_taps import Granted, Tap
 from sim.loop import START_S
 from sim.patches import WALL_START_NS

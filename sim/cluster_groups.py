@@ -13,19 +13,19 @@ from math import inf
 from typing import Final
 
 from sim.cluster_checks import Outside
+from sim.cluster_consumers import GroupHistory, GroupWatcher, Subscribers, takings
+from sim.cluster_dead_letter_checks import check_letters
+from sim.cluster_dead_letters import letter_queues_of, takings_of_letters
 from sim.cluster_faults import SimulatedCluster
 from sim.cluster_filler import Filler
 from sim.cluster_group_checks import FINAL, GroupsOutside, check_groups
 from sim.cluster_ledgers import Ledgers
-from sim.cluster_letter_checks import check_letters
-from sim.cluster_letters import letter_queues_of, takings_of_letters
 from sim.cluster_lifetime_checks import check_lifetimes
 from sim.cluster_lifetimes import Farewell, Guests, LifetimeHistory
 from sim.cluster_plan import MEDDLER, TAKERS
 from sim.cluster_queues import ALONE, Feeders, Meddler, QueueHistory, queues_of, takings_of
 from sim.cluster_record_checks import Filled, RecordsOutside, check_records
 from sim.cluster_sorts import LIMITED, sorts_of, takings_of_sorts
-from sim.cluster_takers import GroupHistory, GroupWatcher, Subscribers, takings
 from sim.cluster_taps import Tap
 from sim.cluster_transaction_checks import Shown, check_transactions
 from sim.machines import Main

@@ -11,8 +11,7 @@ from typing import Final, NamedTuple
 
 from mirrorlog.commitlog.format.attributes import Attributes, attributes_of
 from mirrorlog.commitlog.format.body import Header, parse_batch_body
-from mirrorlog.commitlog.format.envelope import is_envelope
-from mirrorlog.commitlog.format.header import HEADER_SIZE, BatchHeader, Kind, read_header
+from mirrorlog.commitlog.format.header import HEADER_SIZE, BatchHeader, Kind, is_envelope, read_header
 from mirrorlog.queues.changes import (
     Addressed,
     Departed,

@@ -45,8 +45,8 @@ class Plan:
     default; `unit_bytes`, `ordered_names`, `forgets`: what kind of disks, see `sim.disk.DiskModel`; `groups`: whether
     there are takers of acking groups; `queues`: and queues of other sorts, see `cluster_queues`; `records`: and those
     whose records have limits; `transactions`: and those that transactions fill, see `cluster_sorts`; `letters`: and
-    those whose dead records leave for others, see `cluster_letters`; `lifetimes`: and those that go by themselves, see
-    `cluster_lifetimes`; `credit`: whether producers have little of it, see `cluster_credit`."""
+    those whose dead records leave for others, see `cluster_dead_letters`; `lifetimes`: and those that go by
+    themselves, see `cluster_lifetimes`; `credit`: whether producers have little of it, see `cluster_credit`."""
 
     seed: str
     kind: str

@@ -20,9 +20,9 @@ from mirrorlog.client import Client
 from mirrorlog.client.producer.producer import Delivery, Producer
 from mirrorlog.errors import MirrorlogError, NoSuchQueue, OutcomeUnknown, Overloaded
 from sim.cluster_clients import Sent, insist
-from sim.cluster_letters import APART, LETTER_ARGUMENTS, MORGUE, REDRIVEN_MAX, TARGETS, lead
+from sim.cluster_consumers import Taking
+from sim.cluster_dead_letters import APART, LETTER_ARGUMENTS, MORGUE, REDRIVEN_MAX, TARGETS, lead
 from sim.cluster_sorts import ARGUMENTS, DELIVERY_MS, FILLED, asked
-from sim.cluster_takers import Taking
 from sim.machines import Machine
 
 QUEUES: Final = ("work", "single", "lone", "wild")

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from random import Random
 from typing import Any, Final
 
-from mirrorlog.commitlog.format.attributes import Asked
-from sim.cluster_takers import AUDIT, INVOICES, Taking
+from mirrorlog.commitlog.format.attributes import RecordOptions
+from sim.cluster_consumers import AUDIT, INVOICES, Taking
 
 RECORDS: Final = ("timed", "urgent", "short", "tight", "fragile")
 TRANSACTED: Final = ("orders", INVOICES, AUDIT)
@@ -38,15 +38,15 @@ DELIVERY_MS: Final[Mapping[str, int]] = {"tight": 500}
 """How long those who send wait; others longer."""
 
 
-def asked(queue: str, random: Random) -> Asked:
+def asked(queue: str, random: Random) -> RecordOptions:
     """What the next record asks for."""
     if queue == "timed":
-        return Asked(
+        return RecordOptions(
             ttl_ms=random.choice((None, None, 0, 200, 800, 5_000)), delay_ms=random.choice((0, 0, 0, 100, 600))
         )
     if queue == "urgent":
-        return Asked(priority=random.choice((0, 0, 0, 1, 2, PRIORITY_MAX, 200)))
-    return Asked()
+        return RecordOptions(priority=random.choice((0, 0, 0, 1, 2, PRIORITY_MAX, 200)))
+    return RecordOptions()
 
 
 def sorts_of(seed: str, *, records: bool, transactions: bool) -> list[str]:

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from sim.cluster_checks import _batches
+from sim.cluster_consumers import AUDIT, INVOICES
 from sim.cluster_group_checks import GroupsOutside
 from sim.cluster_logged import logged
-from sim.cluster_takers import AUDIT, INVOICES
 from sim.nodes import SimulatedNode
 
 _Shown = tuple[tuple[str, int], ...]

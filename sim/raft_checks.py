@@ -8,8 +8,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mirrorlog.cluster.raft.core import Role
-from mirrorlog.cluster.raft.members import Members, decode_members
-from mirrorlog.cluster.raft.messages import AnyMessage, Appended, AskVote, Entry, EntryKind, Snapshot, Vote
+from mirrorlog.cluster.raft.messages import (
+    AnyMessage,
+    Appended,
+    AskVote,
+    EntryKind,
+    Members,
+    RaftEntry,
+    Snapshot,
+    Vote,
+    decode_members,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +31,7 @@ class RaftChecks:
     first."""
 
     def __init__(self, founding: Members) -> None:
-        self.chosen: dict[int, Entry] = {}
+        self.chosen: dict[int, RaftEntry] = {}
         self._founding = founding
         self._newest = 0
         # The term of whoever applied it, as of then, the lowest: in this term or an earlier one it was committed.
@@ -32,7 +41,7 @@ class RaftChecks:
         self._votes: dict[tuple[int, int], int] = {}
         # What each member has said: the newest term, and up to where it holds the log of that term's leader.
         self._word: dict[int, tuple[int, int]] = {}
-        self._written: dict[tuple[int, int], Entry] = {}
+        self._written: dict[tuple[int, int], RaftEntry] = {}
 
     def looked_at(self, member: Member) -> None:
         """After every event: a member keeps its word; election safety, leader completeness, and its commit rule."""
@@ -60,7 +69,7 @@ class RaftChecks:
                 f"leader completeness: {member.number} leads term {raft.term} without entry {index}"
             )
 
-    def writes(self, entries: Sequence[Entry]) -> None:
+    def writes(self, entries: Sequence[RaftEntry]) -> None:
         """Log matching: an index and a term name one entry, in all logs."""
         for entry in entries:
             other = self._written.setdefault((entry.index, entry.term), entry)
@@ -91,7 +100,7 @@ class RaftChecks:
             held = max(held, message.matched)
         self._word[member.number] = (term, held)
 
-    def applies(self, member: Member, entry: Entry) -> None:
+    def applies(self, member: Member, entry: RaftEntry) -> None:
         """State machine safety: the same entry at an index, everywhere, and none left out."""
         following = member.applied[-1].index + 1 if member.applied else 1
         assert entry.index == following, f"{member.number} applies entry {entry.index}, {following} is next"
@@ -101,7 +110,7 @@ class RaftChecks:
         self._newest = max(self._newest, entry.index)
         self._chosen_in[entry.index] = min(member.raft.term, self._chosen_in.get(entry.index, member.raft.term))
 
-    def restores(self, member: Member, snapshot: Snapshot, entries: Sequence[Entry]) -> None:
+    def restores(self, member: Member, snapshot: Snapshot, entries: Sequence[RaftEntry]) -> None:
         """A snapshot, from a leader or the disk, stands for exactly the entries that were chosen, and knows the members
         as of its end."""
         assert len(entries) == snapshot.index, f"{member.number} has a snapshot of {snapshot.index} with other entries"
@@ -112,7 +121,7 @@ class RaftChecks:
         members = decode_members(changes[-1].data) if changes else self._founding
         assert snapshot.members == members, f"{member.number}: {snapshot.members} in a snapshot, {members} were chosen"
 
-    def confirms(self, entry: Entry, command: bytes) -> None:
+    def confirms(self, entry: RaftEntry, command: bytes) -> None:
         """A client is told that its command stands at this index."""
         assert entry.data == command, f"a client was told of {command!r}, and {entry.data!r} stands there"
 

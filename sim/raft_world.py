@@ -17,10 +17,18 @@ from typing import Final
 
 import msgspec
 
-from mirrorlog.cluster.raft.core import Limits, Raft
-from mirrorlog.cluster.raft.effects import Effects, Stored
-from mirrorlog.cluster.raft.members import Members
-from mirrorlog.cluster.raft.messages import AnyMessage, Entry, EntryKind, HardState, Snapshot
+from mirrorlog.cluster.raft.core import Raft
+from mirrorlog.cluster.raft.leadership import RaftLimits
+from mirrorlog.cluster.raft.messages import (
+    AnyMessage,
+    Effects,
+    EntryKind,
+    HardState,
+    Members,
+    RaftEntry,
+    Snapshot,
+    Stored,
+)
 from mirrorlog.cluster.raft.store import RaftStore
 from mirrorlog.errors import LogCorrupt, MirrorlogError
 from sim.clock import Clock
@@ -33,7 +41,7 @@ _TICK_S: Final = 0.01
 _SNAPSHOT_EACH: Final = 40
 """Commands between two snapshots: few, so that members that were away need one."""
 _KEPT: Final = 10
-_LIMITS: Final = Limits(append_bytes_max=20, part_bytes_max=600)
+_LIMITS: Final = RaftLimits(append_bytes_max=20, part_bytes_max=600)
 """Small, so that what is large in life goes in several pieces here too."""
 
 MakeRaft = Callable[..., Raft]
@@ -54,7 +62,7 @@ class Member:
         self.damaged = False
         self.files = files
         self.raft: Raft | None = None
-        self.applied: list[Entry] = []
+        self.applied: list[RaftEntry] = []
         self._world = world
         self._founding = founding
         self._store: RaftStore | None = None
@@ -282,7 +290,7 @@ class RaftWorld:
             self.seen["read"] += 1
             self.checks.read(member, index=index, wanted=self._reads[token])
 
-    def applied(self, member: Member, entry: Entry) -> None:
+    def applied(self, member: Member, entry: RaftEntry) -> None:
         """The member that proposed it answers its client when it applies it."""
         command = self._proposed.get((entry.index, entry.term))
         if command is not None and entry.kind == EntryKind.COMMAND and _leads(member):
@@ -376,9 +384,9 @@ def _leads(member: Member) -> bool:
     return member.raft is not None and member.raft.leader == member.number
 
 
-def _state_of(applied: list[Entry]) -> bytes:
+def _state_of(applied: list[RaftEntry]) -> bytes:
     return msgspec.msgpack.encode(applied)
 
 
-def _entries_of(snapshot: Snapshot) -> list[Entry]:
-    return msgspec.msgpack.decode(snapshot.state, type=list[Entry])
+def _entries_of(snapshot: Snapshot) -> list[RaftEntry]:
+    return msgspec.msgpack.decode(snapshot.state, type=list[RaftEntry])

@@ -34,9 +34,9 @@ async def _serve(message_bytes: int, ready: int) -> None:
     import grpc
 
     from mirrorlog.doors.grpc_door import server_options
-    from mirrorlog.wire.messages.handshake import Limits
+    from mirrorlog.wire.messages.handshake import NodeLimits
 
-    limits = Limits(max_record_bytes=message_bytes, max_batch_bytes=message_bytes)
+    limits = NodeLimits(max_record_bytes=message_bytes, max_batch_bytes=message_bytes)
     server = grpc.aio.server(options=server_options(limits))
     service, method = METHOD.strip("/").split("/")
     handler: Any = grpc.stream_stream_rpc_method_handler(_answer_each)

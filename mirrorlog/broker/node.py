@@ -36,17 +36,16 @@ from mirrorlog.broker.resources.disk_watch import measure
 from mirrorlog.broker.server import Server
 from mirrorlog.broker.session.operator_requests import Operations
 from mirrorlog.cluster.coordination.coordinator import Wanted
-from mirrorlog.cluster.membership.founding import addresses_of
+from mirrorlog.cluster.membership.fenced_epochs import FencedEpochs
 from mirrorlog.cluster.membership.joining import JoinRecord
 from mirrorlog.cluster.membership.multicast import Responder
-from mirrorlog.cluster.membership.promises import Promises
+from mirrorlog.cluster.membership.run_history import RunHistory, own_boot_id
 from mirrorlog.cluster.membership.seeds import JoinerLink
-from mirrorlog.cluster.membership.starts import Starts, own_boot_id
 from mirrorlog.cluster.peers import AcceptedLink
-from mirrorlog.cluster.questions import AnyAnswer, AnyQuestion, AskJoin
-from mirrorlog.cluster.raft.core import Timing
-from mirrorlog.cluster.service import ClusterService, Identity
-from mirrorlog.cluster.state.commands import Holder, NodeStopped
+from mirrorlog.cluster.raft.leadership import Timing
+from mirrorlog.cluster.requests import AnyAnswer, AnyQuestion, AskJoin
+from mirrorlog.cluster.service import ClusterService
+from mirrorlog.cluster.state.commands import Holder, NodeStarted, NodeStopped, addresses_of
 from mirrorlog.cluster.state.state import ClusterState, LogFacts
 from mirrorlog.commitlog.directory import DataDirectory
 from mirrorlog.commitlog.files import OS_FILES, Files
@@ -105,7 +104,7 @@ class Node:
         self._stopping = asyncio.Event()
         self._failure: MirrorlogError | None = None
         self._directory: DataDirectory | None = None
-        self._starts: Starts | None = None
+        self._starts: RunHistory | None = None
         self._server: Server | None = None
         self._hosting: Hosting | None = None
         self._service: ClusterService | None = None
@@ -166,7 +165,7 @@ class Node:
         self._settings, self._directory = entered.settings, entered.directory
         settings, files = self._settings, self._files
         path = settings.node.data_dir
-        self._starts = starts = Starts.open(files, path, boot_id=self._boot_id())
+        self._starts = starts = RunHistory.open(files, path, boot_id=self._boot_id())
         self._server = server = Server(
             settings,
             entered.directory,
@@ -186,14 +185,14 @@ class Node:
         self._hosting = hosting = Hosting(
             Holder(settings.node.id, starts.start_id),
             server.logs,
-            await self._on_disk(lambda: Promises.open(files, path)),
+            await self._on_disk(lambda: FencedEpochs.open(files, path)),
             opener=server.open_log,
             helper=server.helpers.promise,
             failed=self.fail,
         )
         self._service = service = self._make_service(starts, server)
-        hosting.ask_election = service.ask_election
-        service.letters = server.letters.asked
+        hosting.ask_election = service.coordination.ask_election
+        service.answers.dead_letters = server.letters.asked
         hosting.propose_soon = service.propose_soon
         hosting.on_registered = self._note_registered
         hosting.on_changed = server.look_at_rights
@@ -231,7 +230,7 @@ class Node:
                 each.cancel()
             await asyncio.gather(working, stopping, return_exceptions=True)
 
-    def _make_service(self, starts: Starts, server: Server) -> ClusterService:
+    def _make_service(self, starts: RunHistory, server: Server) -> ClusterService:
         settings, cluster = self._settings, self._settings.cluster
         assert self._hosting is not None
         return ClusterService(
@@ -260,8 +259,8 @@ class Node:
                 settings.client_bind, settings.replication_bind,
             )  # fmt: skip
 
-    def _identity(self, starts: Starts) -> Identity:
-        return Identity(
+    def _identity(self, starts: RunHistory) -> NodeStarted:
+        return NodeStarted(
             node=self._settings.node.id,
             start_id=starts.start_id,
             addresses=addresses_of(self._settings.member),
@@ -405,7 +404,7 @@ class Node:
         self._work.add(task)
         task.add_done_callback(self._work.discard)
 
-    async def _keep_registered(self, starts: Starts) -> None:
+    async def _keep_registered(self, starts: RunHistory) -> None:
         try:
             assert self._service is not None
             damaged = self._service.identity.damaged
@@ -423,7 +422,7 @@ class Node:
     async def _answer_joiner(self, question: AnyQuestion) -> AnyAnswer:
         if self._service is None or not isinstance(question, AskJoin):
             raise ProtocolError(f"{type(question).__name__} from a node that is in no cluster")
-        return await self._service.let_in(question)
+        return await self._service.answers.let_in(question)
 
     async def _on_disk(self, work: Callable[[], _T]) -> _T:
         """A blocking piece of work on the helper that the cluster's files have."""

@@ -42,10 +42,10 @@ from mirrorlog.ha.accept import AcceptSocketService
 from mirrorlog.ha.service import TICK_S, HAService
 from mirrorlog.wire.auth.credentials import OPEN, Credentials
 from mirrorlog.wire.endpoint import Endpoint
-from mirrorlog.wire.fairness.lines import Lines
+from mirrorlog.wire.fairness.lines import LoopLines
 from mirrorlog.wire.frames import PROTOCOL_VERSION_MAX
 from mirrorlog.wire.listening import check_free
-from mirrorlog.wire.messages.handshake import Limits, Welcome
+from mirrorlog.wire.messages.handshake import NodeLimits, Welcome
 from mirrorlog.wire.messages.status import NodeCounts, Status
 
 logger = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ class Server:
         self._disk.on_measured.append(self._disk_measured)
         self._memory = MemoryWatch(settings.limits, helper=self.helpers.memory, children=children)
         self._memory.on_changed.append(self._memory_changed)
-        self._lines = Lines()
+        self._lines = LoopLines()
         self.ha = HAService(
             AcceptSocketService(
                 welcome=self.welcome(PROTOCOL_VERSION_MAX),
@@ -286,7 +286,7 @@ class Server:
             cluster_name=cluster.name,
             node_id=self._settings.node.id,
             start_id=self._start_id,
-            limits=Limits(
+            limits=NodeLimits(
                 max_record_bytes=limits.max_record_bytes,
                 max_batch_bytes=limits.max_batch_bytes,
                 credit_bytes=limits.credit_bytes,

@@ -1,29 +1,43 @@
-"""Asking the cluster to decide something, wherever its leader is, and waiting for what comes of it. Thin."""
+"""Asking the cluster to decide something, wherever its leader is, and waiting for what comes of it. Thin.
+
+Who asked for it is known where a request comes in, and is written into the command. It goes with the task that serves
+the request, and with those that this one starts, as a deadline does. Rejected: an argument through everything between
+the door and the proposal, which none of it has a use for.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable
-from typing import Final, Protocol
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Final, Protocol, TypeVar
 
 from msgspec.structs import replace
 
 from mirrorlog.attempts import Attempts
-from mirrorlog.cluster.asking import signed
+from mirrorlog.cluster.coordination.liveness import Life
 from mirrorlog.cluster.driver import RaftDriver
 from mirrorlog.cluster.peers import Mesh
-from mirrorlog.cluster.questions import Applied, AskApply, AskIndex, decode_answer, encode
-from mirrorlog.cluster.state.commands import AnyCommand, NodeStarted, decode_command, encode_command
-from mirrorlog.cluster.state.state import ClusterState, Outcome, check_proposal
-from mirrorlog.errors import ConnectionLost, NotAMember, NotLeader, RequestTimeout
+from mirrorlog.cluster.requests import Applied, AskApplied, AskApply, AskIndex, decode_answer, encode
+from mirrorlog.cluster.state.commands import Command, NodeStarted, decode_command, encode_command
+from mirrorlog.cluster.state.machine import check_proposal
+from mirrorlog.cluster.state.state import ClusterState, Outcome
+from mirrorlog.errors import ConnectionLost, MirrorlogError, NotAMember, NotLeader, RequestTimeout
 
 ASK_S: Final = 2.0
 """How long an answer of another member may take."""
 RETRY_S: Final = 0.1
+AGAIN_S: Final = 0.02
+"""Between two questions to a node whose link is not there."""
 
 
 class Ground(Protocol):
     """The member that asks."""
+
+    @property
+    def node(self) -> str:
+        """Its own name."""
 
     @property
     def driver(self) -> RaftDriver: ...
@@ -35,7 +49,10 @@ class Ground(Protocol):
     def leader(self) -> str:
         """The coordinator's node, as far as it is known; empty when not."""
 
-    def check_run(self, command: AnyCommand) -> None:
+    def life(self, node: str) -> Life:
+        """Of any node, as far as it is known here."""
+
+    def check_run(self, command: Command) -> None:
         """As the leader. Raises NotLeader when a run may not register now."""
 
 
@@ -50,7 +67,7 @@ class Decisions:
         self._rounds: dict[Hashable, asyncio.Future[int | None]] = {}
         self._last_round = 0
 
-    async def propose(self, command: AnyCommand, *, timeout_s: float) -> Outcome:
+    async def propose(self, command: Command, *, timeout_s: float) -> Outcome:
         """Have it decided. Raises NotLeader, or what speaks against it: it is not decided; RequestTimeout or
         OutcomeUnknown: it may be, or may be yet."""
         give_up_at = self._loop.time() + timeout_s
@@ -72,7 +89,7 @@ class Decisions:
                         raise
                     await asyncio.sleep(RETRY_S)
 
-    async def decide(self, command: AnyCommand, *, timeout_s: float) -> Outcome:
+    async def decide(self, command: Command, *, timeout_s: float) -> Outcome:
         """As `propose`; and the state here is as of the outcome or later."""
         give_up_at = self._loop.time() + timeout_s
         outcome = await self.propose(command, timeout_s=timeout_s)
@@ -83,7 +100,7 @@ class Decisions:
             raise RequestTimeout(f"decided, and not known here within {timeout_s * 1000:.0f} ms") from None
         return outcome
 
-    async def decide_once(self, command: AnyCommand) -> Outcome:
+    async def decide_once(self, command: Command) -> Outcome:
         """Have it decided, and know here what came of it: the state is as of the outcome or later.
 
         Asked for once: after any error nobody can say whether it will be decided. Raises MirrorlogError.
@@ -102,6 +119,28 @@ class Decisions:
             reached: asyncio.Future[None] = self._loop.create_future()
             self._readers.append((index, reached))
             await reached
+
+    async def applied_everywhere(self, index: int, *, timeout_s: float) -> bool:
+        """Whether all nodes that are not known to be down have applied everything up to `index`; told when they have,
+        or in time. One whose link is just being made again, or that was not heard yet, is asked until then."""
+        until = self._loop.time() + timeout_s
+        others = [node for node in self._ground.state.nodes if node != self._ground.node]
+        told = await asyncio.gather(*(self._has_applied(node, index, until) for node in others))
+        return all(told)
+
+    async def _has_applied(self, node: str, index: int, until: float) -> bool:
+        """Also of one that goes down meanwhile: it takes nothing any more."""
+        question = encode(AskApplied(index=index))
+        while (left_s := until - self._loop.time()) > 0 and self._ground.life(node) is not Life.DOWN:
+            try:
+                await self._ground.mesh.ask(node, question, timeout_s=left_s)
+            except (ConnectionLost, RequestTimeout):
+                await asyncio.sleep(min(left_s, AGAIN_S))
+            except MirrorlogError:
+                return False
+            else:
+                return True
+        return self._ground.life(node) is Life.DOWN
 
     async def up_to_date(self) -> None:
         """Until everything is applied on this node that was decided before this was asked. Raises MirrorlogError while
@@ -139,7 +178,7 @@ class Decisions:
         return index
 
     def round_ended(self, number: Hashable, index: int | None) -> None:
-        """Raft's answer to whoever asked; see `raft.effects.ReadReady`."""
+        """Raft's answer to whoever asked; see `raft.messages.ReadReady`."""
         answer = self._rounds.get(number)
         if answer is not None and not answer.done():
             answer.set_result(index)
@@ -187,7 +226,7 @@ class Decisions:
             raise RequestTimeout("this node lost its leadership before it knew whether the change was decided")
         return outcome
 
-    def _check(self, command: AnyCommand) -> None:
+    def _check(self, command: Command) -> None:
         """See `check_proposal`. A leader that does not know yet what was decided refuses nobody for good."""
         try:
             check_proposal(self._ground.state, command)
@@ -195,3 +234,29 @@ class Decisions:
             if not self._ground.driver.raft.settled:
                 raise NotLeader("this node has only begun to coordinate the cluster; ask again") from None
             raise
+
+
+_USER: Final[ContextVar[str]] = ContextVar("asked_by", default="")
+
+_C = TypeVar("_C", bound=Command)
+
+
+@contextmanager
+def asked_by(user: str) -> Iterator[None]:
+    """What is proposed within, and in tasks that are made within, says so. `user`: empty for nobody in particular."""
+    token = _USER.set(user)
+    try:
+        yield
+    finally:
+        _USER.reset(token)
+
+
+def asker() -> str:
+    """Whose request is served; empty for nobody in particular."""
+    return _USER.get()
+
+
+def signed(command: _C) -> _C:
+    """With the name of who asked for it, if there is one and it says nobody else's."""
+    user = _USER.get()
+    return command if not user or command.by else replace(command, by=user)

@@ -16,10 +16,9 @@ from functools import partial
 from typing import Final, Protocol
 
 from mirrorlog.cluster.raft.core import Raft
-from mirrorlog.cluster.raft.effects import Effects
-from mirrorlog.cluster.raft.messages import AnyMessage, Snapshot
+from mirrorlog.cluster.raft.messages import AnyMessage, Effects, Snapshot
 from mirrorlog.cluster.raft.store import RaftStore
-from mirrorlog.cluster.state.machine import Machine, Step
+from mirrorlog.cluster.state.machine import AppliedEntry, Machine
 from mirrorlog.errors import DiskFull, MirrorlogError
 
 logger = logging.getLogger(__name__)
@@ -39,14 +38,14 @@ _TURNS_TO_READ: Final = 2
 class Watcher(Protocol):
     """Who wants to know. Called on the loop, between two bundles: it must not wait."""
 
-    def applied(self, step: Step) -> None:
+    def applied(self, step: AppliedEntry) -> None:
         """One more entry."""
 
     def restored(self) -> None:
         """The state is another one, further on."""
 
     def read_ready(self, token: Hashable, index: int | None) -> None:
-        """See `raft.effects.ReadReady`; everything up to `index` is applied."""
+        """See `raft.messages.ReadReady`; everything up to `index` is applied."""
 
 
 class RaftDriver:

@@ -347,7 +347,7 @@ class Mesh:
     """The dialled links of one node. `welcomed`: called with what another one says of itself."""
 
     def __init__(self, *, hello: Callable[[], Hello], events: MemberEvents, credentials: Credentials = OPEN) -> None:
-        self.welcomed: Callable[[Welcome], None] = _nobody_asks
+        self.welcomed: Callable[[Welcome], None] = lambda welcome: None
         self._hello = hello
         self._events = events
         self._credentials = credentials
@@ -417,10 +417,6 @@ class Mesh:
         for link in self._links.values():
             link.beat()
         self._beat = asyncio.get_running_loop().call_later(BEAT_S, self._beat_all)
-
-
-def _nobody_asks(welcome: Welcome) -> None:
-    """Whoever it is, it is welcome."""
 
 
 def _decoded(payload: memoryview) -> AnyMessage:

@@ -4,23 +4,34 @@
     lock            held by flock while a process runs on the directory; its text is that process's id
     logs/<log id>/  one self-contained directory per log
 
-The lock is the kernel's and goes with its process, however that ends: a file left behind after a crash locks
-nobody out.
+The lock is the kernel's and goes with its process, however that ends: a file left behind after a crash locks nobody
+out. Identity files are small JSON files that say whose a directory is, so that no node ever writes into another's:
+`log.json` names a log, `node.json` a node. They are written once, when the directory is made, and only compared after.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Self
 from uuid import UUID
 
-from mirrorlog.commitlog.files import DIRECTORY_MODE, OS_FILES, File, Files, directory_gone, disk_error, read_file
-from mirrorlog.commitlog.identity import FORMAT_VERSION, check_identity, write_identity
-from mirrorlog.errors import DirectoryInUse
+from mirrorlog.commitlog.files import (
+    DIRECTORY_MODE,
+    OS_FILES,
+    File,
+    Files,
+    directory_gone,
+    disk_error,
+    read_file,
+    replace_file,
+)
+from mirrorlog.errors import DirectoryInUse, ForeignDirectory
 
 logger = logging.getLogger(__name__)
 
@@ -111,6 +122,52 @@ def _take_lock(files: Files, path: Path) -> File:
     except BlockingIOError:
         holder = read_file(files, path, max_bytes=32).decode(errors="replace").strip() or "unknown"
         raise DirectoryInUse(
-            f"{path.parent} is in use by process {holder}; stop it or give this node a directory of its own",
-            pid=holder,
+            f"{path.parent} is in use by process {holder}; stop it or give this node a directory of its own", pid=holder
         ) from None
+
+
+FORMAT_VERSION: Final = 1
+NUMBER: Final = "number"
+"""Of a log in its cluster. It came later: a file without it means 0."""
+
+_BYTES_MAX: Final = 64 * 1024
+
+
+def write_identity(files: Files, path: Path, identity: Mapping[str, str | int]) -> None:
+    """Raises OSError."""
+    replace_file(files, path, (json.dumps(dict(identity), indent=2) + "\n").encode())
+
+
+def check_identity(files: Files, path: Path, identity: Mapping[str, str | int]) -> None:
+    """Every field must be there and equal; others are ignored, so that fields can be added.
+
+    Raises ForeignDirectory naming what was found and what was expected, and OSError.
+    """
+    try:
+        found = json.loads(read_file(files, path, max_bytes=_BYTES_MAX))
+    except ValueError as error:
+        raise ForeignDirectory(f"{path} is not JSON ({error}); it does not name a directory of mirrorlog") from None
+    if not isinstance(found, dict):
+        raise ForeignDirectory(f"{path} is no JSON object; it does not name a directory of mirrorlog")
+    for key, expected in identity.items():
+        if key == NUMBER:
+            _check_number(path, found, int(expected))
+        elif found.get(key) != expected:
+            raise ForeignDirectory(
+                f"{path.parent} belongs to {key} {found.get(key)!r}, this is {key} {expected!r}; "
+                "give each node a data directory of its own",
+                found=str(found.get(key)),
+                expected=str(expected),
+            )
+
+
+def _check_number(path: Path, found: Mapping[str, object], expected: int) -> None:
+    """All queue ids of the log carry its number."""
+    number = found.get(NUMBER, 0)
+    if number != expected:
+        raise ForeignDirectory(
+            f"log {found.get('name')!r} has number {number!r} in {path}, and {expected} by the cluster: this directory "
+            "is another log's, or another cluster's; put back the one that belongs here",
+            found=str(number),
+            expected=str(expected),
+        )

@@ -1,31 +1,21 @@
-"""The commit log of one placement on one node: append, read, flush, truncate.
+"""The commit log of one placement on one node: opening it, appending to it, and changing hands: epochs and cuts.
 
-One thread, the node's loop, owns a `CommitLog`. What would wait for a disk is a job: made on the loop, run on a helper
-thread, completed on the loop (`start_flush`, `start_warm`, `read_cold`). The methods that say "blocking" are for
-start-up, and for the moments at which a copy changes hands: they belong on a helper while the loop leaves the log
-alone. Rejected: a lock around every method (it would be taken for each batch, to guard what happens twice a second).
+What it holds, and the work that its files need, is `stored_log`'s, with the rule of who may call what on which thread.
 """
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from enum import Enum
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NoReturn
 from uuid import UUID
 
-from mirrorlog.commitlog.checkpoint import Checkpoint
+from mirrorlog.commitlog.directory import FORMAT_VERSION, NUMBER
 from mirrorlog.commitlog.epochs import EpochLike, EpochList, load_epochs, store_epochs
 from mirrorlog.commitlog.files import OS_FILES, Files, disk_error, was_refused
-from mirrorlog.commitlog.flush import FlushJob
-from mirrorlog.commitlog.format.envelope import (
-    Part,
-    envelope_bytes,
-    open_envelope,
-    seal_envelope,
-)
+from mirrorlog.commitlog.flush import Checkpoint
+from mirrorlog.commitlog.format.envelope import EnvelopePart, envelope_bytes, open_envelope, seal_envelope
 from mirrorlog.commitlog.format.header import (
     HEADER_SIZE,
     BatchHeader,
@@ -38,17 +28,12 @@ from mirrorlog.commitlog.format.header import (
     read_header,
     stamp,
 )
-from mirrorlog.commitlog.identity import FORMAT_VERSION, NUMBER
-from mirrorlog.commitlog.index.table import SegmentTable, table_name, table_start
-from mirrorlog.commitlog.index.tables import Tables, table_from_segment
+from mirrorlog.commitlog.index.table import table_start
 from mirrorlog.commitlog.recovery.damage import Range
-from mirrorlog.commitlog.recovery.opening import FirstState, OnPast, OpenedLog, open_directory
-from mirrorlog.commitlog.recovery.recovery import Claim, RecoveryReport
-from mirrorlog.commitlog.segments.cold import CheckedRead, ColdRead
-from mirrorlog.commitlog.segments.preallocation import PrepareJob
-from mirrorlog.commitlog.segments.scan import OnBatch, Rules, scan_file, without_advice, zero_out
-from mirrorlog.commitlog.segments.segment import Segment, segment_name, segment_start
-from mirrorlog.commitlog.segments.warmer import WarmJob
+from mirrorlog.commitlog.recovery.opening import FirstState, OnPast, open_directory
+from mirrorlog.commitlog.segments.scan import OnBatch, without_advice, zero_out
+from mirrorlog.commitlog.segments.segment import segment_name, segment_start
+from mirrorlog.commitlog.stored_log import StoredLog
 from mirrorlog.config import LogSettings
 from mirrorlog.errors import (
     BadBatch,
@@ -56,111 +41,18 @@ from mirrorlog.errors import (
     BatchTooLarge,
     DiskFailed,
     DiskFull,
-    IndexDoubtful,
     LogCorrupt,
     LogUnavailable,
     MirrorlogError,
-    OffsetOutOfRange,
 )
 
 # Plain numbers: an operation with a member of an enum takes a microsecond.
 _INNER: Final = int(Flag.INNER)
 _TRANSACTION: Final = int(Kind.TRANSACTION)
 
-# The check of what a mirror receives: whole batches, as its master stamped them.
 
-
-def check_run(
-    run: memoryview, *, log_offset: int, seed: int, epochs: EpochList, max_batch_bytes: int
-) -> list[BatchHeader]:
-    """The headers of the 1..n batches of `run`, each checked whole: header, body, place, and the epoch that the list
-    gives there; behind the header of a transaction those of what is inside. Raises BadBatch."""
-    headers: list[BatchHeader] = []
-    at = 0
-    while at < len(run) or not headers:
-        place = log_offset + at
-        header = check_stamped(run, at, log_offset=place, seed=seed, max_batch_bytes=max_batch_bytes)
-        # Nearly always the last one.
-        newest = epochs.entries[-1] if epochs.entries else None
-        is_newest = newest is not None and newest.start <= place and newest.epoch == header.epoch
-        if not is_newest and header.epoch != epochs.at(place):
-            raise BadBatch(f"epoch {header.epoch} at log offset {place}, the epoch list has {epochs.at(place)}")
-        check_body(run, at, header)
-        if header.flags & _INNER:
-            raise BadBatch(f"the batch at log offset {place} belongs to a transaction that does not begin there")
-        headers.append(header)
-        if header.kind == _TRANSACTION:
-            headers += open_envelope(run[at : at + header.length], header, seed=seed)
-        at += header.length
-    return headers
-
-
-_EMPTY: Final = memoryview(b"")
-
-
-def _nothing(tables: Tables) -> None:
-    """An OnPast for who keeps no index."""
-
-
-def _told_nobody(error: LogCorrupt) -> None:
-    """Whoever reads gets the error; nobody else wants to know."""
-
-
-class LogState(Enum):
-    """`FAILED`: a write or a sync failed; what is there stays readable, nothing is appended any more. `DAMAGED`: opened
-    up to its first bad byte, to be read and compared; it takes nothing before `cut_damage`."""
-
-    OPEN = "open"
-    DAMAGED = "damaged"
-    FAILED = "failed"
-    CLOSED = "closed"
-
-
-class SegmentInfo(NamedTuple):
-    """Log offsets, and µs UTC."""
-
-    start: int
-    end: int
-    last_append_time_us: int
-
-
-class CommitLog:
-    """All offsets are log offsets: byte positions, the same on every node that holds the log.
-
-    `begin` ≤ `confirmed` ≤ `end` and `flushed` ≤ `end`. Bytes below `flushed` are on this node's disk.
-    """
-
-    def __init__(self, opened: OpenedLog, *, log_id: UUID, name: str, max_batch_bytes: int, files: Files) -> None:
-        """Use `open`."""
-        self.log_id = log_id
-        self.name = name
-        self.seed = log_seed(log_id)
-        self.max_batch_bytes = max_batch_bytes
-        self.recovery: RecoveryReport = opened.report
-        self.lossy = opened.report.lossy
-        """Whether what a recovery lost is still to be compared with other copies (`settle_loss`)."""
-        self.on_bad: Callable[[LogCorrupt], None] = _told_nobody
-        """Told of bad bytes that a cold read meets, on the thread that reads."""
-        self.begin = opened.report.begin
-        self.epochs = opened.epochs
-        self.last_append_time_us = opened.last_append_time_us
-        self._files = files
-        self._chain = opened.chain
-        self._flusher = opened.flusher
-        self._warmer = opened.warmer
-        self._preparer = opened.preparer
-        self.tables = opened.tables
-        self._loss = opened.loss
-        self._doubt = opened.doubt
-        self.end = opened.chain.end
-        """Where the next batch will stand. A plain attribute, as the next three: they are looked up a dozen times per
-        batch."""
-        self.active_start = opened.chain.active.start
-        """Where the segment begins that is appended to."""
-        self.confirmed = opened.confirmed
-        self.flushed = opened.flusher.flushed
-        self._state_from = opened.state_from
-        self._closed = False
+class CommitLog(StoredLog):
+    """A log that changes: a master appends to it, a mirror follows its master's copy."""
 
     @classmethod
     def open(
@@ -173,7 +65,7 @@ class CommitLog:
         settings: LogSettings,
         max_batch_bytes: int,
         on_batch: OnBatch,
-        on_past: OnPast = _nothing,
+        on_past: OnPast = lambda tables: None,
         on_recorded: Callable[[int], None] = lambda confirmed: None,
         number: int = 0,
         begin: int = 0,
@@ -217,61 +109,7 @@ class CommitLog:
             raise disk_error(error, "open the log in", directory) from None
         return cls(opened, log_id=log_id, name=name, max_batch_bytes=max_batch_bytes, files=files)
 
-    # --- What it holds ------------------------------------------------------------------------------------------
-
-    @property
-    def state(self) -> LogState:
-        if self._closed:
-            return LogState.CLOSED
-        if self.recovery.corrupt is not None:
-            return LogState.DAMAGED
-        return LogState.OPEN if self._flusher.failure is None else LogState.FAILED
-
-    @property
-    def claim(self) -> Claim:
-        """What the copy held before bytes of it went bad; of a sound one, what it holds."""
-        if self.recovery.corrupt is not None:
-            return self.recovery.claim
-        return Claim(self.end, self.confirmed)
-
-    def is_border(self, log_offset: int) -> bool:
-        """Whether a batch begins or the log ends there. Not denied below and within sealed segments: that is confirmed,
-        and only the disk knows its borders."""
-        below = log_offset < self.first_segment
-        return below or self._chain.is_sealed(log_offset) or self._chain.is_border(log_offset)
-
-    @property
-    def directory(self) -> Path:
-        return self._chain.directory
-
-    @property
-    def stalls(self) -> int:
-        """How often a new segment had to be made on the loop because no spare file was ready."""
-        return self._chain.stalls
-
-    @property
-    def state_from(self) -> int:
-        """From here on the log tells the state of its queues; the begin does not pass it."""
-        return self._state_from
-
-    def set_state_from(self, log_offset: int) -> None:
-        """A complete state checkpoint that begins there is confirmed. It never goes back."""
-        self._state_from = max(self._state_from, min(log_offset, self.confirmed))
-
-    def move_begin(self, log_offset: int) -> None:
-        """What stands below is no longer needed, as was decided, logged and confirmed. Files are freed by the next
-        recorded flush, after which the new begin is on disk. Raises BadRequest above what is confirmed and described.
-        """
-        if log_offset > min(self.confirmed, self._state_from):
-            raise BadRequest(f"the begin cannot move to {log_offset}, above {min(self.confirmed, self._state_from)}")
-        self.begin = max(self.begin, log_offset)
-
-    def set_confirmed(self, log_offset: int) -> None:
-        """Raise the confirmed offset; it never goes back. Above the end it is the end: a mirror hears of more than it
-        holds."""
-        self.confirmed = max(self.confirmed, min(log_offset, self.end))
-
-    # --- Append -------------------------------------------------------------------------------------------------
+    # --- Append -------------------------------------------------------------------------------------------------------
 
     def append(self, batch: memoryview, *, base_queue_offset: int, append_time_us: int, flags: int = 0) -> BatchHeader:
         """Master: stamp one checked batch (`check_producer_part`) with the current epoch and store it.
@@ -282,27 +120,10 @@ class CommitLog:
         self._require_writable()
         if batch_length(batch) != len(batch):
             raise BadBatch(f"{len(batch)} bytes are not one batch: its header says {batch_length(batch)}")
-        if len(batch) > self.max_batch_bytes:
-            raise BatchTooLarge(f"a batch of {len(batch)} bytes is above max_batch_bytes ({self.max_batch_bytes})")
-        epoch = self._open_epoch()
         append_time_us = max(append_time_us, self.last_append_time_us)
-        header = bytearray(batch[:HEADER_SIZE])
-        stamp(
-            header,
-            log_offset=self.end,
-            base_queue_offset=base_queue_offset,
-            append_time_us=append_time_us,
-            epoch=epoch,
-            flags=flags,
-            seed=self.seed,
-        )
-        try:
-            self._chain.place(header, batch[HEADER_SIZE:])
-        except DiskFailed as error:
-            self._flusher.fail(error)
-            raise
+        header = self._store(batch, base_queue_offset, append_time_us, flags)
         self._appended_at(append_time_us)
-        return read_header(header)
+        return header
 
     def append_copied(self, batch: memoryview) -> BatchHeader:
         """Master: store a batch of this log, as it was read from it, once more at the end, with flag `copied`.
@@ -313,48 +134,53 @@ class CommitLog:
         self._require_writable()
         former = read_header(batch)
         check_body(batch, 0, former)
-        if former.length > self.max_batch_bytes:
-            raise BatchTooLarge(f"a batch of {former.length} bytes is above max_batch_bytes ({self.max_batch_bytes})")
-        epoch = self._open_epoch()
+        flags = (former.flags | Flag.COPIED) & ~Flag.INNER
+        header = self._store(batch[: former.length], former.base_queue_offset, former.append_time_us, flags)
+        self._appended_at(former.append_time_us)
+        return header
+
+    def _store(self, batch: memoryview, base_queue_offset: int, append_time_us: int, flags: int) -> BatchHeader:
+        """Stamp a batch with the current epoch and place it at the end. Raises as `append`."""
+        if len(batch) > self.max_batch_bytes:
+            raise BatchTooLarge(f"a batch of {len(batch)} bytes is above max_batch_bytes ({self.max_batch_bytes})")
         header = bytearray(batch[:HEADER_SIZE])
         stamp(
             header,
             log_offset=self.end,
-            base_queue_offset=former.base_queue_offset,
-            append_time_us=former.append_time_us,
-            epoch=epoch,
-            flags=(former.flags | Flag.COPIED) & ~Flag.INNER,
+            base_queue_offset=base_queue_offset,
+            append_time_us=append_time_us,
+            epoch=self.epochs.open_at(self.end) or self._no_epoch(),
+            flags=flags,
             seed=self.seed,
         )
+        self._place(header, batch[HEADER_SIZE:])
+        return read_header(header)
+
+    def _place(self, header: bytearray | memoryview, body: memoryview) -> None:
         try:
-            self._chain.place(header, batch[HEADER_SIZE : former.length])
+            self._chain.place(header, body)
         except DiskFailed as error:
             self._flusher.fail(error)
             raise
-        self._appended_at(former.append_time_us)
-        return read_header(header)
 
-    def append_transaction(self, parts: Sequence[Part], *, append_time_us: int) -> tuple[list[BatchHeader], bytearray]:
+    def append_transaction(
+        self, parts: Sequence[EnvelopePart], *, append_time_us: int
+    ) -> tuple[list[BatchHeader], bytearray]:
         """Master: store checked batches of several queues in one envelope (`envelope`): all of them, or none. The
         headers as stamped, the envelope's first, and its bytes. Raises as `append`."""
         self._require_writable()
         size = envelope_bytes([part.batch for part in parts])
         if size > self.max_batch_bytes:
             raise BatchTooLarge(f"a transaction of {size} bytes is above max_batch_bytes ({self.max_batch_bytes})")
-        epoch = self._open_epoch()
         envelope, headers = seal_envelope(
             parts,
             log_offset=self.end,
             append_time_us=max(append_time_us, self.last_append_time_us),
-            epoch=epoch,
+            epoch=self.epochs.open_at(self.end) or self._no_epoch(),
             seed=self.seed,
         )
         content = memoryview(envelope)
-        try:
-            self._chain.place(content[:HEADER_SIZE], content[HEADER_SIZE:])
-        except DiskFailed as error:
-            self._flusher.fail(error)
-            raise
+        self._place(content[:HEADER_SIZE], content[HEADER_SIZE:])
         self._chain.note_inside([header.log_offset for header in headers[1:]])
         self._appended_at(headers[0].append_time_us)
         return headers, envelope
@@ -407,6 +233,14 @@ class CommitLog:
         self._appended_at(headers[-1].append_time_us)
         return headers
 
+    def drop_placed(self, run: memoryview) -> None:
+        """Mirror: what was received there will not be kept. Zeros end a log; bytes that are no batch look torn."""
+        # From the back, in steps smaller than any batch: a process that is killed in it leaves whole batches in front,
+        # and never one behind bytes that are none.
+        for end in range(len(run), 0, -HEADER_SIZE):
+            begin = max(0, end - HEADER_SIZE)
+            run[begin:end] = bytes(end - begin)
+
     def _appended_at(self, append_time_us: int) -> None:
         self._tail_moved()
         self.last_append_time_us = max(self.last_append_time_us, append_time_us)
@@ -415,14 +249,6 @@ class CommitLog:
     def _tail_moved(self) -> None:
         active = self._chain.active
         self.end, self.active_start = active.end, active.start
-
-    def drop_placed(self, run: memoryview) -> None:
-        """Mirror: what was received there will not be kept. Zeros end a log; bytes that are no batch look torn."""
-        # From the back, in steps smaller than any batch: a process that is killed in it leaves whole batches in front,
-        # and never one behind bytes that are none.
-        for end in range(len(run), 0, -HEADER_SIZE):
-            begin = max(0, end - HEADER_SIZE)
-            run[begin:end] = bytes(end - begin)
 
     def _undo_run(self, log_offset: int, error: MirrorlogError) -> None:
         """A roll inside a run failed: what was placed before it goes, since nobody was told of its headers."""
@@ -444,94 +270,18 @@ class CommitLog:
             self._flusher.fail(failed)
             raise failed from None
 
-    def _open_epoch(self) -> int:
-        """The epoch that writes at the log's end. Raises BadRequest when it is not the list's last one."""
-        entries = self.epochs.entries
-        if not entries or entries[-1].start > self.end:
-            raise BadRequest("no epoch is open at the log's end; open one before appending as its master")
-        return entries[-1].epoch
+    def _no_epoch(self) -> NoReturn:
+        raise BadRequest("no epoch is open at the log's end; open one before appending as its master")
 
-    # --- Read ---------------------------------------------------------------------------------------------------
-
-    def read(self, log_offset: int, max_bytes: int, *, until: int) -> memoryview | None:
-        """Whole batches from `log_offset` on, as a read-only view of mapped memory; None when they are not mapped
-        (then `read_cold`).
-
-        At least one batch, at most `max_bytes` unless the first alone is larger, all in one segment and none reaching
-        beyond `until`; empty when there is none. Raises OffsetOutOfRange below the begin, BadRequest where no batch
-        begins.
-        """
-        found = self._find_run(log_offset, max_bytes, until)
-        if found is None:
-            return _EMPTY
-        segment, end = found
-        if segment.view is None or segment.sealed:
-            return None
-        return segment.view[log_offset - segment.start : end - segment.start].toreadonly()
-
-    def read_cold(self, log_offset: int, max_bytes: int, *, until: int) -> ColdRead:
-        """The job that reads the run that `read` has not mapped. Raises as `read`."""
-        segment, end = self._find_run(log_offset, max_bytes, until) or (self._chain.active, log_offset)
-        return CheckedRead(
-            self._files,
-            segment.path,
-            start=segment.start,
-            log_offset=log_offset,
-            end=end,
-            seed=self.seed,
-            known_border=not segment.sealed,
-            on_bad=self.on_bad,
-        )
-
-    def read_batch_at(self, log_offset: int) -> tuple[BatchHeader, bytes]:
-        """One batch, by pread; blocking. For tests and tools."""
-        batch = bytes(self.read_cold(log_offset, 0, until=self.end).run())
-        return read_header(batch), batch
-
-    def scan(self, from_offset: int, on_batch: OnBatch, *, until: int | None = None) -> None:
-        """Give every batch in [from_offset, until) to `on_batch`, checked; blocking. `until` is the end by default.
-
-        Raises LogCorrupt, DiskFailed, and as `read`.
-        """
-        until = self.end if until is None else min(until, self.end)
-        rules = Rules(self.seed, self.epochs)
-        while (found := self._find_run(from_offset, self.end, until)) is not None:
-            segment, last = found
-            with self._flusher.disk("read"):
-                scan_file(
-                    self._files, segment.path, start=segment.start, first=from_offset, last=last, rules=rules,
-                    on_batch=on_batch,
-                )  # fmt: skip
-            from_offset = last
-
-    def scan_state(self, on_batch: OnBatch, *, until: int) -> None:
-        """Give `on_batch` the batches below `until`, a border, from which the state of the queues follows; blocking.
-        The loop may go on with the log meanwhile. Raises BadRequest, LogCorrupt and DiskFailed."""
-        first = max(self.begin, self._state_from)
-        if until < first or not self.is_border(until):
-            raise BadRequest(f"log offset {until} is not where a batch begins, from {first} on")
-        rules = Rules(self.seed, self.epochs)
-        # A list of its own: segments that are freed meanwhile are none of these, but they stand before them.
-        for segment in list(self._chain.segments):
-            at, last = max(first, segment.start), min(until, segment.end)
-            if at < last:
-                with self._flusher.disk("read"):
-                    scan_file(
-                        self._files, segment.path, start=segment.start, first=at, last=last, rules=rules,
-                        on_batch=on_batch,
-                    )  # fmt: skip
-
-    def _find_run(self, log_offset: int, max_bytes: int, until: int) -> tuple[Segment, int] | None:
-        """(segment, end of the run), or None when no whole batch is there."""
+    def _require_writable(self) -> None:
+        if self._flusher.failure is not None:
+            raise self._flusher.failure
         if self._closed:
             raise LogUnavailable(f"log {self.name} is closed")
-        if log_offset < self.begin:
-            raise OffsetOutOfRange(
-                f"log offset {log_offset} is below the begin, {self.begin}", begin=self.begin, next=self.end
-            )
-        return self._chain.find_run(log_offset, max_bytes, until)
+        if self.recovery.corrupt is not None:
+            raise LogCorrupt(f"log {self.name} is damaged at {self.recovery.corrupt}; it takes nothing")
 
-    # --- Epochs and truncation ----------------------------------------------------------------------------------
+    # --- Epochs and truncation ----------------------------------------------------------------------------------------
 
     def open_epoch(self, epoch: int, *, node_id: str = "", start_id: str = "") -> None:
         """Master: `epoch` writes from the end on, by this start of this node; on disk when this returns. Blocking.
@@ -637,12 +387,6 @@ class CommitLog:
                 zero_out(file, log_offset - start, file.size())
                 file.fdatasync()
 
-    def doubt(self) -> None:
-        """Bad bytes were met: the next opening reads everything; on disk when this returns. Blocking. Raises DiskFull,
-        DiskFailed."""
-        with self._flusher.disk("mark"):
-            self._doubt.raise_()
-
     def _check_cut(self, log_offset: int, *, lost: bool) -> None:
         if log_offset < self.begin:
             raise BadRequest(f"log offset {log_offset} is below the begin, {self.begin}")
@@ -688,161 +432,30 @@ class CommitLog:
             raise
         self.epochs = epochs
 
-    # --- Disk work ----------------------------------------------------------------------------------------------
 
-    def start_flush(self, *, record: bool = True) -> FlushJob:
-        """A job that brings everything below the present end to disk. More than one may be out. Costs nothing when all
-        is there already.
-
-        `record`: write the checkpoint too, a second sync. Without it the bytes are as safe; only the line below which
-        damage is corruption, and not a torn tail, stays where it was.
-        """
-        checkpoint = Checkpoint(self.begin, self.end, self.confirmed, self._state_from)
-        return self._flusher.start(self._chain, checkpoint, record=record)
-
-    def complete_flush(self, job: FlushJob) -> int:
-        """The flushed offset now. Raises DiskFailed when the job failed: the log takes nothing more then."""
-        before = self.flushed
-        self.flushed = flushed = self._flusher.complete(job)
-        if flushed > before:
-            self._chain.release(flushed)
-            self._cooled()
-        for freed in self._chain.drop_below(job.begin_on_disk):
-            self._preparer.offer(freed)
-        return flushed
-
-    def _cooled(self) -> None:
-        self._warmer.cooled()
-        self._preparer.ask_again()
-
-    def start_warm(self) -> WarmJob | None:
-        """A short job that makes the pages before the tail writable; None when nothing is due or one is out."""
-        if self.state is not LogState.OPEN:
-            return None
-        return self._warmer.start(self._chain.active, self._preparer.spare)
-
-    def complete_warm(self, job: WarmJob) -> None:
-        self._warmer.complete(job)
-
-    def start_prepare(self, *, idle: bool = True) -> PrepareJob | None:
-        """A job that makes a spare file or brings pages far ahead into memory; None when nothing is due or one is out.
-
-        It may be slow, so it belongs on a helper of its own. `idle`: nothing was appended for a while.
-        """
-        return self._preparer.start(self._chain.active, idle=idle) if self.state is LogState.OPEN else None
-
-    def complete_prepare(self, job: PrepareJob) -> None:
-        self._preparer.complete(job)
-        if job.prepared is not None and job.prepared is self._preparer.spare:
-            self._warmer.spare_cooled()
-
-    def keep_reserve(self, size: int) -> None:
-        """Master: data leaves the last `size` bytes of a segment to other batches while no next segment is there."""
-        self._chain.reserve_bytes = size
-
-    def allow_bytes(self, size: int) -> None:
-        """How much of the disk may be taken by new files for data, as it was just measured; below a segment's size
-        none is made ahead, and data that needs one is refused with DiskFull."""
-        self._preparer.allow(size)
-
-    # --- Into the past ------------------------------------------------------------------------------------------
-
-    def next_to_seal(self) -> tuple[int, int] | None:
-        """[start, end) of the next segment that can be sealed, or None. Its begin may be freed already.
-
-        It is on disk, confirmed, and far enough behind that nobody is sent it from memory.
-        """
-        for segment in self._chain.segments[:-1]:
-            if not segment.sealed:
-                behind = segment.file is None and segment.view is None and segment.end <= self.confirmed
-                return (segment.start, segment.end) if behind and segment.end > self.begin else None
-        return None
-
-    def seal(self, end: int) -> None:
-        """The segment that ends there has its table, and whoever keeps an index has it from that. It may have been
-        freed meanwhile."""
-        for segment in self._chain.segments[:-1]:
-            if segment.end == end:
-                segment.sealed = True
-                segment.borders, segment.inside = array("Q"), array("Q")
-
-    def settle_loss(self) -> None:
-        """This copy has been compared with the others: it counts as complete again; blocking. Raises DiskFull,
-        DiskFailed."""
-        with self._flusher.disk("settle the loss of"):
-            self._loss.settle()
-        self.lossy = False
-
-    def check_table(self, start: int) -> None:
-        """Make the table of a sealed segment anew if it is damaged, and remove that of one below the begin; blocking.
-        Raises LogCorrupt and OSError."""
-        segment = next((each for each in self._chain.segments if each.start == start), None)
-        # One made now would be empty, and be believed where a crash takes the begin back.
-        if segment is None or segment.end <= self.begin:
-            self.tables.remove(start)
-            return
-        try:
-            with SegmentTable.open(
-                self._files, segment.path.with_name(table_name(start)), start=start, end=segment.end, seed=self.seed
-            ) as table:
-                table.verify()
-        except (IndexDoubtful, FileNotFoundError):
-            first = max(start, self.begin)
-            rules = Rules(self.seed, self.epochs)
-            content = table_from_segment(
-                self._files, segment.path, start=start, first=first, end=segment.end, rules=rules
-            )
-            self.tables.store(start, segment.end, content)
-
-    @property
-    def has_spare(self) -> bool:
-        """Whether the next segment's file is there already, made ahead or recycled."""
-        return self._preparer.spare is not None
-
-    @property
-    def first_segment(self) -> int:
-        """Where the first segment begins: at the begin, or below it."""
-        return self._chain.segments[0].start
-
-    def segments(self) -> list[SegmentInfo]:
-        """What retention decides on: every segment but the last."""
-        return [SegmentInfo(each.start, each.end, each.last_append_time_us) for each in self._chain.segments[:-1]]
-
-    @property
-    def last_start(self) -> int:
-        """The start of the last segment that is not above `state_from`; the begin when there is none."""
-        starts = [each.start for each in self._chain.segments if self.begin <= each.start <= self._state_from]
-        return max(starts, default=self.begin)
-
-    def close(self) -> None:
-        """Flush, write the checkpoint and let everything go; blocking, idempotent. Raises DiskFailed.
-
-        Views that were given out stay readable. A failed log is closed without a flush.
-        """
-        if self._closed:
-            return
-        job = self.start_flush()
-        damaged = self.state is LogState.DAMAGED
-        self._closed = True
-        try:
-            if self._flusher.failure is None and not damaged:
-                job.run()
-                self.flushed = self._flusher.complete(job)
-        finally:
-            self._warmer.close()
-            self._preparer.close()
-            self._chain.close()
-            self._flusher.close()
-
-    # --- Guards -------------------------------------------------------------------------------------------------
-
-    def _require_writable(self) -> None:
-        if self._flusher.failure is not None:
-            raise self._flusher.failure
-        if self._closed:
-            raise LogUnavailable(f"log {self.name} is closed")
-        if self.recovery.corrupt is not None:
-            raise LogCorrupt(f"log {self.name} is damaged at {self.recovery.corrupt}; it takes nothing")
+def check_run(
+    run: memoryview, *, log_offset: int, seed: int, epochs: EpochList, max_batch_bytes: int
+) -> list[BatchHeader]:
+    """The headers of the 1..n batches of `run`, each checked whole: header, body, place, and the epoch that the list
+    gives there; behind the header of a transaction those of what is inside. Raises BadBatch."""
+    headers: list[BatchHeader] = []
+    at = 0
+    while at < len(run) or not headers:
+        place = log_offset + at
+        header = check_stamped(run, at, log_offset=place, seed=seed, max_batch_bytes=max_batch_bytes)
+        # Nearly always the last one.
+        newest = epochs.entries[-1] if epochs.entries else None
+        is_newest = newest is not None and newest.start <= place and newest.epoch == header.epoch
+        if not is_newest and header.epoch != epochs.at(place):
+            raise BadBatch(f"epoch {header.epoch} at log offset {place}, the epoch list has {epochs.at(place)}")
+        check_body(run, at, header)
+        if header.flags & _INNER:
+            raise BadBatch(f"the batch at log offset {place} belongs to a transaction that does not begin there")
+        headers.append(header)
+        if header.kind == _TRANSACTION:
+            headers += open_envelope(run[at : at + header.length], header, seed=seed)
+        at += header.length
+    return headers
 
 
 def _units(headers: Sequence[BatchHeader]) -> tuple[list[int], list[int]]:

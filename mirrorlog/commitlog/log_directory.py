@@ -16,16 +16,15 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 from uuid import UUID
 
-from mirrorlog.commitlog.checkpoint import FILE_NAME as CHECKPOINT_NAME
-from mirrorlog.commitlog.checkpoint import Checkpoint, CheckpointFile
 from mirrorlog.commitlog.directory import IDENTITY_NAME as NODE_IDENTITY_NAME
-from mirrorlog.commitlog.directory import LOCK_NAME, LOGS_NAME
+from mirrorlog.commitlog.directory import LOCK_NAME, LOGS_NAME, NUMBER
 from mirrorlog.commitlog.epochs import EpochList, load_epochs
 from mirrorlog.commitlog.files import OsFile, OsFiles, disk_error, read_file
+from mirrorlog.commitlog.flush import FILE_NAME as CHECKPOINT_NAME
+from mirrorlog.commitlog.flush import Checkpoint, CheckpointFile
 from mirrorlog.commitlog.format.header import log_seed
-from mirrorlog.commitlog.identity import NUMBER
 from mirrorlog.commitlog.recovery.opening import IDENTITY_NAME
-from mirrorlog.commitlog.segments.scan import Rules
+from mirrorlog.commitlog.segments.scan import BatchRules
 from mirrorlog.commitlog.segments.segment import segment_start
 from mirrorlog.errors import ForeignDirectory, LogCorrupt
 
@@ -88,8 +87,8 @@ class LogDirectory:
     segments: tuple[SegmentFile, ...]
 
     @property
-    def rules(self) -> Rules:
-        return Rules(log_seed(self.log_id), self.epochs)
+    def rules(self) -> BatchRules:
+        return BatchRules(log_seed(self.log_id), self.epochs)
 
     @property
     def begin(self) -> int:

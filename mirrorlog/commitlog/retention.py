@@ -1,4 +1,4 @@
-"""What a log may let go: whole segments from its begin on, and in them the parts of queues. Pure.
+"""Retention: what a log may delete, whole segments from its start on, and in them the parts of queues. Pure.
 
 A queue without limits of its own lives by its log's, segment by segment. One that has some lives by these alone: its
 *part* of a segment, all its records there, is dead when they are too old, or when later segments hold enough of the

@@ -33,7 +33,7 @@ from mirrorlog.doors.grpc.producer_service import ProducerService, StreamLimits
 from mirrorlog.doors.grpc.receiving import ReceiveInTurn, Receiving
 from mirrorlog.errors import MirrorlogError, PortTaken
 from mirrorlog.pb.v1 import admin_pb2, admin_pb2_grpc, consumer_pb2, consumer_pb2_grpc, producer_pb2
-from mirrorlog.wire.messages.handshake import Limits
+from mirrorlog.wire.messages.handshake import NodeLimits
 from mirrorlog.wire.messages.queues import GetMetadata, Metadata
 from mirrorlog.wire.renewal import Renewal
 from mirrorlog.wire.tls import server_context
@@ -66,8 +66,8 @@ _SERVICES: Final = (
 _BATCHES: Final = f"/{producer_pb2.DESCRIPTOR.services_by_name['Producer'].full_name}/Publish"
 
 
-def server_options(limits: Limits) -> list[tuple[str, int]]:
-    """Limits and keepalive of the server. `limits`: of the node."""
+def server_options(limits: NodeLimits) -> list[tuple[str, int]]:
+    """NodeLimits and keepalive of the server. `limits`: of the node."""
     return [
         ("grpc.max_receive_message_length", limits.max_batch_bytes + MESSAGE_SLACK_BYTES),
         ("grpc.max_concurrent_streams", CALLS_PER_CONNECTION_MAX),
@@ -119,7 +119,7 @@ class GrpcDoor:
             await self._callers.close()
             await self._client.close()
 
-    async def _serve(self, limits: Limits) -> None:
+    async def _serve(self, limits: NodeLimits) -> None:
         server = grpc.aio.server(
             interceptors=(ReceiveInTurn(Receiving(), batches=_BATCHES),),
             options=server_options(limits),
@@ -187,7 +187,7 @@ class NodeWatch:
         self._node = node
         self._changed = changed
 
-    async def limits(self) -> Limits:
+    async def limits(self) -> NodeLimits:
         """The limits of the node, as soon as it answers."""
         while True:
             if (connection := await self._answering()) is not None:

@@ -41,14 +41,13 @@ from mirrorlog.wire.auth.credentials import OPEN, Credentials
 from mirrorlog.wire.auth.proof import AcceptedGreeting
 from mirrorlog.wire.dialling import LINK_UNACKED_MS
 from mirrorlog.wire.endpoint import Endpoint
-from mirrorlog.wire.fairness.lines import Lines
-from mirrorlog.wire.fairness.places import Places
+from mirrorlog.wire.fairness.lines import LoopLines
+from mirrorlog.wire.fairness.places import PortPlaces
 from mirrorlog.wire.frames import Frame, FrameType, frame, read_ack
-from mirrorlog.wire.greeting import check_hello
-from mirrorlog.wire.listening import Place, Port, listen
+from mirrorlog.wire.listening import Port, PortPlace, listen
 from mirrorlog.wire.messages.codec import as_error, encode, expect_message
-from mirrorlog.wire.messages.handshake import Failure, Hello, Welcome
-from mirrorlog.wire.messages.replication import Follow, Pull
+from mirrorlog.wire.messages.handshake import Failure, Hello, Welcome, check_hello
+from mirrorlog.wire.messages.replication import FollowRequest, Pull
 from mirrorlog.wire.tls import Refusals
 
 logger = logging.getLogger(__name__)
@@ -89,7 +88,7 @@ class MemberLink(Protocol):
 class MasterLink:
     """The master's end of one mirror's connection: frames to an HAConnection, its actions to the socket."""
 
-    def __init__(self, service: AcceptSocketService, place: Place) -> None:
+    def __init__(self, service: AcceptSocketService, place: PortPlace) -> None:
         self._service = service
         self._place = place
         self._endpoint: Endpoint | None = None
@@ -146,7 +145,7 @@ class MasterLink:
         if self._greeted is None:
             self._greet(frame_)
         elif self.connection is None:
-            self._follow(expect_message(frame_, FrameType.FOLLOW, Follow), now)
+            self._follow(expect_message(frame_, FrameType.FOLLOW, FollowRequest), now)
         else:
             self._pull(self.connection, frame_, now)
 
@@ -243,7 +242,7 @@ class MasterLink:
             # One of the few links that may be open, and for no longer than a greeting may take.
             self._member = self._service.joiner_link(self.endpoint)
 
-    def _follow(self, message: Follow, now: float) -> None:
+    def _follow(self, message: FollowRequest, now: float) -> None:
         assert self._greeted is not None
         assert self._greeted.node_id is not None
         log = self._service.log(message.log_id)
@@ -402,7 +401,7 @@ class AcceptSocketService:
         limits: LimitSettings,
         helper: Executor,
         credentials: Credentials = OPEN,
-        lines: Lines | None = None,
+        lines: LoopLines | None = None,
     ) -> None:
         """`lines`: where wait for their turns those who have not proven who they are."""
         self.welcome = welcome
@@ -412,7 +411,7 @@ class AcceptSocketService:
         self.links: set[MasterLink] = set()
         self.members: set[MasterLink] = set()
         """Links of other members of the cluster."""
-        self.places: Places[Place] = Places(
+        self.places: PortPlaces[PortPlace] = PortPlaces(
             strangers_max=limits.max_strangers,
             per_address_max=limits.max_strangers_per_address,
             let_in_max=limits.max_links,

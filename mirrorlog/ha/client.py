@@ -45,7 +45,7 @@ from mirrorlog.wire.frames import TRANSFER, TRANSFER_FLUSH, Frame, FrameType, ac
 from mirrorlog.wire.messages.base import Message
 from mirrorlog.wire.messages.codec import as_error, decode, encode, expect_message
 from mirrorlog.wire.messages.handshake import Failure, Hello
-from mirrorlog.wire.messages.replication import EpochEntry, Follow, History, Pull
+from mirrorlog.wire.messages.replication import EpochEntry, FollowRequest, History, Pull
 
 RECONNECT_FIRST_S: Final = 0.02
 """After the first attempt that failed; twice that after the next one, up to `reconnect_interval_ms`. A master that was
@@ -291,7 +291,7 @@ class HAClient:
             raise WrongCluster(
                 f"the master at {self.master} is of cluster {welcome.cluster_name} ({welcome.cluster_id})"
             )
-        follow = Follow(
+        follow = FollowRequest(
             log_id=str(self._log_id),
             epochs=[EpochEntry(*entry) for entry in self._copy.log.epochs.entries],
             begin=self._copy.log.begin,

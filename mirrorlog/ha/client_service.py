@@ -42,7 +42,7 @@ class AlignedCopy(MirrorCopy, Protocol):
     def check_aside(self) -> None:
         """Blocking: raises MirrorlogError when this copy may not be set aside."""
 
-    def set_surplus_aside(self, log_offset: int) -> Path:
+    def quarantine_tail(self, log_offset: int) -> Path:
         """Blocking: keep what stands from there on, also when it is cut; where. Raises MirrorlogError."""
 
     def begin_anew(self) -> None:
@@ -231,7 +231,7 @@ class HAClientService:
 
     async def _keep_surplus(self, action: Align) -> None:
         end, confirmed = self._copy.log.end, self._copy.log.confirmed
-        path = await self._helped(partial(self._copy.set_surplus_aside, action.log_offset))
+        path = await self._helped(partial(self._copy.quarantine_tail, action.log_offset))
         logger.error(
             "surplus_set_aside log=%s first=%s last=%s bytes=%s confirmed=%s loss_epoch=%s path=%s; the cluster has "
             "declared it lost; save its records with: mqtool recover %s --salvage OUT",

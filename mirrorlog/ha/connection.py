@@ -38,7 +38,7 @@ from mirrorlog.ha.actions import Action, Close, ReadCold, Send
 from mirrorlog.ha.losses import DeclaredLoss, losses_since, lost_from
 from mirrorlog.wire.frames import TRANSFER_FLUSH, Ack, FrameType, frame, transfer_head
 from mirrorlog.wire.messages.codec import encode
-from mirrorlog.wire.messages.replication import EpochEntry, Follow, History, Pull
+from mirrorlog.wire.messages.replication import EpochEntry, FollowRequest, History, Pull
 
 # Bytes per second over the last few seconds, from a handful of numbers.
 
@@ -233,7 +233,7 @@ class HAConnection:
 
     # --- read half ---
 
-    def follow(self, message: Follow, now: float) -> list[Action]:
+    def follow(self, message: FollowRequest, now: float) -> list[Action]:
         """What the mirror holds. Raises NotMaster when it has heard of a later master, MirrorAhead when it holds what
         this master has lost."""
         self._expect(LinkState.GREETED, "Follow")
@@ -340,7 +340,7 @@ class HAConnection:
         if self.state is not state:
             raise ProtocolError(f"{what} on a link that is {self.state.value}")
 
-    def _common_point(self, theirs: EpochList, message: Follow) -> int:
+    def _common_point(self, theirs: EpochList, message: FollowRequest) -> int:
         """Where the histories part. What the mirror holds beyond it must be of a former epoch, and not confirmed."""
         self._check_newest(theirs)
         if message.end > 0 and theirs.at(0) == NO_EPOCH:
@@ -365,14 +365,14 @@ class HAConnection:
                 f"{self._epoch}: another one was promoted since; ask again"
             )
 
-    def _start_at(self, point: int, message: Follow) -> int | None:
+    def _start_at(self, point: int, message: FollowRequest) -> int | None:
         """Where a mirror begins anew of whose copy nothing is of use (invariant 1); None when it goes on."""
         of_no_use = point < max(self._log.begin, message.begin)
         if of_no_use or (message.end == 0 and message.start == "last-segment"):
             return self._log.last_start if message.start == "last-segment" else self._log.begin
         return None
 
-    def _may_cut(self, theirs: EpochList, point: int, message: Follow) -> bool:
+    def _may_cut(self, theirs: EpochList, point: int, message: FollowRequest) -> bool:
         """Who was promoted holds everything that was confirmed before (invariant 6). So what a mirror has beyond it, of
         former epochs, is not confirmed, unless the cluster has declared a loss; and a mirror that knows it to be
         confirmed without such a loss shows that this master has lost it. A master never sends what it has not appended:

@@ -21,7 +21,8 @@ from typing import Any, Final
 
 import msgspec
 
-from mirrorlog.commitlog.format.body import Record, draft_columns, encode_batch, parse_batch_body
+from mirrorlog.commitlog.format.body import Record, parse_batch_body
+from mirrorlog.commitlog.format.drafts import draft_columns, encode_batch
 from mirrorlog.commitlog.format.header import CONTROL_QUEUE_ID, Buffer, Kind
 from mirrorlog.errors import BadBatch
 

@@ -11,9 +11,10 @@ from typing import Final, TypeVar
 
 from mirrorlog.config import split_address
 from mirrorlog.errors import ConnectionLost, ProtocolError, RequestTimeout
-from mirrorlog.wire.frames import PROTOCOL_VERSION_MAX, PROTOCOL_VERSION_MIN, Frame, FrameReader, FrameType, frame
+from mirrorlog.wire.frame_reader import FrameReader
+from mirrorlog.wire.frames import PROTOCOL_VERSION_MAX, PROTOCOL_VERSION_MIN, Frame, FrameType, frame
 from mirrorlog.wire.messages.base import Message
-from mirrorlog.wire.messages.codec import AnyMessage, as_error, decode, encode
+from mirrorlog.wire.messages.codec import as_error, decode, encode
 from mirrorlog.wire.messages.handshake import Failure, Hello
 from mirrorlog.wire.messages.status import GetStatus, Status
 
@@ -35,7 +36,7 @@ def status_of(address: str, *, timeout: float = 5.0, tls: ssl.SSLContext | None 
     return answer
 
 
-def ask(address: str, question: Message, *, timeout: float = 5.0, tls: ssl.SSLContext | None = None) -> AnyMessage:
+def ask(address: str, question: Message, *, timeout: float = 5.0, tls: ssl.SSLContext | None = None) -> Message:
     """Greet, ask, and give the answer; the connection is closed again. Raises as `status_of`."""
     deadline = time.monotonic() + timeout
     hello = Hello(version_min=PROTOCOL_VERSION_MIN, version_max=PROTOCOL_VERSION_MAX, role="tool", software="testing")
@@ -78,7 +79,7 @@ def _connection(address: str, timeout: float, tls: ssl.SSLContext | None) -> soc
         raise
 
 
-def _answer(connection: socket.socket, reader: FrameReader, address: str, deadline: float) -> AnyMessage:
+def _answer(connection: socket.socket, reader: FrameReader, address: str, deadline: float) -> Message:
     received = _receive(connection, reader, address, deadline)
     message = decode(received.payload)
     if isinstance(message, Failure):

@@ -16,7 +16,7 @@ from mirrorlog.tools.common.cluster_status import AllStatuses, copies, gather, m
 from mirrorlog.tools.common.options import AsJson
 from mirrorlog.tools.common.output import NOTHING, emit, offset_text, print_json, table
 from mirrorlog.tools.common.session import session_of
-from mirrorlog.wire.messages.operators import CopyPromoted, CopyReport, Move, Rebalanced
+from mirrorlog.wire.messages.operators import CopyPromoted, CopyReport, MasterMove, Rebalanced
 from mirrorlog.wire.messages.status import ClusterStatus
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def rebalance(
     emit(as_json, found, rebalance_view(found, waited=wait))
 
 
-def still_away(view: ClusterStatus, moves: list[Move]) -> list[str]:
+def still_away(view: ClusterStatus, moves: list[MasterMove]) -> list[str]:
     """Which of the logs that were to be handed over are not yet, one line each. Pure."""
     masters = {log.log_id: log.master for log in view.logs}
     return [

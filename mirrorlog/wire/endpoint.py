@@ -26,9 +26,10 @@ from contextlib import suppress
 from typing import Any, Final, Protocol
 
 from mirrorlog.errors import ConnectionLost, MirrorlogError, Overloaded, ProtocolError, StalledFrame
-from mirrorlog.wire.fairness.lines import Lines
+from mirrorlog.wire.fairness.lines import LoopLines
 from mirrorlog.wire.fairness.turns import Share
-from mirrorlog.wire.frames import HELLO_BYTES_MAX, Frame, FrameReader, sealed
+from mirrorlog.wire.frame_reader import FrameReader, sealed
+from mirrorlog.wire.frames import HELLO_BYTES_MAX, Frame
 from mirrorlog.wire.messages.codec import error_frame
 from mirrorlog.wire.tls import why
 
@@ -71,7 +72,7 @@ class FrameHandler(Protocol):
         ordinary end."""
 
 
-class Meter(Protocol):
+class FrameMeter(Protocol):
     """What a connection's user may take; see `quotas`."""
 
     def takes(self, endpoint: Endpoint, frame_type: int, size: int) -> bool:
@@ -93,7 +94,7 @@ class Endpoint(asyncio.BufferedProtocol):
     """Frames over one transport. `frame_bytes_max` holds from `trust` on; before that, a greeting's limit."""
 
     def __init__(
-        self, handler: FrameHandler, *, frame_bytes_max: int, outgoing_bytes_max: int, lines: Lines | None = None
+        self, handler: FrameHandler, *, frame_bytes_max: int, outgoing_bytes_max: int, lines: LoopLines | None = None
     ) -> None:
         """`lines`: where it waits for its turns, a stranger at first; None: it is served at once, whatever it sends."""
         self.paused = False
@@ -113,7 +114,7 @@ class Endpoint(asyncio.BufferedProtocol):
         self._told_gone = False
         self._linger: asyncio.TimerHandle | None = None
         self._congested = False
-        self.meter: Meter | None = None
+        self.meter: FrameMeter | None = None
         """Of whose user has limits."""
         self.held = False
         """Whether its next frame waits for its meter."""
@@ -372,7 +373,7 @@ class Endpoint(asyncio.BufferedProtocol):
             self._refuse(ProtocolError(f"internal error: {type(error).__name__}"))
         return more
 
-    def _waits_for_meter(self, meter: Meter) -> bool:
+    def _waits_for_meter(self, meter: FrameMeter) -> bool:
         """What is not complete is read on."""
         ahead = self._reader.ahead
         self.held = ahead is not None and not meter.takes(self, *ahead)

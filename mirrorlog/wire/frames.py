@@ -7,11 +7,7 @@
          8     8  correlation_id  an answer carries its request's; 0 where none is expected
         16     …  payload         a msgpack map (wire.messages), or a fixed struct and batches (below)
 
-Between nodes that agreed on it in their greeting frames are *checked* from there on: the upper half of correlation_id
-is the CRC-32C of the payload, of one with batches of its fixed struct alone, for batches have their own; flags are
-(correlation_id · 2^64 + type · 2^48 + length · 2^16) modulo 65,521, a prime: cheaper than a CRC, no two bits escape it.
-TCP's own sum misses one error in 65,536, and what comes through as a Raft message or as an ack is believed, and stored.
-A header is judged by itself: a wrong length would make all that follows a part of its payload.
+Between nodes frames may be *checked*: see `frame_reader`, which makes frames of bytes.
 
 Payloads that carry batches begin with a fixed struct whose size is a multiple of 8, so that batches stay aligned:
 
@@ -44,27 +40,24 @@ import struct
 from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
-from mirrorlog.commitlog.format.checksum import crc32c
-from mirrorlog.errors import BadRequest, FrameTooLarge, ProtocolError
+from mirrorlog.errors import BadRequest, ProtocolError
 
 FRAME_HEADER_SIZE: Final = 16
 PROTOCOL_VERSION_MIN: Final = 1
 PROTOCOL_VERSION_MAX: Final = 1
 
-_PAGE: Final = 4096
-
-# Below it asking where a frame shall go costs more than copying it.
-PLACED_BYTES_MIN: Final = 16 * 1024
 
 # Before HELLO is accepted nobody may make the node hold more than this for them.
 HELLO_BYTES_MAX: Final = 64 * 1024
 
-_CHECK_PRIME: Final = 65_521
 
-_FRAME_HEADER = struct.Struct("<IHHQ")
-assert _FRAME_HEADER.size == FRAME_HEADER_SIZE
+FRAME_HEADER = struct.Struct("<IHHQ")
+assert FRAME_HEADER.size == FRAME_HEADER_SIZE
+
+
+_T = TypeVar("_T")
 
 
 class FrameType(IntEnum):
@@ -105,9 +98,6 @@ class FrameType(IntEnum):
     TELL = 51
 
 
-_KNOWN_TYPES: Final = frozenset(map(int, FrameType))
-
-
 class Frame(NamedTuple):
     """One received frame. `payload` is a view that is valid until the reader is asked for room again.
 
@@ -121,225 +111,14 @@ class Frame(NamedTuple):
     body: memoryview | None = None
 
 
-Place = Callable[[int, int, memoryview, int], memoryview | None]
-"""(type, correlation id, fixed struct, size): where the `size` bytes behind the struct of a large frame shall be
-received. Exactly so many bytes, or None for the reader's own buffer. Asked once per frame, before its bytes are there;
-they may never come."""
-
-
 def frame_header(kind: FrameType, payload_size: int, correlation_id: int = 0) -> bytes:
     """The 16 bytes before a payload of `payload_size` bytes."""
-    return _FRAME_HEADER.pack(payload_size, kind, 0, correlation_id)
+    return FRAME_HEADER.pack(payload_size, kind, 0, correlation_id)
 
 
 def frame(kind: FrameType, payload: bytes = b"", correlation_id: int = 0) -> bytes:
     """A whole small frame. Payloads with batches are sent as header, struct and views instead: no copy."""
-    return _FRAME_HEADER.pack(len(payload), kind, 0, correlation_id) + payload
-
-
-def sealed(parts: Iterable[bytes | memoryview]) -> list[bytes | memoryview]:
-    """A frame as it is sent checked. Its first part is all but the batches, whose number is below 2^32."""
-    first, *batches = parts
-    length, kind, _, number = _FRAME_HEADER.unpack_from(first)
-    payload = first[FRAME_HEADER_SIZE:] if length < PLACED_BYTES_MIN else memoryview(first)[FRAME_HEADER_SIZE:]
-    number |= crc32c(payload) << 32
-    head = _FRAME_HEADER.pack(length, kind, _header_check(length, kind, number), number)
-    return [head + payload, *batches] if len(payload) < PLACED_BYTES_MIN else [head, payload, *batches]
-
-
-def _header_check(length: int, kind: int, number: int) -> int:
-    return ((number << 16 | kind) << 48 | length << 16) % _CHECK_PRIME
-
-
-def _checked_number(kind: int, number: int, payload: memoryview) -> int:
-    """The correlation id of a checked frame. Raises ProtocolError when the payload is not what was sent."""
-    if crc32c(payload[: _FACTS_SIZES.get(kind)]) != number >> 32:
-        raise ProtocolError(f"a frame of type {kind} does not match its checksum: it was changed on its way")
-    return number & 0xFFFFFFFF
-
-
-class FrameReader:
-    """Bytes in, frames out, over one warm buffer; knows no socket.
-
-    Use: receive into `room()`, tell `received(n)`, then take `next_frame()` until it gives None. The buffer begins
-    small, grows to the largest frame seen and never beyond `frame_bytes_max`, and shrinks again when it is told to. A
-    large frame of batches is received where `place` says, and then not copied again.
-    """
-
-    __slots__ = (
-        "_asked", "_buffer", "_end", "_initial_bytes", "_place", "_placed", "_placed_end", "_placed_head", "_start",
-        "_view", "checked", "frame_bytes_max",
-    )  # fmt: skip
-
-    def __init__(self, *, frame_bytes_max: int, initial_bytes: int = 64 * 1024, place: Place | None = None) -> None:
-        self.frame_bytes_max = frame_bytes_max
-        self.checked = False
-        """Whether frames are to be checked: set when both sides have agreed on it, between two of them."""
-        self._initial_bytes = initial_bytes
-        self._buffer = bytearray(initial_bytes)
-        self._view = memoryview(self._buffer)
-        self._start = 0
-        self._end = 0
-        self._place = place
-        self._asked = False
-        self._placed: memoryview | None = None
-        self._placed_end = 0
-        self._placed_head = Frame(0, 0, memoryview(b""))
-
-    @property
-    def partial(self) -> bool:
-        """A frame has begun and is not complete: the sender owes bytes."""
-        return self._placed is not None or self._end > self._start
-
-    @property
-    def has_frame(self) -> bool:
-        """Whether the first frame is complete, and was not taken."""
-        return self.ahead is not None
-
-    @property
-    def ahead(self) -> tuple[int, int] | None:
-        """Type and payload's size of the first frame, if it is complete and was not taken."""
-        if (placed := self._placed) is not None:
-            head = self._placed_head
-            return (head.type, len(head.payload) + len(placed)) if self._placed_end >= len(placed) else None
-        have = self._end - self._start
-        if have < FRAME_HEADER_SIZE:
-            return None
-        length, kind, _, _ = _FRAME_HEADER.unpack_from(self._buffer, self._start)
-        return (kind, length) if have >= FRAME_HEADER_SIZE + length else None
-
-    @property
-    def buffer_bytes(self) -> int:
-        """What it holds in memory."""
-        return len(self._buffer)
-
-    def shrink(self) -> None:
-        """Give back what a large frame made the buffer grow by, unless a frame is under way."""
-        if not self.partial and len(self._buffer) > self._initial_bytes:
-            self._use(bytearray(self._initial_bytes))
-
-    def release(self) -> None:
-        """Let go of the buffer and of who is asked for places; nothing is received any more."""
-        self._place = self._placed = None
-        self._use(bytearray())
-
-    @property
-    def begun_bytes(self) -> int:
-        """Received in the reader's own buffer and not taken: of a frame that has begun, mostly."""
-        return self._end - self._start
-
-    @property
-    def announced_bytes(self) -> int:
-        """How large the frame is that has begun, as far as is known."""
-        return len(self._placed) if self._placed is not None else self._wanted()
-
-    def unread(self) -> bytes:
-        """The bytes not yet taken as frames (for telling a stranger's protocol apart)."""
-        return bytes(self._view[self._start : self._end])
-
-    def room(self) -> memoryview:
-        """Where to receive next; never empty. Views given out by `next_frame` are invalid from here on."""
-        if self._placed is not None:
-            return self._placed[self._placed_end :]
-        if self._start == self._end:
-            self._start = self._end = 0
-            return self._view  # room for a header at least, and often for much more
-        if self._start and (self._wanted() > len(self._buffer) - self._start or 2 * self._end > len(self._buffer)):
-            self._compact()
-        if self._wanted() > len(self._buffer):
-            self._grow(self._wanted())
-        return self._view[self._end :]
-
-    def received(self, size: int) -> None:
-        if self._placed is not None:
-            self._placed_end += size
-        else:
-            self._end += size
-
-    def next_frame(self) -> Frame | None:
-        """The next complete frame. Raises FrameTooLarge or ProtocolError at a header that cannot be one, and what
-        `place` raises."""
-        if self._placed is not None:
-            return self._take_placed()
-        have = self._end - self._start
-        if have < FRAME_HEADER_SIZE:
-            return None
-        length, kind, flags, correlation_id = _FRAME_HEADER.unpack_from(self._buffer, self._start)
-        if self.checked:
-            if flags != _header_check(length, kind, correlation_id):
-                raise ProtocolError("a frame's header does not match its check: it was changed on its way")
-            flags = 0
-        if kind not in _KNOWN_TYPES or flags:
-            raise ProtocolError(f"type {kind} with flags {flags} is no frame of the native protocol")
-        if length > self.frame_bytes_max:
-            raise FrameTooLarge(f"a frame of {length} bytes is above the limit of {self.frame_bytes_max}")
-        if have < FRAME_HEADER_SIZE + length:
-            if length >= PLACED_BYTES_MIN and not self._asked:
-                self._ask_place(kind, correlation_id, length)
-            return None
-        begin = self._start + FRAME_HEADER_SIZE
-        payload = self._view[begin : begin + length]
-        if self.checked:
-            correlation_id = _checked_number(kind, correlation_id, payload)
-        self._start = begin + length
-        self._asked = False
-        return Frame(kind, correlation_id, payload)
-
-    def _ask_place(self, kind: int, correlation_id: int, length: int) -> None:
-        """Once the fixed struct is there: what came with it is copied to its place, what follows is received there."""
-        facts_size = _FACTS_SIZES.get(kind)
-        begin = self._start + FRAME_HEADER_SIZE
-        if self._place is None or facts_size is None or self._end < begin + facts_size:
-            return
-        self._asked = True
-        # A copy: the frame's own buffer is free again from here on.
-        facts = memoryview(bytes(self._view[begin : begin + facts_size]))
-        if self.checked:
-            correlation_id = _checked_number(kind, correlation_id, facts)
-        placed = self._place(kind, correlation_id, facts, length - facts_size)
-        if placed is None:
-            return
-        there = self._view[begin + facts_size : self._end]
-        for at in range(0, len(there), _PAGE):
-            # In order: a log's bytes that are there must be those in front, should the process be killed in this.
-            piece = there[at : at + _PAGE]
-            placed[at : at + len(piece)] = piece
-        self._placed, self._placed_end = placed, len(there)
-        self._placed_head = Frame(kind, correlation_id, facts)
-        self._start = self._end = 0
-
-    def _take_placed(self) -> Frame | None:
-        placed = self._placed
-        if placed is None or self._placed_end < len(placed):
-            return None
-        self._placed, self._asked = None, False
-        return self._placed_head._replace(body=placed)
-
-    def _wanted(self) -> int:
-        """Bytes from `_start` that the frame now being received needs in all; at least a header, and no more than the
-        fixed struct of one that may be placed."""
-        if self._end - self._start < FRAME_HEADER_SIZE:
-            return FRAME_HEADER_SIZE
-        length, kind, _, _ = _FRAME_HEADER.unpack_from(self._buffer, self._start)
-        if self._place is not None and not self._asked and length >= PLACED_BYTES_MIN and kind in _FACTS_SIZES:
-            return FRAME_HEADER_SIZE + _FACTS_SIZES[kind]
-        return FRAME_HEADER_SIZE + min(int(length), self.frame_bytes_max)
-
-    def _compact(self) -> None:
-        held = self._end - self._start
-        self._view[:held] = self._view[self._start : self._end]
-        self._start, self._end = 0, held
-
-    def _grow(self, size: int) -> None:
-        held = self._view[self._start : self._end]
-        self._use(bytearray(size))
-        self._view[: len(held)] = held
-        self._end = len(held)
-
-    def _use(self, buffer: bytearray) -> None:
-        """Views of the old one may still be held, by a transport or a handler: it is left to them, never resized."""
-        self._buffer, self._view = buffer, memoryview(buffer)
-        self._start = self._end = 0
+    return FRAME_HEADER.pack(len(payload), kind, 0, correlation_id) + payload
 
 
 # --- Payloads with fixed structs ------------------------------------------------------------------------------------
@@ -485,7 +264,7 @@ class Settle(NamedTuple):
     reserved: int = 0
 
 
-class Settled(NamedTuple):
+class SettledPayload(NamedTuple):
     """Of a settlement's records: how many it changed, and how many somebody else has in hand by now."""
 
     records: int
@@ -508,43 +287,10 @@ class Credit(NamedTuple):
     batches: int
 
 
-class Transact(NamedTuple):
-    """A TRANSACT frame's fixed struct: a transaction to be stored as a whole, and answered by TRANSACTED when so many
-    copies have it. `routing`: as of `Produce`, of all batches."""
-
-    level: int
-    durability: int
-    routing: int
-    deadline_ms: int
-    settle_count: int
-    batch_count: int
-
-
-class Transacted(NamedTuple):
-    """A TRANSACTED frame's fixed struct. `log_offset`: where the transaction begins; `flags`: as of `Confirm`."""
-
-    log_offset: int
-    epoch: int
-    copies: int
-    durability: int
-    flags: int
-    receipt_count: int
-    reserved: int
-
-
-class BatchReceipt(NamedTuple):
-    """Of one batch of a transaction."""
-
-    log_offset: int
-    base_queue_offset: int
-
-
 GRANT_REDELIVERED: Final = 1
 SETTLE_AGAIN: Final = 1
 """The connection on which this was sent first is lost, and perhaps its answer."""
 CONFIRM_DUPLICATE: Final = 1
-TRANSACT_PARTS_MAX: Final = 256
-"""Batches, and settlements, of one transaction: a frame is one step of the node's loop, and each costs it 60 µs."""
 TRANSFER_FLUSH: Final = 1
 """A confirm waits for the mirror's disk: flush what you hold now and ack it."""
 
@@ -564,13 +310,10 @@ SETTLE = struct.Struct("<IIBBHIII")
 SETTLE_RANGE = struct.Struct("<QQ")
 SETTLED = struct.Struct("<QQ")
 CREDIT = struct.Struct("<QQQII")
-TRANSACT = struct.Struct("<BBHIII")
-TRANSACTED = struct.Struct("<QIHBBII")
-RECEIPT = struct.Struct("<QQ")
 
 
 def _framed(payload: struct.Struct) -> struct.Struct:
-    return struct.Struct(_FRAME_HEADER.format + payload.format.removeprefix("<"))
+    return struct.Struct(FRAME_HEADER.format + payload.format.removeprefix("<"))
 
 
 # A frame's header and the fixed struct behind it, in one: the three that every publish passes through.
@@ -580,9 +323,8 @@ _ACK_FRAME = _framed(ACK)
 
 assert not any(each.size % 8 for each in (PRODUCE, CONFIRM, FETCH, BATCHES, TRANSFER, ACK))
 assert not any(each.size % 8 for each in (DELIVER, GRANT, SETTLE, SETTLE_RANGE, SETTLED, CREDIT))
-assert not any(each.size % 8 for each in (TRANSACT, TRANSACTED, RECEIPT))
 
-_FACTS_SIZES: Final = {
+FACTS_SIZES: Final = {
     int(FrameType.PRODUCE): PRODUCE.size,
     int(FrameType.BATCHES): BATCHES.size,
     int(FrameType.TRANSFER): TRANSFER.size,
@@ -643,30 +385,7 @@ def settle_frame(
 ) -> bytes:
     """A whole SETTLE frame, see `Settle`. `ranges`: flat, first, next, first, next, …, ascending."""
     facts = SETTLE.pack(subscription, epoch, how, level, flags, delay_ms, len(ranges) // 2, 0)
-    return frame(FrameType.SETTLE, facts + _numbers(len(ranges)).pack(*ranges), correlation_id)
-
-
-def settle_part(
-    ranges: Sequence[int], *, subscription: int, epoch: int, how: int, again: bool, delay_ms: int = 0
-) -> bytes:
-    """A settlement as a TRANSACT frame has it. `ranges`: as of `settle_frame`."""
-    flags = SETTLE_AGAIN if again else 0
-    facts = SETTLE.pack(subscription, epoch, how, Level.ALL, flags, delay_ms, len(ranges) // 2, 0)
-    return facts + _numbers(len(ranges)).pack(*ranges)
-
-
-def transact_payload(
-    settlements: Sequence[bytes],
-    batches: Sequence[bytes | bytearray | memoryview],
-    *,
-    level: int,
-    durability: int,
-    deadline_ms: int,
-    routing: int = 0,
-) -> bytes:
-    """The payload of a TRANSACT frame, see `Transact`. `settlements`: as `settle_part` makes them."""
-    facts = TRANSACT.pack(level, durability, routing, deadline_ms, len(settlements), len(batches))
-    return b"".join((facts, *settlements, *batches))
+    return frame(FrameType.SETTLE, facts + numbers(len(ranges)).pack(*ranges), correlation_id)
 
 
 def settled_frame(
@@ -676,10 +395,6 @@ def settled_frame(
     hand by now: `elsewhere`, none where they are too many to be told."""
     ranges = b"".join(SETTLE_RANGE.pack(*each) for each in elsewhere)
     return frame(FrameType.SETTLED, SETTLED.pack(records, passed_over) + ranges, correlation_id)
-
-
-def read_deliver(payload: memoryview) -> Deliver:
-    return Deliver._make(_unpack(DELIVER, payload))
 
 
 def read_grants(content: memoryview, count: int) -> tuple[list[Grant], memoryview]:
@@ -693,42 +408,11 @@ def read_grants(content: memoryview, count: int) -> tuple[list[Grant], memoryvie
 
 def read_settle(payload: memoryview) -> tuple[Settle, tuple[int, ...]]:
     """The fixed struct and the ranges, flat. Raises ProtocolError when their number is another one than was said."""
-    settle = Settle._make(_unpack(SETTLE, payload))
+    settle = read_settle_facts(payload)
     ranges = payload[SETTLE.size :]
     if len(ranges) != settle.range_count * SETTLE_RANGE.size:
         raise ProtocolError(f"{settle.range_count} ranges where a SETTLE frame has {len(ranges)} bytes for them")
-    return settle, _numbers(2 * settle.range_count).unpack(ranges)
-
-
-def read_transact(payload: memoryview) -> tuple[Transact, list[tuple[Settle, tuple[int, ...]]], memoryview]:
-    """The fixed struct, settlements with their ranges, and the bytes of the batches. Raises ProtocolError; BadRequest
-    for more parts than are looked at."""
-    facts = Transact._make(_unpack(TRANSACT, payload))
-    for count, what in ((facts.batch_count, "batches"), (facts.settle_count, "settlements")):
-        if count > TRANSACT_PARTS_MAX:
-            raise BadRequest(f"a transaction of {count} {what} is above the limit of {TRANSACT_PARTS_MAX}")
-    at = TRANSACT.size
-    settlements = []
-    for _ in range(facts.settle_count):
-        size = SETTLE.size + Settle._make(_unpack(SETTLE, payload[at:])).range_count * SETTLE_RANGE.size
-        settlements.append(read_settle(payload[at : at + size]))
-        at += size
-    return facts, settlements, payload[at:]
-
-
-def transacted_frame(facts: Transacted, receipts: Sequence[BatchReceipt], correlation_id: int) -> bytes:
-    """A whole TRANSACTED frame."""
-    payload = TRANSACTED.pack(*facts) + b"".join(RECEIPT.pack(*each) for each in receipts)
-    return frame(FrameType.TRANSACTED, payload, correlation_id)
-
-
-def read_transacted(payload: memoryview) -> tuple[Transacted, list[BatchReceipt]]:
-    """Raises ProtocolError."""
-    facts = Transacted._make(_unpack(TRANSACTED, payload))
-    receipts = payload[TRANSACTED.size :]
-    if len(receipts) != facts.receipt_count * RECEIPT.size:
-        raise ProtocolError(f"{facts.receipt_count} receipts where a TRANSACTED frame has {len(receipts)} bytes")
-    return facts, [BatchReceipt._make(each) for each in RECEIPT.iter_unpack(receipts)]
+    return settle, numbers(2 * settle.range_count).unpack(ranges)
 
 
 def credit_frame(credit: Credit) -> bytes:
@@ -736,14 +420,10 @@ def credit_frame(credit: Credit) -> bytes:
     return frame(FrameType.CREDIT, CREDIT.pack(*credit))
 
 
-def read_credit(payload: memoryview) -> Credit:
-    return Credit._make(_unpack(CREDIT, payload))
-
-
-def read_settled(payload: memoryview) -> tuple[Settled, list[tuple[int, int]]]:
+def read_settled(payload: memoryview) -> tuple[SettledPayload, list[tuple[int, int]]]:
     """The fixed struct, and which records were passed over: nothing from nodes that do not tell. Raises
     ProtocolError."""
-    settled = Settled._make(_unpack(SETTLED, payload))
+    settled = read_settled_facts(payload)
     ranges = payload[SETTLED.size :]
     if len(ranges) % SETTLE_RANGE.size:
         raise ProtocolError(f"a SETTLED frame with {len(ranges)} bytes of ranges")
@@ -751,36 +431,30 @@ def read_settled(payload: memoryview) -> tuple[Settled, list[tuple[int, int]]]:
 
 
 @lru_cache(maxsize=64)
-def _numbers(count: int) -> struct.Struct:
+def numbers(count: int) -> struct.Struct:
     """So many u64 in a row."""
     return struct.Struct(f"<{count}Q")
 
 
-def read_produce(payload: memoryview) -> Produce:
-    return Produce._make(_unpack(PRODUCE, payload))
+def struct_reader(layout: struct.Struct, make: Callable[[Iterable[Any]], _T]) -> Callable[[memoryview], _T]:
+    """What reads the fixed struct that a payload begins with. Raises ProtocolError."""
+    size, unpack_from = layout.size, layout.unpack_from
+
+    def read(payload: memoryview) -> _T:
+        if len(payload) < size:
+            raise ProtocolError(f"a payload of {len(payload)} bytes is shorter than its {size} byte struct")
+        return make(unpack_from(payload))
+
+    return read
 
 
-def read_confirm(payload: memoryview) -> Confirm:
-    return Confirm._make(_unpack(CONFIRM, payload))
-
-
-def read_fetch(payload: memoryview) -> Fetch:
-    return Fetch._make(_unpack(FETCH, payload))
-
-
-def read_batches(payload: memoryview) -> Batches:
-    return Batches._make(_unpack(BATCHES, payload))
-
-
-def read_transfer(payload: memoryview) -> Transfer:
-    return Transfer._make(_unpack(TRANSFER, payload))
-
-
-def read_ack(payload: memoryview) -> Ack:
-    return Ack._make(_unpack(ACK, payload))
-
-
-def _unpack(layout: struct.Struct, payload: memoryview) -> tuple[int, ...]:
-    if len(payload) < layout.size:
-        raise ProtocolError(f"a payload of {len(payload)} bytes is shorter than its {layout.size} byte struct")
-    return layout.unpack_from(payload)
+read_produce = struct_reader(PRODUCE, Produce._make)
+read_confirm = struct_reader(CONFIRM, Confirm._make)
+read_fetch = struct_reader(FETCH, Fetch._make)
+read_batches = struct_reader(BATCHES, Batches._make)
+read_transfer = struct_reader(TRANSFER, Transfer._make)
+read_ack = struct_reader(ACK, Ack._make)
+read_deliver = struct_reader(DELIVER, Deliver._make)
+read_credit = struct_reader(CREDIT, Credit._make)
+read_settle_facts = struct_reader(SETTLE, Settle._make)
+read_settled_facts = struct_reader(SETTLED, SettledPayload._make)

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from mirrorlog.wire.fairness.lines import Lines
+from mirrorlog.wire.fairness.lines import LoopLines
 from mirrorlog.wire.tls import HANDSHAKE_S
 
 logger = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ BEGIN_S: Final = 0.0002
 class Handshake(asyncio.BufferedProtocol):
     """Of one connection, whose transport has this as its protocol. `went_on`: called after each step."""
 
-    def __init__(self, lines: Lines | None, went_on: Callable[[], None]) -> None:
+    def __init__(self, lines: LoopLines | None, went_on: Callable[[], None]) -> None:
         self._lines = lines
         self._share = None if lines is None else lines.newcomer(self._serve)
         self._went_on = went_on

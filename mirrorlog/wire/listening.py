@@ -1,4 +1,4 @@
-"""A port that accepts, or the reason why not. Thin.
+"""Listening at a port: connections are accepted, a few at a time, each in a place of its own. Thin.
 
 The node accepts by itself, a few connections at a time: so each has a place (`wire.places`) from `accept` until its
 descriptor is closed, in a TLS handshake and while it lingers too. asyncio tells of neither.
@@ -25,8 +25,8 @@ from mirrorlog.config import split_address
 from mirrorlog.errors import ConnectionLost, MirrorlogError, Overloaded, PortTaken
 from mirrorlog.wire.dialling import end_unacked
 from mirrorlog.wire.endpoint import LINGER_S, Endpoint
-from mirrorlog.wire.fairness.lines import Lines
-from mirrorlog.wire.fairness.places import Places
+from mirrorlog.wire.fairness.lines import LoopLines
+from mirrorlog.wire.fairness.places import PortPlaces
 from mirrorlog.wire.handshakes import Handshake
 from mirrorlog.wire.tls import Refusals
 
@@ -57,7 +57,7 @@ it (accept(2))."""
 _refusals: Final = Refusals()
 
 
-class Place:
+class PortPlace:
     """A connection's, at the port that accepted it."""
 
     def __init__(self, port: Port, address: str) -> None:
@@ -92,11 +92,11 @@ class Port:
 
     def __init__(
         self,
-        factory: Callable[[Place], Endpoint],
-        places: Places[Place],
+        factory: Callable[[PortPlace], Endpoint],
+        places: PortPlaces[PortPlace],
         *,
         tls: ssl.SSLContext | None = None,
-        lines: Lines | None = None,
+        lines: LoopLines | None = None,
         limit: str = "max_connections",
         unacked_ms: int | None = None,
     ) -> None:
@@ -113,8 +113,8 @@ class Port:
         self._loop = asyncio.get_running_loop()
         self._spare: int | None = None
         self._resting: dict[socket.socket, asyncio.TimerHandle] = {}
-        self._dropped: set[Place] = set()
-        self._connecting: dict[asyncio.Task[None], Place] = {}
+        self._dropped: set[PortPlace] = set()
+        self._connecting: dict[asyncio.Task[None], PortPlace] = {}
 
     async def open(self, host: str, port: int) -> None:
         """Listen. Raises OSError."""
@@ -142,20 +142,20 @@ class Port:
             os.close(self._spare)
             self._spare = None
 
-    def come(self, address: str) -> Place:
+    def come(self, address: str) -> PortPlace:
         """Somebody has connected; perhaps another one goes for it."""
-        place = Place(self, address)
+        place = PortPlace(self, address)
         if (goes := self.places.come(place, address)) is not None:
             self._drop(goes, Overloaded("others wait to be let in; greet and log in at once", limit="max_strangers"))
         return place
 
-    def made(self, place: Place) -> Endpoint:
+    def made(self, place: PortPlace) -> Endpoint:
         """The end of a connection that stands."""
         place.endpoint = made = self._factory(place)
         made.on_closed = place.closed
         return made
 
-    def closed(self, place: Place) -> None:
+    def closed(self, place: PortPlace) -> None:
         self.places.leave(place)
         self._dropped.discard(place)
         place.endpoint = None
@@ -185,7 +185,7 @@ class Port:
         self._connecting[task] = place
         task.add_done_callback(self._connecting.pop)
 
-    async def _begin(self, place: Place, accepted: socket.socket) -> None:
+    async def _begin(self, place: PortPlace, accepted: socket.socket) -> None:
         """Until it stands, or has ended."""
         try:
             if place.given_up:
@@ -207,7 +207,7 @@ class Port:
             elif place.given_up:
                 place.endpoint.abort()
 
-    async def _shake_hands(self, place: Place, accepted: socket.socket, tls: ssl.SSLContext) -> None:
+    async def _shake_hands(self, place: PortPlace, accepted: socket.socket, tls: ssl.SSLContext) -> None:
         """Raises OSError: it failed."""
         place.handshake = handshake = Handshake(self._lines, place.went_on)
         try:
@@ -218,7 +218,7 @@ class Port:
             handshake.abort()
             raise
 
-    def _drop(self, place: Place, error: MirrorlogError) -> None:
+    def _drop(self, place: PortPlace, error: MirrorlogError) -> None:
         """It has no place any more; it is told why, if that takes no time."""
         if place.endpoint is None or not place.endpoint.stands:
             self._give_up(place)
@@ -228,7 +228,7 @@ class Port:
         else:
             place.endpoint.abort()
 
-    def _give_up(self, place: Place) -> None:
+    def _give_up(self, place: PortPlace) -> None:
         place.given_up = True
         if place.handshake is not None:
             place.handshake.abort()
@@ -276,11 +276,11 @@ class Port:
 
 async def listen(
     address: str,
-    factory: Callable[[Place], Endpoint],
-    places: Places[Place],
+    factory: Callable[[PortPlace], Endpoint],
+    places: PortPlaces[PortPlace],
     tls: ssl.SSLContext | None = None,
     *,
-    lines: Lines | None = None,
+    lines: LoopLines | None = None,
     limit: str = "max_connections",
     unacked_ms: int | None = None,
 ) -> Port:
@@ -296,11 +296,11 @@ async def listen(
 async def check_free(address: str) -> None:
     """Whether `listen` will get the address, before anything is done that a node which cannot listen should not do.
     Raises PortTaken."""
-    port = await listen(address, _nobody, Places(strangers_max=1, per_address_max=1, let_in_max=0))
+    port = await listen(address, _nobody, PortPlaces(strangers_max=1, per_address_max=1, let_in_max=0))
     port.close()
 
 
-def _nobody(place: Place) -> Endpoint:
+def _nobody(place: PortPlace) -> Endpoint:
     raise ConnectionLost("this port is not served yet")
 
 

@@ -6,15 +6,16 @@ from collections.abc import Sequence
 from functools import partial
 from random import Random
 
-from mirrorlog.commitlog.format.body import draft_columns
 from mirrorlog.commitlog.format.codec import compress_draft
+from mirrorlog.commitlog.format.drafts import draft_columns
 from mirrorlog.commitlog.format.header import Codec
-from mirrorlog.wire.frames import FETCH, PRODUCE, SETTLE, SETTLE_RANGE, FrameType, Level, frame, transact_payload
+from mirrorlog.wire.frames import FETCH, PRODUCE, SETTLE, SETTLE_RANGE, FrameType, Level, frame
 from mirrorlog.wire.messages.codec import encode
 from mirrorlog.wire.messages.groups import Lease, Subscribe
 from mirrorlog.wire.messages.handshake import Hello
 from mirrorlog.wire.messages.queues import CommitPosition, DeclareQueue, GetMetadata, Position
 from mirrorlog.wire.messages.topology import Login
+from mirrorlog.wire.transaction_frames import transact_payload
 from tests.attacks.fuzz import at_ports, mutated
 from tests.attacks.target import Target
 

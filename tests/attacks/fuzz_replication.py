@@ -8,7 +8,7 @@ from uuid import UUID
 
 import msgspec
 
-from mirrorlog.cluster.questions import AskApplied, AskFence, AskLooking, AskState, encode
+from mirrorlog.cluster.requests import AskApplied, AskFence, AskLooking, AskState, encode
 from mirrorlog.wire.frames import FrameType, frame
 from mirrorlog.wire.messages.codec import encode as encode_message
 from mirrorlog.wire.messages.handshake import Hello

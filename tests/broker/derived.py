@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mirrorlog.broker.log.replica import Replica
-from mirrorlog.commitlog.index.memory import Run
+from mirrorlog.commitlog.index.queue_order import QueuedBatch
 from tests.queues.ledgers import END, table_facts
 
 _ALL = 1 << 40
@@ -52,7 +52,7 @@ def _queue(replica: Replica, queue_id: int) -> dict[str, Any]:
     }
 
 
-def _runs(replica: Replica, queue_id: int) -> list[Run]:
+def _runs(replica: Replica, queue_id: int) -> list[QueuedBatch]:
     index = replica.index
     at, runs = max(index.begin(queue_id), index.hot_begin(queue_id)), []
     while found := index.entries(queue_id, at, _ALL):

@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 
 from mirrorlog.broker.log.replica import Replica
-from mirrorlog.commitlog.checkpoint import CheckpointFile
 from mirrorlog.commitlog.files import OS_FILES, replace_file
+from mirrorlog.commitlog.flush import CheckpointFile
 from mirrorlog.commitlog.format.header import Kind
 from mirrorlog.commitlog.format.rows import ROW
 from mirrorlog.commitlog.index.table import table_name
-from mirrorlog.commitlog.index.table_builder import build_table
+from mirrorlog.commitlog.index.tables import build_table
 from mirrorlog.commitlog.segments.segment import segment_name
 from mirrorlog.config import ClusterSettings, LogAssignment, LogSettings, Member, NodeSettings, Settings
 from mirrorlog.queues.changes import (

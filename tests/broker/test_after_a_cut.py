@@ -11,7 +11,8 @@ import pytest
 
 from mirrorlog.broker.log.replica import Replica
 from mirrorlog.commitlog.epochs import Epoch
-from mirrorlog.commitlog.format.body import Record, encode_batch
+from mirrorlog.commitlog.format.body import Record
+from mirrorlog.commitlog.format.drafts import encode_batch
 from mirrorlog.commitlog.format.header import read_header
 from mirrorlog.config import Settings
 from mirrorlog.queues.changes import Change, PositionCommitted, encode_change
@@ -144,8 +145,8 @@ def test_what_was_confirmed_and_is_lost_is_cut_from_all_that_is_derived(tmp_path
         before = content(replica)
         epochs = [*replica.epochs.held(cut), Epoch(replica.epochs.current + 1, cut, "n9", "s")]
 
-        aside = replica.set_surplus_aside(cut)
-        assert replica.set_surplus_aside(cut) == aside, "who was killed before the cut keeps it once"
+        aside = replica.quarantine_tail(cut)
+        assert replica.quarantine_tail(cut) == aside, "who was killed before the cut keeps it once"
         replica.begin_anew()
         replica.align(cut, epochs, lost=True)
         replica.aligned()

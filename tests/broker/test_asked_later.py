@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mirrorlog.broker.session.queue_requests import Requests
-from mirrorlog.cluster.asking import asked_by, asker
+from mirrorlog.cluster.decisions import asked_by, asker
 from mirrorlog.errors import MirrorlogError
 
 

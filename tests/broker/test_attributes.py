@@ -13,11 +13,13 @@ from mirrorlog import versions
 from mirrorlog.client import Client
 from mirrorlog.client.connection.connection import Connection
 from mirrorlog.commitlog.format.attributes import Attributes, attributes_of
-from mirrorlog.commitlog.format.body import Record, draft_columns, encode_batch
+from mirrorlog.commitlog.format.body import Record
 from mirrorlog.commitlog.format.codec import compress_draft
+from mirrorlog.commitlog.format.drafts import draft_columns, encode_batch
 from mirrorlog.commitlog.format.header import Codec
 from mirrorlog.errors import BadBatch, BadRequest, MirrorlogError, NotMaster
-from mirrorlog.wire.frames import Confirm, Level, transact_payload
+from mirrorlog.wire.frames import Confirm, Level
+from mirrorlog.wire.transaction_frames import transact_payload
 from tests.broker.hosting import KIB, in_sync, running_all, settings_for
 from tests.ha.nodes import hosted_by, replica_of, until
 

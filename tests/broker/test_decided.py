@@ -11,8 +11,8 @@ import pytest
 
 from mirrorlog.broker.session.operator_requests import Operations
 from mirrorlog.cluster.decisions import Decisions, Ground
-from mirrorlog.cluster.questions import Applied, encode
-from mirrorlog.cluster.state.commands import AnyCommand, NodeDraining
+from mirrorlog.cluster.requests import Applied, encode
+from mirrorlog.cluster.state.commands import Command, NodeDraining
 from mirrorlog.cluster.state.state import ClusterState
 from mirrorlog.errors import ConnectionLost, MirrorlogError, NotLeader, OutcomeUnknown, Refused
 from mirrorlog.wire.messages.operators import DrainNode, Rebalance
@@ -37,7 +37,7 @@ class Member:
     def leader(self) -> str:
         return "n2" if self.answers and self.answers[0] is not None else ""
 
-    def check_run(self, command: AnyCommand) -> None:
+    def check_run(self, command: Command) -> None:
         raise AssertionError("this one does not lead")
 
     async def ask(self, node: str, question: bytes, *, timeout_s: float) -> bytes:

@@ -10,7 +10,7 @@ import pytest
 
 from mirrorlog.broker.hosting.hosted_log import HostedLog, HostedState
 from mirrorlog.client import Client
-from mirrorlog.commitlog.recovery.former_copies import copies_aside
+from mirrorlog.commitlog.quarantine import quarantined_copies
 from mirrorlog.errors import DiskFull, FileRefused
 from tests.broker.derived import derived
 from tests.broker.hosting import KIB, in_sync, next_epoch, node_of, running_all, settings_for, written_by
@@ -72,7 +72,7 @@ async def test_a_copy_keeps_what_is_declared_lost_before_it_follows(tmp_path: Pa
         former[0].rmdir()
         await until(lambda: client_of.waits_for_space)
         assert isinstance(client_of.last_error, DiskFull)
-        assert (found, copies_aside(directory), content(holds.replica) == whole) == ([], former[1:], True)
+        assert (found, quarantined_copies(directory), content(holds.replica) == whole) == ([], former[1:], True)
 
         full.disk.heal()
         mirrored_by(nodes[1]).space_measured(room=True)
@@ -80,7 +80,7 @@ async def test_a_copy_keeps_what_is_declared_lost_before_it_follows(tmp_path: Pa
         assert found == [(losses[0].epoch, end)]
         assert nodes[1].failure is None
         assert content(holds.replica) == content(lacks.replica)
-        (kept,) = set(copies_aside(directory)) - set(former)
+        (kept,) = set(quarantined_copies(directory)) - set(former)
         parts = [each.read_bytes() for each in sorted(kept.iterdir()) if each.name.isdigit()]
         assert len(parts) > 1
         assert b"".join(parts) == whole[losses[0].start :]
@@ -121,7 +121,7 @@ async def test_a_tail_that_was_given_up_is_not_led_with(tmp_path: Path) -> None:
         assert log.replica.queues.get("given up") is None
         assert content(log.replica)[:confirmed] == whole[:confirmed]
         assert log.replica.epochs.entries[-1].start == confirmed
-        (kept,) = copies_aside(log.replica.log.directory)
+        (kept,) = quarantined_copies(log.replica.log.directory)
         assert (
             b"".join(each.read_bytes() for each in sorted(kept.iterdir()) if each.name.isdigit()) == whole[confirmed:]
         )

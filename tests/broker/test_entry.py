@@ -14,13 +14,12 @@ import msgspec
 import pytest
 
 from mirrorlog.broker.membership.entry import RAFT_NAME, Entered, Entry
+from mirrorlog.cluster.membership.discovery import Looks, in_order
 from mirrorlog.cluster.membership.joining import JoinRecord
 from mirrorlog.cluster.membership.seeds import SeekingPort
-from mirrorlog.cluster.membership.seeking import Looks, in_order
-from mirrorlog.cluster.questions import AnyAnswer, AnyQuestion, AskJoin, Joined
-from mirrorlog.cluster.raft.members import Members
-from mirrorlog.cluster.raft.messages import Snapshot
+from mirrorlog.cluster.raft.messages import Members, Snapshot
 from mirrorlog.cluster.raft.store import RaftStore
+from mirrorlog.cluster.requests import AnyAnswer, AnyQuestion, AskJoin, Joined
 from mirrorlog.cluster.state.commands import Addresses
 from mirrorlog.cluster.state.state import ClusterState, NodeFacts, encode_state
 from mirrorlog.commitlog.directory import DataDirectory

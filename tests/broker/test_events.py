@@ -12,13 +12,12 @@ from mirrorlog import versions
 from mirrorlog.broker.membership import events as events_module
 from mirrorlog.broker.membership.events import KEPT_MAX, EventRing
 from mirrorlog.broker.session.operator_requests import Operations
-from mirrorlog.cluster.asking import asked_by
 from mirrorlog.cluster.coordination.liveness import Change, Life
-from mirrorlog.cluster.raft.members import Members
-from mirrorlog.cluster.raft.messages import Entry, EntryKind, Snapshot
+from mirrorlog.cluster.decisions import asked_by
+from mirrorlog.cluster.raft.messages import EntryKind, Members, RaftEntry, Snapshot
 from mirrorlog.cluster.state.commands import (
     Addresses,
-    AnyCommand,
+    Command,
     Holder,
     LogMade,
     NodeJoined,
@@ -51,9 +50,9 @@ class Watched:
             Snapshot(0, 0, Members((1,)), encode_state(ClusterState("id", "testing", cluster_version=version)))
         )
 
-    def decide(self, *commands: AnyCommand) -> None:
+    def decide(self, *commands: Command) -> None:
         for command in commands:
-            entry = Entry(self._machine.index + 1, 1, EntryKind.COMMAND, encode_command(command))
+            entry = RaftEntry(self._machine.index + 1, 1, EntryKind.COMMAND, encode_command(command))
             for step in self._machine.apply([entry]):
                 self.ring.applied(step)
 

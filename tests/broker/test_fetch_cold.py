@@ -15,7 +15,8 @@ from mirrorlog.broker.log.fetch import COLD_READS_MAX, ROOM_S, Fetcher
 from mirrorlog.broker.log.maintenance import PastKeeper
 from mirrorlog.broker.log.replica import Replica
 from mirrorlog.broker.resources.budgets import OutgoingBudget
-from mirrorlog.commitlog.format.body import Record, encode_batch
+from mirrorlog.commitlog.format.body import Record
+from mirrorlog.commitlog.format.drafts import encode_batch
 from mirrorlog.commitlog.format.header import read_header
 from mirrorlog.errors import LogUnavailable, MirrorlogError
 from mirrorlog.queues.changes import BeginMoved, QueueBeginsMoved, QueueDeclared, encode_change

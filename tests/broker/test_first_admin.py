@@ -13,8 +13,9 @@ from mirrorlog import versions
 from mirrorlog.broker.membership import founder as first_admin
 from mirrorlog.broker.membership.founder import FirstAdmin
 from mirrorlog.cluster.service import ClusterService
-from mirrorlog.cluster.state.commands import AnyCommand
-from mirrorlog.cluster.state.state import ClusterState, Outcome, applied
+from mirrorlog.cluster.state.commands import Command
+from mirrorlog.cluster.state.machine import applied
+from mirrorlog.cluster.state.state import ClusterState, Outcome
 from mirrorlog.cluster.state.topology import Permissions
 from mirrorlog.errors import RequestTimeout
 from mirrorlog.wire.auth import passwords
@@ -32,7 +33,7 @@ class Cluster:
     async def up_to_date(self) -> None:
         """It always is."""
 
-    async def decide(self, command: AnyCommand, *, timeout_s: float) -> Outcome:
+    async def decide(self, command: Command, *, timeout_s: float) -> Outcome:
         if self.decides:
             self.state, outcome = applied(self.state, self.state.version + 1, command)
             self.decides -= 1

@@ -16,11 +16,11 @@ from mirrorlog import versions
 from mirrorlog.broker.membership.entry import Entry
 from mirrorlog.broker.membership.founder import Founder
 from mirrorlog.broker.node import Node
-from mirrorlog.cluster.membership.founders import founding_key
+from mirrorlog.cluster.membership.discovery import Looks
+from mirrorlog.cluster.membership.founding import founding_key
 from mirrorlog.cluster.membership.joining import JoinRecord
+from mirrorlog.cluster.membership.run_history import RunHistory
 from mirrorlog.cluster.membership.seeds import SeekingPort
-from mirrorlog.cluster.membership.seeking import Looks
-from mirrorlog.cluster.membership.starts import Starts
 from mirrorlog.cluster.state.commands import NodeForgotten, StartKind
 from mirrorlog.cluster.state.state import NodeFacts
 from mirrorlog.commitlog.directory import DataDirectory
@@ -214,13 +214,13 @@ def test_a_member_without_its_disk_is_another_one(tmp_path: Path) -> None:
             made = founder(tmp_path / "blank", nodes)
             assert not await Founder(made, OS_FILES, OPEN).founds()
             record = JoinRecord.open(OS_FILES, tmp_path / "blank")
-            starts = Starts.open(OS_FILES, tmp_path / "blank", boot_id="another")
+            starts = RunHistory.open(OS_FILES, tmp_path / "blank", boot_id="another")
             await until(lambda: nodes[0].state.nodes["c"].start_id == starts.before)
-            assert record.member == nodes[0].state.nodes["c"].member > 3
+            assert record.content.member == nodes[0].state.nodes["c"].member > 3
             assert starts.kind is StartKind.LOSSY
             entered = await Entry(made, OS_FILES).enter()
             entered.directory.close()
-            assert entered.own == record.member
+            assert entered.own == record.content.member
 
     run(work)
 

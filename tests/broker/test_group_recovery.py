@@ -8,7 +8,8 @@ import pytest
 
 from mirrorlog.broker.log.replica import Replica
 from mirrorlog.commitlog.format.attributes import Attributes
-from mirrorlog.commitlog.format.body import Record, encode_batch
+from mirrorlog.commitlog.format.body import Record
+from mirrorlog.commitlog.format.drafts import encode_batch
 from mirrorlog.commitlog.format.header import read_header
 from mirrorlog.queues.changes import Change, GroupReset, Settled, encode_change
 from mirrorlog.queues.checkpoint import CheckpointWriter

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from mirrorlog.broker.log.replica import Replica
 from mirrorlog.commitlog.epochs import Epoch
-from mirrorlog.commitlog.format.body import Record, encode_batch
+from mirrorlog.commitlog.format.body import Record
+from mirrorlog.commitlog.format.drafts import encode_batch
 from mirrorlog.commitlog.format.header import BatchHeader, Kind, read_header
-from mirrorlog.commitlog.index.memory import Run
+from mirrorlog.commitlog.index.queue_order import QueuedBatch
 from mirrorlog.queues.changes import BeginMoved, encode_change
 from mirrorlog.queues.checkpoint import CheckpointWriter
 from tests.broker.derived import derived
@@ -38,12 +39,14 @@ def declare(replica: Replica, name: str) -> int:
     return replica.queues.find(name).queue_id
 
 
-def publish(replica: Replica, queue_id: int, count: int = 1, *, size: int = 10, sequence: int | None = None) -> Run:
+def publish(
+    replica: Replica, queue_id: int, count: int = 1, *, size: int = 10, sequence: int | None = None
+) -> QueuedBatch:
     """A batch of `count` records; of producer 7 if it has a sequence."""
     producer = {} if sequence is None else {"producer_id": 7, "sequence": sequence}
     batch = encode_batch([Record(b"v" * size)] * count, queue_id=queue_id, **producer)
     stamped = replica.append(memoryview(batch), read_header(batch), 1)
-    return Run(stamped.log_offset, stamped.base_queue_offset, count, stamped.length)
+    return QueuedBatch(stamped.log_offset, stamped.base_queue_offset, count, stamped.length)
 
 
 def leap(replica: Replica, *, lost_from: int = 0) -> BatchHeader:
@@ -92,7 +95,7 @@ def feed(mirror: Replica, master: Replica) -> None:
     mirror.set_confirmed(master.confirmed)
 
 
-def runs_from(replica: Replica, queue_id: int, at: int) -> list[Run]:
+def runs_from(replica: Replica, queue_id: int, at: int) -> list[QueuedBatch]:
     """What an answer to a fetch there would hold, from memory or from the past."""
     until = replica.index.past_until(queue_id, at)
     if until is None:

@@ -19,10 +19,11 @@ from mirrorlog.client import Client
 from mirrorlog.client.connection.connection import Connection
 from mirrorlog.client.subscription.subscription import Subscription
 from mirrorlog.commitlog.format.attributes import Attributes
-from mirrorlog.commitlog.format.body import Record, encode_batch
+from mirrorlog.commitlog.format.body import Record
+from mirrorlog.commitlog.format.drafts import encode_batch
 from mirrorlog.commitlog.format.header import read_header
-from mirrorlog.commitlog.index.memory import Run as IndexRun
 from mirrorlog.commitlog.index.past import Past
+from mirrorlog.commitlog.index.queue_order import QueuedBatch
 from mirrorlog.config import Settings
 from mirrorlog.errors import BadRequest, MirrorlogError, OutcomeUnknown, Overloaded, QueueFull
 from mirrorlog.queues.groups.ledger import Ledger
@@ -352,7 +353,7 @@ def test_bytes_that_could_not_be_read_from_the_past_are_read_later(
     refused: list[int] = []
     look = Past.entries
 
-    def entries(past: Past, queue_id: int, *arguments: Any, **options: Any) -> list[IndexRun]:
+    def entries(past: Past, queue_id: int, *arguments: Any, **options: Any) -> list[QueuedBatch]:
         if len(refused) < 2:
             refused.append(queue_id)
             raise OSError(errno.EMFILE, "Too many open files")

@@ -13,8 +13,9 @@ import pytest
 from mirrorlog.broker.dead_letters import reader as letter_reader
 from mirrorlog.broker.dead_letters.reader import READ_BYTES_MAX, DeadLetterReader, Leaving, Room
 from mirrorlog.commitlog.format.attributes import asked_attributes
-from mirrorlog.commitlog.format.body import Record, draft_columns, encode_batch
+from mirrorlog.commitlog.format.body import Record
 from mirrorlog.commitlog.format.codec import compress_draft
+from mirrorlog.commitlog.format.drafts import draft_columns, encode_batch
 from mirrorlog.commitlog.format.header import HEADER_SIZE, Codec
 from mirrorlog.errors import BadBatch, LogUnavailable, OffsetOutOfRange
 

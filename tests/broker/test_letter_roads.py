@@ -18,9 +18,10 @@ from mirrorlog.broker.hosting.hosted_log import HostedLogs
 from mirrorlog.broker.log.publish import Reply
 from mirrorlog.broker.session import dead_letter_transport as letter_roads
 from mirrorlog.broker.session.dead_letter_transport import ON_THE_WAY_BYTES, ON_THE_WAY_MAX, DeadLetterLinks
-from mirrorlog.cluster.questions import AskTake, Noted, decode_question, encode
+from mirrorlog.cluster.requests import AskTake, Noted, decode_question, encode
 from mirrorlog.cluster.state.topology import VirtualHost
-from mirrorlog.commitlog.format.body import Record, encode_batch
+from mirrorlog.commitlog.format.body import Record
+from mirrorlog.commitlog.format.drafts import encode_batch
 from mirrorlog.config import Member
 from mirrorlog.errors import (
     BatchTooLarge,

@@ -9,7 +9,8 @@ import pytest
 
 from mirrorlog.broker.membership.placing import place_for
 from mirrorlog.cluster.state.commands import Addresses, Holder, LogMade
-from mirrorlog.cluster.state.state import ClusterState, LogFacts, NodeFacts, applied
+from mirrorlog.cluster.state.machine import applied
+from mirrorlog.cluster.state.state import ClusterState, LogFacts, NodeFacts
 from mirrorlog.errors import BadRequest
 
 CLUSTER_ID = "7c6e67c6-85b5-54b0-b99c-56b1e8d06aa8"

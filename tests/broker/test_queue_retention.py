@@ -24,8 +24,8 @@ from mirrorlog.client import Client
 from mirrorlog.commitlog.format.body import parse_batch_body
 from mirrorlog.commitlog.format.header import Kind
 from mirrorlog.commitlog.index.live import LiveRun, LiveRuns
-from mirrorlog.commitlog.index.memory import Run
 from mirrorlog.commitlog.index.past import Past
+from mirrorlog.commitlog.index.queue_order import QueuedBatch
 from mirrorlog.commitlog.retention import RetentionLimits
 from mirrorlog.config import HaSettings, LogAssignment, Settings
 from mirrorlog.errors import OffsetOutOfRange, Overloaded
@@ -114,7 +114,7 @@ def held(replica: Replica, name: str) -> tuple[int, list[bytes]]:
     values: list[bytes] = []
     while at < index.next_confirmed(queue_id):
         until_offset = index.past_until(queue_id, at)
-        runs: list[Run] = []
+        runs: list[QueuedBatch] = []
         if until_offset is not None:
             runs = past.entries(queue_id, at, 64 * KIB, until=until_offset)
             at = at if runs else until_offset

@@ -18,12 +18,14 @@ from mirrorlog.broker.retention import length_limits as lengths
 from mirrorlog.broker.session.dead_letter_transport import DeadLetterLinks
 from mirrorlog.client import Client
 from mirrorlog.commitlog.format.attributes import Attributes
-from mirrorlog.commitlog.format.body import Record, draft_columns, encode_batch
+from mirrorlog.commitlog.format.body import Record
 from mirrorlog.commitlog.format.codec import compress_draft
+from mirrorlog.commitlog.format.drafts import draft_columns, encode_batch
 from mirrorlog.commitlog.format.header import HEADER_SIZE, Codec, read_header
 from mirrorlog.errors import BadBatch, BadRequest, MirrorlogError, QueueFull, SentToDeadLetters
 from mirrorlog.queues.dead_letters.message import deaths_of
-from mirrorlog.wire.frames import CONFIRM_DUPLICATE, Confirm, Level, transact_payload
+from mirrorlog.wire.frames import CONFIRM_DUPLICATE, Confirm, Level
+from mirrorlog.wire.transaction_frames import transact_payload
 from tests.broker.hosting import hand_over, in_sync, running_all, settings_for
 from tests.broker.test_lengths import Queue, declared
 from tests.ha.nodes import hosted_by, replica_of, until

@@ -11,10 +11,10 @@ from msgspec.structs import replace
 from mirrorlog.broker.session import topology_requests as routing_history
 from mirrorlog.broker.session import topology_requests as routing_requests
 from mirrorlog.broker.session.topology_requests import RoutingHistory, RoutingRequests
-from mirrorlog.cluster.state import topology
+from mirrorlog.cluster.state import topology_rules
 from mirrorlog.cluster.state.commands import Bound, Command, ExchangeDeclared, ExchangeDeleted, Unbound, VirtualHostMade
 from mirrorlog.cluster.state.state import ClusterState
-from mirrorlog.cluster.state.topology import NONE, Topology
+from mirrorlog.cluster.state.topology import NONE, ClusterTopology
 from mirrorlog.errors import MirrorlogError, NotCurrent
 from mirrorlog.wire.messages.base import Message
 from mirrorlog.wire.messages.codec import decode, encode
@@ -24,9 +24,9 @@ from mirrorlog.wire.routing import Binding, Exchange, RoutingTable
 QUEUES = ("q", "r")
 
 
-def after(before: Topology, *commands: Command) -> Topology:
+def after(before: ClusterTopology, *commands: Command) -> ClusterTopology:
     for command in commands:
-        before = topology.changed(before, command, QUEUES)
+        before = topology_rules.changed(before, command, QUEUES)
     return before
 
 
@@ -38,7 +38,7 @@ def bound(source: str, destination: str, key: str = "", **facts: Any) -> Bound:
     return Bound(virtual_host="/", bindings=(Binding(source, destination, key, **facts),))
 
 
-def whole(known: Topology) -> RoutingTable:
+def whole(known: ClusterTopology) -> RoutingTable:
     host = known.virtual_hosts["/"]
     return RoutingTable(host.exchanges, host.all_bindings(), version=host.version)
 
@@ -95,7 +95,7 @@ def test_a_table_that_is_told_what_has_changed_routes_as_one_that_is_told_all(se
         assert_alike(table, whole(known), seed)
 
 
-def follow(history: RoutingHistory, table: RoutingTable, known: Topology) -> None:
+def follow(history: RoutingHistory, table: RoutingTable, known: ClusterTopology) -> None:
     if table.version != known.virtual_hosts["/"].version:
         changes = history.since("/", table.version)
         assert changes is not None
@@ -161,7 +161,7 @@ def test_who_is_too_far_behind_or_of_another_history_is_told_all(monkeypatch: py
 class Service:
     """What requests about the routing ask the cluster."""
 
-    def __init__(self, known: Topology) -> None:
+    def __init__(self, known: ClusterTopology) -> None:
         self.state = ClusterState("id", "name", topology=known)
         self.touched = True
         self.followed = print

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from mirrorlog.broker.session.transactions import _batches, _landed
-from mirrorlog.commitlog.format.body import Record, encode_batch
-from mirrorlog.commitlog.format.envelope import Part, seal_envelope
+from mirrorlog.commitlog.format.body import Record
+from mirrorlog.commitlog.format.drafts import encode_batch
+from mirrorlog.commitlog.format.envelope import EnvelopePart, seal_envelope
 from mirrorlog.commitlog.format.header import BatchHeader, read_header
 from mirrorlog.errors import BadBatch, OutOfSequence, StaleProducerEpoch
 from mirrorlog.queues.producers import ProducerTable
@@ -24,7 +25,7 @@ def headers(*batches: bytearray) -> list[BatchHeader]:
 
 def stored(table: ProducerTable, *batches: bytearray, at: int = 0) -> None:
     """Follow a transaction of these, as a log does."""
-    parts = [Part(each, 0) for each in batches]
+    parts = [EnvelopePart(each, 0) for each in batches]
     for header in seal_envelope(parts, log_offset=at, append_time_us=1, epoch=1, seed=0)[1]:
         table.apply(header)
 

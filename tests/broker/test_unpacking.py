@@ -14,8 +14,8 @@ import pytest
 
 from mirrorlog.broker.log.unpacking import PublishLine, Unpacking
 from mirrorlog.broker.session.client_session import ClientSession
-from mirrorlog.commitlog.format.body import draft_columns
 from mirrorlog.commitlog.format.codec import compress_draft
+from mirrorlog.commitlog.format.drafts import draft_columns
 from mirrorlog.commitlog.format.header import HEADER_SIZE, Codec
 from mirrorlog.config import LimitSettings
 from mirrorlog.errors import AccessRefused, BadBatch, MirrorlogError, NoSuchQueue, Overloaded

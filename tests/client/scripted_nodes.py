@@ -32,7 +32,7 @@ from mirrorlog.wire.frames import (
 )
 from mirrorlog.wire.messages.base import Message
 from mirrorlog.wire.messages.codec import decode, encode, error_frame
-from mirrorlog.wire.messages.handshake import Limits, Welcome
+from mirrorlog.wire.messages.handshake import NodeLimits, Welcome
 from mirrorlog.wire.messages.queues import (
     CommitPosition,
     DeclareQueue,
@@ -277,7 +277,7 @@ class Link:
         self.node.links.discard(self)
 
     def _welcome(self) -> None:
-        limits = Limits(max_record_bytes=MIB, max_batch_bytes=2 * MIB)
+        limits = NodeLimits(max_record_bytes=MIB, max_batch_bytes=2 * MIB)
         welcome = Welcome(
             version=1, cluster_id="c", cluster_name="c", node_id=self.node.node_id, start_id="s", limits=limits
         )

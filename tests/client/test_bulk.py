@@ -18,12 +18,13 @@ from hypothesis import strategies as st
 from mirrorlog.client.producer.bulk import Bulk
 from mirrorlog.client.producer.columns import BinaryEntries, Chunks
 from mirrorlog.client.producer.record import BATCH_OVERHEAD_BYTES
-from mirrorlog.commitlog.format.body import check_uncompressed, draft_columns, parse_batch_body
+from mirrorlog.commitlog.format.body import check_uncompressed, parse_batch_body
+from mirrorlog.commitlog.format.drafts import draft_columns
 from mirrorlog.commitlog.format.header import read_header
 from mirrorlog.errors import BadInput, RecordTooLarge
-from mirrorlog.wire.messages.handshake import Limits
+from mirrorlog.wire.messages.handshake import NodeLimits
 
-LIMITS = Limits(max_record_bytes=1000, max_batch_bytes=4000)
+LIMITS = NodeLimits(max_record_bytes=1000, max_batch_bytes=4000)
 maybe_bytes = st.none() | st.binary(max_size=30)
 value_lists = st.lists(maybe_bytes, min_size=1, max_size=40)
 

@@ -26,7 +26,7 @@ from mirrorlog.errors import (
 from mirrorlog.testing import Cluster
 from mirrorlog.wire.frames import FRAME_HEADER_SIZE, PRODUCE, Confirm, FrameType, frame
 from mirrorlog.wire.messages.codec import encode
-from mirrorlog.wire.messages.handshake import Failure, Limits, Welcome
+from mirrorlog.wire.messages.handshake import Failure, NodeLimits, Welcome
 from mirrorlog.wire.messages.queues import Done
 from mirrorlog.wire.messages.status import GetStatus, Status
 from tests.process.clusters import fast_cluster
@@ -41,7 +41,7 @@ WELCOME = Welcome(
     cluster_name="c",
     node_id="n",
     start_id="s",
-    limits=Limits(max_record_bytes=1_000, max_batch_bytes=100_000),
+    limits=NodeLimits(max_record_bytes=1_000, max_batch_bytes=100_000),
 )
 
 

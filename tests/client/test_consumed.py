@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from mirrorlog.client.consumer.cursor import Cursor
 from mirrorlog.client.consumer.records import checked_batches, end_of, headers_in, proven_batches
-from mirrorlog.commitlog.format.body import Record, draft_columns, encode_batch
+from mirrorlog.commitlog.format.body import Record
 from mirrorlog.commitlog.format.codec import compress_draft
+from mirrorlog.commitlog.format.drafts import draft_columns, encode_batch
 from mirrorlog.commitlog.format.header import HEADER_SIZE, Codec, log_seed, stamp
 from mirrorlog.errors import BadBatch
 

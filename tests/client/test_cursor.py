@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from mirrorlog.client.consumer.cursor import Cursor, Preview
 from mirrorlog.client.consumer.records import ConsumedBatch, checked_batches
-from mirrorlog.commitlog.format.body import Record, encode_batch
+from mirrorlog.commitlog.format.body import Record
+from mirrorlog.commitlog.format.drafts import encode_batch
 from mirrorlog.commitlog.format.header import log_seed, stamp
 
 LOG_ID = "7c6e67c6-85b5-54b0-b99c-56b1e8d06aa8"

@@ -11,7 +11,7 @@ import pytest
 from mirrorlog.client import Client
 from mirrorlog.client.producer.bulk import JoinPool
 from mirrorlog.client.producer.record import BATCH_OVERHEAD_BYTES
-from mirrorlog.commitlog.format.body import draft_columns
+from mirrorlog.commitlog.format.drafts import draft_columns
 
 KIB = 1024
 SIZE = 100 * KIB

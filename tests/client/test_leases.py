@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from mirrorlog.client import Client, Leased
-from mirrorlog.commitlog.format.body import draft_columns
 from mirrorlog.commitlog.format.codec import compress_draft
+from mirrorlog.commitlog.format.drafts import draft_columns
 from mirrorlog.commitlog.format.header import Codec, read_header
 from mirrorlog.errors import BadBatch, BadRequest, FlushSlaveTimeout, NoSuchQueue, NotMaster, OutcomeUnknown
 from mirrorlog.wire.frames import How, Level

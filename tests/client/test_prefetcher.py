@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from mirrorlog.client.consumer.prefetcher import FetchedBatches, Prefetcher
-from mirrorlog.commitlog.format.body import Record, encode_batch
+from mirrorlog.commitlog.format.body import Record
+from mirrorlog.commitlog.format.drafts import encode_batch
 from mirrorlog.commitlog.format.header import stamp
 from mirrorlog.errors import ConnectionLost
 

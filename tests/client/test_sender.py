@@ -39,7 +39,7 @@ from mirrorlog.errors import (
 )
 from mirrorlog.queues.producers import ProducerTable
 from mirrorlog.wire.frames import CONFIRM_DUPLICATE, Confirm, Durability, Level
-from mirrorlog.wire.messages.handshake import Limits
+from mirrorlog.wire.messages.handshake import NodeLimits
 from mirrorlog.wire.messages.queues import QueueInfo
 
 MIB = 1024 * 1024
@@ -79,7 +79,7 @@ class Link:
     """A connection whose answers come on the loop's next turn; None: no answer ever comes."""
 
     usable = True
-    welcome = SimpleNamespace(limits=Limits(max_record_bytes=MIB, max_batch_bytes=2 * MIB))
+    welcome = SimpleNamespace(limits=NodeLimits(max_record_bytes=MIB, max_batch_bytes=2 * MIB))
     credit_bytes = 0
 
     def __init__(self, answer: Callable[[bytes], Answer]) -> None:
@@ -380,7 +380,9 @@ class Held(Link):
 
     def __init__(self, node: Node, credit_bytes: int) -> None:
         super().__init__(node)
-        limits = Limits(max_record_bytes=MIB, max_batch_bytes=2 * MIB, credit_bytes=credit_bytes, credit_batches=100)
+        limits = NodeLimits(
+            max_record_bytes=MIB, max_batch_bytes=2 * MIB, credit_bytes=credit_bytes, credit_batches=100
+        )
         self.welcome = SimpleNamespace(limits=limits)
         self.credit_bytes = credit_bytes
         self.address = "n1:1"

@@ -39,10 +39,11 @@ from mirrorlog.errors import (
     StaleProducerEpoch,
     StaleRouting,
 )
-from mirrorlog.wire.frames import BatchReceipt, How, Transacted, read_transact
+from mirrorlog.wire.frames import How
 from mirrorlog.wire.messages.queues import QueueInfo
 from mirrorlog.wire.messages.topology import GetRouting, Routing
 from mirrorlog.wire.routing import Binding, Exchange
+from mirrorlog.wire.transaction_frames import BatchReceipt, Transacted, read_transact
 
 
 class Holder:

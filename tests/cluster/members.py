@@ -12,16 +12,17 @@ from pathlib import Path
 from mirrorlog import versions
 from mirrorlog.cluster.coordination.coordinator import Wanted
 from mirrorlog.cluster.coordination.liveness import Change, Life
-from mirrorlog.cluster.coordination.promotion import Report
+from mirrorlog.cluster.coordination.promotion import FenceReport
+from mirrorlog.cluster.membership.founding import founding
 from mirrorlog.cluster.peers import MemberEvents
-from mirrorlog.cluster.raft.core import Timing
-from mirrorlog.cluster.service import ClusterService, Identity, founding
-from mirrorlog.cluster.state.commands import Addresses, Holder, InSyncGrown, StartKind
+from mirrorlog.cluster.raft.leadership import Timing
+from mirrorlog.cluster.service import ClusterService
+from mirrorlog.cluster.state.commands import Addresses, Holder, InSyncGrown, NodeStarted, StartKind
 from mirrorlog.cluster.state.state import ClusterState, NodeFacts
 from mirrorlog.commitlog.files import OsFiles
 from mirrorlog.errors import MirrorlogError
 from mirrorlog.wire.endpoint import Endpoint
-from mirrorlog.wire.messages.handshake import Hello, Limits, Welcome
+from mirrorlog.wire.messages.handshake import Hello, NodeLimits, Welcome
 from tests.cluster.ports import Port, until
 
 CLUSTER_ID = "7c6e67c6-85b5-54b0-b99c-56b1e8d06aa8"
@@ -62,7 +63,7 @@ class ServiceNode:
             await self.listen()
         before, self.runs = self.start_id if self.runs and self.tells_runs is None else "", self.runs + 1
         self.service = ClusterService(
-            Identity(self.name, self.start_id, self.addresses, kind, before=before),
+            NodeStarted(node=self.name, start_id=self.start_id, addresses=self.addresses, kind=kind, before=before),
             host=self,
             hello=self._hello,
             wanted=Wanted(),
@@ -73,8 +74,7 @@ class ServiceNode:
         nodes = {each.name: NodeFacts(number, each.addresses) for number, each in enumerate(founders, 1)}
         state = ClusterState(CLUSTER_ID, "c", nodes=nodes, cluster_version=self.version)
         own = next(number for number, each in enumerate(founders, 1) if each is self)
-        members = tuple(range(1, len(founders) + 1))
-        await self.service.open(OsFiles(), self._directory, own=own, snapshot=founding(state, members))
+        await self.service.open(OsFiles(), self._directory, own=own, snapshot=founding(state))
         self.service.start()
 
     async def die(self) -> None:
@@ -124,7 +124,7 @@ class ServiceNode:
 
     @property
     def welcome(self) -> Welcome:
-        limits = Limits(max_record_bytes=1, max_batch_bytes=1)
+        limits = NodeLimits(max_record_bytes=1, max_batch_bytes=1)
         return Welcome(
             version=1,
             cluster_id=CLUSTER_ID,
@@ -151,9 +151,9 @@ class ServiceNode:
         if self.service is not None:
             self.changed(self.service.state)
 
-    async def fence(self, log_id: str, epoch: int, *, gently: bool = False) -> Report:
+    async def fence(self, log_id: str, epoch: int, *, gently: bool = False) -> FenceReport:
         self.fences.append((log_id, epoch))
-        return Report(self.start_id, 1, self.end, confirmed=0)
+        return FenceReport(self.start_id, 1, self.end, confirmed=0)
 
     def registered(self) -> None:
         pass

@@ -9,17 +9,19 @@ from typing import Final, NamedTuple
 import msgspec
 
 from mirrorlog.cluster.raft.core import Raft, Role
-from mirrorlog.cluster.raft.effects import Effects, ReadReady
-from mirrorlog.cluster.raft.members import Members, encode_members
+from mirrorlog.cluster.raft.leadership import FollowerProgress, Leadership
 from mirrorlog.cluster.raft.messages import (
     Append,
     Appended,
     AskVote,
+    Effects,
     EntryKind,
     HardState,
+    Members,
+    ReadReady,
     Snapshot,
+    encode_members,
 )
-from mirrorlog.cluster.raft.progress import Progress
 
 
 class ForgetsItsVote(Raft):
@@ -50,11 +52,10 @@ class VotesForAnyone(Raft):
 class CommitsOlderTerms(Raft):
     """By counting copies alone (figure 8 of the paper)."""
 
-    def _commit_agreed(self) -> None:
-        held = {member: progress.matched for member, progress in self._progress.items()} | {
-            self.own: self._stored_index
-        }
-        self.log.commit = max(self.log.commit, self.members.agreed_index(held))
+    class leadership(Leadership):
+        def commit_agreed(self, stored: int) -> None:
+            held = {member: progress.matched for member, progress in self.progress.items()} | {self._own: stored}
+            self._log.commit = max(self._log.commit, self._log.members.agreed_index(held))
 
 
 class AnswersReadsAtOnce(Raft):
@@ -95,11 +96,13 @@ class ActsBeforeItIsSettled(Raft):
 class CountsLearners(Raft):
     """A learner's copy is as good as a voter's."""
 
-    def _commit_agreed(self) -> None:
-        held = sorted([self._stored_index, *(progress.matched for progress in self._progress.values())])
-        agreed = held[-self.members.majority] if len(held) >= self.members.majority else 0
-        if self.log.term_of(agreed) == self._term:
-            self.log.commit = max(self.log.commit, agreed)
+    class leadership(Leadership):
+        def commit_agreed(self, stored: int) -> None:
+            held = sorted([stored, *(progress.matched for progress in self.progress.values())])
+            majority = self._log.members.majority
+            agreed = held[-majority] if len(held) >= majority else 0
+            if self._log.term_of(agreed) == self._term:
+                self._log.commit = max(self._log.commit, agreed)
 
 
 class CutsBehindEveryAppend(Raft):
@@ -117,10 +120,13 @@ class CutsBehindEveryAppend(Raft):
 class CommitsWhatItHas(Raft):
     """A leader says at once how far things are committed, and a follower takes all that it holds for the leader's."""
 
-    def _send_heartbeat(self, member: int, progress: Progress) -> None:
-        super()._send_heartbeat(member, progress)
-        heartbeat = self._messages.pop()
-        self._send(msgspec.structs.replace(heartbeat, commit=self.log.commit))
+    class leadership(Leadership):
+        def _send_heartbeat(self, member: int, progress: FollowerProgress) -> None:
+            send, kept = self._send, []
+            self._send = kept.append
+            super()._send_heartbeat(member, progress)
+            self._send = send
+            send(msgspec.structs.replace(kept[0], commit=self._log.commit))
 
     def _append_from_leader(self, message: Append, now: float) -> None:
         super()._append_from_leader(message, now)
@@ -152,19 +158,21 @@ class ForgetsMembersInSnapshots(Raft):
 class NeverSendsAnew(Raft):
     """What got lost stays lost."""
 
-    def _appended(self, message: Appended, now: float) -> None:
-        super()._appended(msgspec.structs.replace(message, round=0), now)
+    class leadership(Leadership):
+        def appended(self, message: Appended, now: float, *, stored: int) -> None:
+            super().appended(msgspec.structs.replace(message, round=0), now, stored=stored)
 
 
 class LeavesNewMembersAlone(Raft):
     """A new member is sent nothing before there is something new."""
 
-    def _follow_members(self, now: float) -> None:
-        former = set(self._progress)
-        super()._follow_members(now)
-        for member, progress in self._progress.items():
-            if member not in former:
-                progress.next = self.log.last_index + 1
+    class leadership(Leadership):
+        def follow_members(self, now: float) -> None:
+            former = set(self.progress)
+            super().follow_members(now)
+            for member, progress in self.progress.items():
+                if member not in former:
+                    progress.next = self._log.last_index + 1
 
 
 class LetsTheRemovedRest(Raft):

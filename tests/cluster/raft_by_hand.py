@@ -10,26 +10,29 @@ from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any, Final
 
-from mirrorlog.cluster.raft.core import Limits, Raft, Role
-from mirrorlog.cluster.raft.effects import Effects, Stored
-from mirrorlog.cluster.raft.members import Members, decode_members
+from mirrorlog.cluster.raft.core import Raft, Role
+from mirrorlog.cluster.raft.leadership import RaftLimits
 from mirrorlog.cluster.raft.messages import (
     AnyMessage,
     Append,
     Appended,
     AskVote,
-    Entry,
+    Effects,
     EntryKind,
     HardState,
+    Members,
     PartTaken,
+    RaftEntry,
     Snapshot,
     SnapshotPart,
+    Stored,
     TakeOver,
     Vote,
+    decode_members,
 )
 
 NOBODY: Final = Members(())
-LIMITS: Final = Limits(append_bytes_max=100, part_bytes_max=8)
+LIMITS: Final = RaftLimits(append_bytes_max=100, part_bytes_max=8)
 
 
 class Certain:
@@ -188,7 +191,7 @@ class ByHand:
         if not gone:
             self.flying.append(message)
 
-    def _apply(self, number: int, entry: Entry) -> None:
+    def _apply(self, number: int, entry: RaftEntry) -> None:
         hand = self.members[number]
         assert entry.index == hand.applied_index + 1, f"{number} applies {entry.index} after {hand.applied_index}"
         hand.applied_index = entry.index
@@ -215,7 +218,7 @@ def _stores(effects: Effects) -> Iterator[str]:
         yield f"stores {' '.join(map(_entry, effects.entries))}"
 
 
-def _entry(entry: Entry) -> str:
+def _entry(entry: RaftEntry) -> str:
     """`7.2`: index and term."""
     what = entry.data.decode() if entry.kind == EntryKind.COMMAND else ""
     if entry.kind == EntryKind.MEMBERS:

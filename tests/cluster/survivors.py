@@ -7,12 +7,11 @@ from pathlib import Path
 
 from mirrorlog.cluster.membership.founding import founding
 from mirrorlog.cluster.membership.recovering import RAFT_NAME, Survivor, read_survivor
-from mirrorlog.cluster.raft.effects import Effects
-from mirrorlog.cluster.raft.messages import Entry, EntryKind, HardState
+from mirrorlog.cluster.raft.messages import Effects, EntryKind, HardState, RaftEntry
 from mirrorlog.cluster.raft.store import RaftStore
 from mirrorlog.cluster.state.commands import (
     Addresses,
-    AnyCommand,
+    Command,
     Holder,
     InSyncGrown,
     LogMade,
@@ -34,7 +33,7 @@ class Disk:
     """A stopped node's directory, whose store holds the founding snapshot and some entries."""
 
     def __init__(
-        self, path: Path, name: str, commands: list[AnyCommand], *, term: int = 3, names: tuple[str, ...] = NAMES
+        self, path: Path, name: str, commands: list[Command], *, term: int = 3, names: tuple[str, ...] = NAMES
     ) -> None:
         self.path = path / name
         self.name = name
@@ -45,7 +44,7 @@ class Disk:
         first = founding(ClusterState(CLUSTER_ID, "testing", nodes=nodes))
         store = RaftStore.create(FILES, self.path / RAFT_NAME, own=names.index(name) + 1, snapshot=first)
         entries = tuple(
-            Entry(index, 2, EntryKind.COMMAND, encode_command(command)) for index, command in enumerate(commands, 1)
+            RaftEntry(index, 2, EntryKind.COMMAND, encode_command(command)) for index, command in enumerate(commands, 1)
         )
         store.save(Effects(hard_state=HardState(term), entries=entries))
         store.close()
@@ -57,7 +56,7 @@ class Disk:
         return self.read().state
 
 
-def commands() -> list[AnyCommand]:
+def commands() -> list[Command]:
     """Three nodes that run, and a log on all of them that `a` masters."""
     started = [
         NodeStarted(node=name, start_id=f"{name} 1", kind=StartKind.CLEAN, addresses=Addresses()) for name in NAMES

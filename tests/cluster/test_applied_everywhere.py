@@ -32,7 +32,7 @@ def test_what_is_applied_everywhere_is(tmp_path: Path) -> None:
                 assert asked is not None
                 command = NodeDraining(node="a", draining=number % 2 == 0)
                 outcome = await asked.decide(command, timeout_s=WAIT_S)
-                assert await asked.applied_everywhere(outcome.index, timeout_s=WAIT_S)
+                assert await asked.decisions.applied_everywhere(outcome.index, timeout_s=WAIT_S)
                 behind = [
                     node.name
                     for node in nodes
@@ -52,11 +52,13 @@ def test_a_node_that_is_down_is_not_waited_for_and_one_that_is_slow_for_a_moment
             await all_see_each_other(list(nodes))
             a, b, c = nodes
             assert a.service is not None
-            assert not await a.service.applied_everywhere(a.service.driver.machine.index + 1_000, timeout_s=0.05)
+            assert not await a.service.decisions.applied_everywhere(
+                a.service.driver.machine.index + 1_000, timeout_s=0.05
+            )
             await c.die()
             await until(lambda: a.service is not None and a.service.life("c") is Life.DOWN)
             outcome = await a.service.decide(NodeDraining(node="b", draining=True), timeout_s=WAIT_S)
-            assert await a.service.applied_everywhere(outcome.index, timeout_s=WAIT_S)
+            assert await a.service.decisions.applied_everywhere(outcome.index, timeout_s=WAIT_S)
             assert b.state.nodes["b"].draining
 
     asyncio.run(run())

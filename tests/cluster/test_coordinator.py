@@ -14,17 +14,17 @@ from mirrorlog.cluster.coordination.coordinator import (
     ChangeMembers,
     Coordinator,
     Fence,
+    Observation,
     Propose,
-    Seen,
     Wanted,
     away_from_home,
 )
 from mirrorlog.cluster.coordination.liveness import Life
-from mirrorlog.cluster.coordination.promotion import Report
-from mirrorlog.cluster.raft.members import Members
+from mirrorlog.cluster.coordination.promotion import FenceReport
+from mirrorlog.cluster.raft.messages import Members
 from mirrorlog.cluster.state.commands import (
     Addresses,
-    AnyCommand,
+    Command,
     Holder,
     InSyncGrown,
     InSyncShrunk,
@@ -39,7 +39,8 @@ from mirrorlog.cluster.state.commands import (
     StartKind,
     VersionRaised,
 )
-from mirrorlog.cluster.state.state import ClusterState, LogFacts, applied
+from mirrorlog.cluster.state.machine import applied
+from mirrorlog.cluster.state.state import ClusterState, LogFacts
 from mirrorlog.versions import OWN, run_id
 
 CLUSTER_ID = "7c6e67c6-85b5-54b0-b99c-56b1e8d06aa8"
@@ -63,7 +64,7 @@ class World:
         self.promoted: Counter[tuple[str, int]] = Counter()
         self._index = 0
 
-    def apply(self, command: AnyCommand) -> str:
+    def apply(self, command: Command) -> str:
         """Why it was refused; empty if not."""
         self._index += 1
         self.state, outcome = applied(self.state, self._index, command)
@@ -94,7 +95,7 @@ class World:
         raise AssertionError(f"no end: {self.done[-5:]}")
 
     def step(self) -> bool:
-        seen = Seen(self.members, self.life, self.life_of_run, lambda member: True, self.now)
+        seen = Observation(self.members, self.life, self.life_of_run, lambda member: True, self.now)
         version, members = self.state.version, self.members
         answered = False
         for action in self.coordinator.step(self.state, seen):
@@ -110,7 +111,7 @@ class World:
 
     def _fence(self, fence: Fence) -> bool:
         epoch, end = self.reports.get(fence.node, (0, 0))
-        report = Report(self.state.nodes[fence.node].start_id, epoch, end, confirmed=0)
+        report = FenceReport(self.state.nodes[fence.node].start_id, epoch, end, confirmed=0)
         self.coordinator.fenced(fence.log_id, fence.epoch, fence.node, report)
         return True
 
@@ -144,7 +145,7 @@ class World:
         log_id = next(log_id for log_id, log in self.state.logs.items() if log.name == name)
         return [action for action in self.done if isinstance(action, Fence) and action.log_id == log_id]
 
-    def proposed(self, kind: type[AnyCommand]) -> int:
+    def proposed(self, kind: type[Command]) -> int:
         return sum(isinstance(action, Propose) and isinstance(action.command, kind) for action in self.done)
 
 

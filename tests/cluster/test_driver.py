@@ -19,13 +19,12 @@ import pytest
 
 from mirrorlog.cluster import driver
 from mirrorlog.cluster.driver import RaftDriver
-from mirrorlog.cluster.raft.core import Raft, Timing
-from mirrorlog.cluster.raft.effects import Stored
-from mirrorlog.cluster.raft.members import Members
-from mirrorlog.cluster.raft.messages import AnyMessage, HardState, Snapshot
+from mirrorlog.cluster.raft.core import Raft
+from mirrorlog.cluster.raft.leadership import Timing
+from mirrorlog.cluster.raft.messages import AnyMessage, HardState, Members, Snapshot, Stored
 from mirrorlog.cluster.raft.store import RaftStore
 from mirrorlog.cluster.state.commands import Addresses, NodeJoined, encode_command
-from mirrorlog.cluster.state.machine import Machine, Step
+from mirrorlog.cluster.state.machine import AppliedEntry, Machine
 from mirrorlog.cluster.state.state import ClusterState, Outcome, encode_state
 from mirrorlog.commitlog.files import Files, OsFiles
 from mirrorlog.errors import DiskFailed, MirrorlogError
@@ -42,10 +41,10 @@ class Watching:
     """Notes what it is told."""
 
     def __init__(self) -> None:
-        self.steps: list[Step] = []
+        self.steps: list[AppliedEntry] = []
         self.reads: dict[Hashable, int | None] = {}
 
-    def applied(self, step: Step) -> None:
+    def applied(self, step: AppliedEntry) -> None:
         self.steps.append(step)
 
     def restored(self) -> None: ...

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from mirrorlog.cluster.asking import asked_by, signed
-from mirrorlog.cluster.raft.members import Members
-from mirrorlog.cluster.raft.messages import Entry, EntryKind, Snapshot
+from mirrorlog.cluster.decisions import asked_by, signed
+from mirrorlog.cluster.raft.messages import EntryKind, Members, RaftEntry, Snapshot
 from mirrorlog.cluster.state.commands import (
     Addresses,
-    AnyCommand,
+    Command,
     Holder,
     InSyncGrown,
     InSyncShrunk,
@@ -53,10 +52,10 @@ class History:
     def __init__(self) -> None:
         self._machine = Machine(Snapshot(0, 0, Members((1,)), encode_state(ClusterState("id", "testing"))))
 
-    def tell(self, *commands: AnyCommand) -> list[Event]:
+    def tell(self, *commands: Command) -> list[Event]:
         found = []
         for command in commands:
-            entry = Entry(self._machine.index + 1, 1, EntryKind.COMMAND, encode_command(command))
+            entry = RaftEntry(self._machine.index + 1, 1, EntryKind.COMMAND, encode_command(command))
             for step in self._machine.apply([entry]):
                 found += events_of(step)
         return found
@@ -66,7 +65,7 @@ class History:
         return self._machine.state.logs["log"].seen
 
 
-def started(*nodes: str, run: int = 1, kind: StartKind = StartKind.CLEAN) -> list[AnyCommand]:
+def started(*nodes: str, run: int = 1, kind: StartKind = StartKind.CLEAN) -> list[Command]:
     before = "" if run == 1 else f"{run - 1}"
     return [
         NodeStarted(node=node, start_id=f"{run}", kind=kind, addresses=Addresses(), before=before) for node in nodes

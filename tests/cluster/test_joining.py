@@ -10,10 +10,9 @@ import msgspec
 import pytest
 
 from mirrorlog.cluster.membership.joining import FILE_NAME, STATE_BYTES_MAX, JoinRecord, anew, check_joining
-from mirrorlog.cluster.questions import AskJoin, Joined
-from mirrorlog.cluster.raft.members import Members
-from mirrorlog.cluster.raft.messages import Snapshot
+from mirrorlog.cluster.raft.messages import Members, Snapshot
 from mirrorlog.cluster.raft.store import RaftStore
+from mirrorlog.cluster.requests import AskJoin, Joined
 from mirrorlog.cluster.state.commands import Addresses
 from mirrorlog.cluster.state.state import ClusterState, encode_state
 from mirrorlog.commitlog.files import OS_FILES, Files
@@ -44,7 +43,7 @@ class Told(NamedTuple):
 
 def told(files: Files, *, new_token: str = "new") -> Told:
     record = JoinRecord.open(files, DIRECTORY, new_token=lambda: new_token)
-    return Told(record.token, record.member, record.cluster_id, record.snapshot)
+    return Told(record.content.token, record.content.member, record.content.cluster_id, record.content.snapshot)
 
 
 @pytest.fixture
@@ -61,7 +60,7 @@ def test_a_disk_keeps_its_token(files: SimulatedFiles) -> None:
 def test_each_disk_has_a_token_of_its_own() -> None:
     """By two disks that choose it themselves."""
     disks = [SimulatedFiles(DIRECTORY) for _ in range(2)]
-    assert len({JoinRecord.open(disk, DIRECTORY).token for disk in disks}) == 2
+    assert len({JoinRecord.open(disk, DIRECTORY).content.token for disk in disks}) == 2
 
 
 def test_an_answer_is_found_after_a_power_loss(files: SimulatedFiles) -> None:
@@ -69,7 +68,12 @@ def test_an_answer_is_found_after_a_power_loss(files: SimulatedFiles) -> None:
     record = JoinRecord.open(files, DIRECTORY, new_token=lambda: "t1")
     record.joined(7, "c-id", b"older")
     record.joined(7, "c-id", STATE)
-    assert (record.token, record.member, record.cluster_id, record.snapshot) == ("t1", 7, "c-id", STATE)
+    assert (record.content.token, record.content.member, record.content.cluster_id, record.content.snapshot) == (
+        "t1",
+        7,
+        "c-id",
+        STATE,
+    )
     assert told(files.after_power_loss()) == Told("t1", 7, "c-id", STATE)
 
 
@@ -92,7 +96,7 @@ def test_an_answer_that_cannot_be_is_refused(
     record = JoinRecord.open(files, DIRECTORY, new_token=lambda: "t1")
     with pytest.raises(ProtocolError):
         record.joined(member, cluster_id, snapshot)
-    assert (record.member, told(files)) == (0, Told("t1"))
+    assert (record.content.member, told(files)) == (0, Told("t1"))
 
 
 def test_a_state_that_is_too_large_is_refused(files: SimulatedFiles) -> None:
@@ -148,7 +152,7 @@ def test_a_step_that_failed_is_said_and_can_be_tried_again(files: SimulatedFiles
     files.faults.fail(operation, code, times=1)
     with pytest.raises(error, match=str(PATH)):
         record.joined(7, "c-id", STATE)
-    assert record.member == 0
+    assert record.content.member == 0
     assert told(files.after_power_loss()) in (Told("t1"), Told("t1", 7, "c-id", STATE))
     record.joined(7, "c-id", STATE)
     assert told(files.after_power_loss()) == Told("t1", 7, "c-id", STATE)
@@ -221,7 +225,7 @@ def test_it_works_on_a_real_disk(tmp_path: Path) -> None:
     record = JoinRecord.open(OS_FILES, tmp_path)
     record.joined(7, "c-id", STATE)
     again = JoinRecord.open(OS_FILES, tmp_path)
-    assert (again.token, again.member, again.snapshot) == (record.token, 7, STATE)
+    assert (again.content.token, again.content.member, again.content.snapshot) == (record.content.token, 7, STATE)
     JoinRecord.remove(OS_FILES, tmp_path)
     assert list(tmp_path.iterdir()) == []
 

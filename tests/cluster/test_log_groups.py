@@ -23,15 +23,9 @@ from mirrorlog.cluster.state.commands import (
     decode_command,
     encode_command,
 )
-from mirrorlog.cluster.state.state import (
-    LOG_GROUPS_MAX,
-    LOG_GROUPS_PER_HOST,
-    ClusterState,
-    LogFacts,
-    NodeFacts,
-    Outcome,
-    applied,
-)
+from mirrorlog.cluster.state.machine import applied
+from mirrorlog.cluster.state.queue_rules import LOG_GROUPS_MAX, LOG_GROUPS_PER_HOST
+from mirrorlog.cluster.state.state import ClusterState, LogFacts, NodeFacts, Outcome
 from mirrorlog.errors import BadRequest
 from mirrorlog.queues.arguments import check_names, check_values, log_group_of, version_needed
 from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, qualified

@@ -6,11 +6,10 @@ import msgspec
 import pytest
 
 from mirrorlog import versions
-from mirrorlog.cluster.raft.members import Members
-from mirrorlog.cluster.raft.messages import Entry, EntryKind, Snapshot
+from mirrorlog.cluster.raft.messages import EntryKind, Members, RaftEntry, Snapshot
 from mirrorlog.cluster.state.commands import (
     Addresses,
-    AnyCommand,
+    Command,
     NodeJoined,
     NodeStarted,
     StartKind,
@@ -30,8 +29,8 @@ def machine() -> Machine:
     return Machine(snapshot(ClusterState("id", "name")))
 
 
-def entry(index: int, command: AnyCommand, term: int = 1) -> Entry:
-    return Entry(index, term, EntryKind.COMMAND, encode_command(command))
+def entry(index: int, command: Command, term: int = 1) -> RaftEntry:
+    return RaftEntry(index, term, EntryKind.COMMAND, encode_command(command))
 
 
 def joins(node: str) -> NodeJoined:
@@ -41,7 +40,7 @@ def joins(node: str) -> NodeJoined:
 def test_entries_become_state_in_order() -> None:
     """By two commands with an empty entry between them."""
     found = machine()
-    steps = found.apply([entry(1, joins("a")), Entry(2, 1, EntryKind.EMPTY), entry(3, joins("b"))])
+    steps = found.apply([entry(1, joins("a")), RaftEntry(2, 1, EntryKind.EMPTY), entry(3, joins("b"))])
     assert list(found.state.nodes) == ["a", "b"]
     assert (found.index, found.state.version) == (3, 3)
     assert [step.command for step in steps] == [joins("a"), None, joins("b")]
@@ -82,7 +81,7 @@ def test_a_snapshot_replaces_the_state_and_ends_all_waiting() -> None:
 def test_it_stops_before_an_entry_that_it_cannot_read() -> None:
     """What a newer cluster has decided is not skipped; by a command that nobody knows."""
     found = machine()
-    unknown = Entry(2, 1, EntryKind.COMMAND, msgspec.msgpack.encode({"type": "DecidedTomorrow"}))
+    unknown = RaftEntry(2, 1, EntryKind.COMMAND, msgspec.msgpack.encode({"type": "DecidedTomorrow"}))
     with pytest.raises(UnsupportedVersion, match="start newer software"):
         found.apply([entry(1, joins("a")), unknown])
     assert (found.index, list(found.state.nodes)) == (1, ["a"])

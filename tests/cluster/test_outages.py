@@ -10,8 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from mirrorlog.broker.membership.cluster_view import View
-from mirrorlog.cluster.coordination.liveness import Life
-from mirrorlog.cluster.coordination.outages import nodes_needed, nodes_out
+from mirrorlog.cluster.coordination.liveness import Life, nodes_needed, nodes_out
 from mirrorlog.cluster.service import ClusterService
 from mirrorlog.cluster.state.commands import Holder, NodeStopped
 from mirrorlog.cluster.state.state import LogFacts

@@ -12,12 +12,12 @@ import pytest
 
 from mirrorlog.cluster import peers
 from mirrorlog.cluster.peers import MemberEvents, Mesh, Voice
-from mirrorlog.cluster.raft.messages import AnyMessage, Append, Entry, EntryKind, TakeOver
+from mirrorlog.cluster.raft.messages import AnyMessage, Append, EntryKind, RaftEntry, TakeOver
 from mirrorlog.errors import BadRequest, ConnectionLost, Overloaded, RequestTimeout
 from mirrorlog.wire import endpoint
 from mirrorlog.wire.endpoint import Endpoint
 from mirrorlog.wire.frames import FrameType
-from mirrorlog.wire.messages.handshake import Hello, Limits, Welcome
+from mirrorlog.wire.messages.handshake import Hello, NodeLimits, Welcome
 from tests.cluster.ports import WAIT_S, Port, until, way
 
 
@@ -95,7 +95,7 @@ class Node:
             cluster_name="c",
             node_id=self.name,
             start_id=f"{self.name} 1",
-            limits=Limits(max_record_bytes=1, max_batch_bytes=1),
+            limits=NodeLimits(max_record_bytes=1, max_batch_bytes=1),
         )
 
     def _hello(self) -> Hello:
@@ -141,7 +141,7 @@ def test_entries_that_do_not_follow_each_other_end_the_connection() -> None:
 
     async def run() -> None:
         async with two() as (a, b):
-            torn = (Entry(8, 1, EntryKind.EMPTY), Entry(10, 1, EntryKind.EMPTY))
+            torn = (RaftEntry(8, 1, EntryKind.EMPTY), RaftEntry(10, 1, EntryKind.EMPTY))
             a.mesh.send_raft("b", Append(1, 2, 1, 7, 1, 0, 0, torn))
             await until(b.knows("reset", "a"))
             assert b.events.messages == []
@@ -160,7 +160,7 @@ def of_raft(data: bytes, change: Callable[[bytearray], bytes]) -> bytes:
     return data
 
 
-APPEND = Append(1, 2, 1, 7, 1, 0, 0, (Entry(8, 1, EntryKind.COMMAND, b"x" * 50_000),))
+APPEND = Append(1, 2, 1, 7, 1, 0, 0, (RaftEntry(8, 1, EntryKind.COMMAND, b"x" * 50_000),))
 
 
 async def said_until_heard(a: Node, b: Node) -> None:

@@ -14,10 +14,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from mirrorlog.cluster.coordination.promotion import Promotion, Report
+from mirrorlog.cluster.coordination.promotion import FenceReport, Promotion
 from mirrorlog.cluster.state.commands import (
     Addresses,
-    AnyCommand,
+    Command,
     Holder,
     InSyncGrown,
     InSyncShrunk,
@@ -27,7 +27,8 @@ from mirrorlog.cluster.state.commands import (
     Promoted,
     StartKind,
 )
-from mirrorlog.cluster.state.state import ClusterState, LogFacts, Loss, applied
+from mirrorlog.cluster.state.machine import applied
+from mirrorlog.cluster.state.state import ClusterState, LogFacts, Loss
 
 WAIT_S = 2.0
 
@@ -50,9 +51,9 @@ def promotion(facts: LogFacts | None = None, *, epoch: int = 6) -> Promotion:
     return Promotion("x", facts or log(), epoch=epoch, now=0.0, wait_s=WAIT_S)
 
 
-def report(node: str, end: int = 100, *, last_epoch: int = 5, confirmed: int = 0, **fields: Any) -> Report:
+def report(node: str, end: int = 100, *, last_epoch: int = 5, confirmed: int = 0, **fields: Any) -> FenceReport:
     values = {"start_id": f"{node}1", "last_epoch": last_epoch, "end": end, "confirmed": confirmed}
-    return Report(**(values | fields))
+    return FenceReport(**(values | fields))
 
 
 def decided(attempt: Promotion, now: float = 0.0) -> Promoted:
@@ -372,8 +373,8 @@ class Histories(RuleBasedStateMachine):
         self.copies: dict[str, Copy] = {}
         self.confirmed: list[tuple[int, int]] = []
         self.attempt: Promotion | None = None
-        self.late: list[AnyCommand] = []
-        self.late_reports: list[tuple[str, Report, list[tuple[int, int]]]] = []
+        self.late: list[Command] = []
+        self.late_reports: list[tuple[str, FenceReport, list[tuple[int, int]]]] = []
         # What the reports of this attempt speak of.
         self.heard: dict[str, list[tuple[int, int]]] = {}
 
@@ -381,7 +382,7 @@ class Histories(RuleBasedStateMachine):
     def log(self) -> LogFacts:
         return self.state.logs["x"]
 
-    def apply(self, command: AnyCommand) -> str:
+    def apply(self, command: Command) -> str:
         self.index += 1
         before = self.state
         self.state, outcome = applied(before, self.index, command)
@@ -527,7 +528,7 @@ class Histories(RuleBasedStateMachine):
         if leaving:
             self.send(InSyncShrunk(log_id="x", seen=self.log.seen, nodes=leaving), late=late)
 
-    def send(self, command: AnyCommand, *, late: bool) -> None:
+    def send(self, command: Command, *, late: bool) -> None:
         if late:
             self.late.append(command)
         else:
@@ -559,13 +560,13 @@ class Histories(RuleBasedStateMachine):
         if copy.mastering < copy.promised:
             copy.mastering = 0
         last = copy.held[-1][0] if copy.held else 0
-        found = Report(copy.run, last, len(copy.held), copy.confirmed, copy.promised)
+        found = FenceReport(copy.run, last, len(copy.held), copy.confirmed, copy.promised)
         if late:
             self.late_reports.append((node, found, list(copy.held)))
         else:
             self.hear(node, found, list(copy.held))
 
-    def hear(self, node: str, found: Report, held: list[tuple[int, int]]) -> None:
+    def hear(self, node: str, found: FenceReport, held: list[tuple[int, int]]) -> None:
         assert self.attempt is not None
         self.attempt.reported(node, found)
         if self.attempt.log.in_sync.get(node, found.start_id) == found.start_id:

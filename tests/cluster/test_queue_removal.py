@@ -8,7 +8,9 @@ from msgspec.structs import replace
 
 from mirrorlog import errors, versions
 from mirrorlog.cluster.state.commands import QueuesPlaced, QueuesRemoved, QueuesUnbound, VirtualHostMade
-from mirrorlog.cluster.state.state import ClusterState, check_proposal, recovered
+from mirrorlog.cluster.state.machine import check_proposal
+from mirrorlog.cluster.state.node_rules import recovered
+from mirrorlog.cluster.state.state import ClusterState
 from mirrorlog.wire.names import qualified
 from tests.cluster.test_topology import Decided
 

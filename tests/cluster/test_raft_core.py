@@ -8,20 +8,22 @@ from typing import Final
 
 import pytest
 
-from mirrorlog.cluster.raft.core import Limits, Raft
-from mirrorlog.cluster.raft.effects import Effects, Stored
-from mirrorlog.cluster.raft.members import Members
+from mirrorlog.cluster.raft.core import Raft
+from mirrorlog.cluster.raft.leadership import RaftLimits
 from mirrorlog.cluster.raft.messages import (
     AnyMessage,
     Append,
     Appended,
     AskVote,
-    Entry,
+    Effects,
     EntryKind,
     HardState,
+    Members,
     PartTaken,
+    RaftEntry,
     Snapshot,
     SnapshotPart,
+    Stored,
     Vote,
 )
 from mirrorlog.errors import BadRequest, NotLeader, Overloaded
@@ -31,8 +33,8 @@ from tests.cluster.raft_by_hand import ByHand, Certain
 THREE: Final = Members((1, 2, 3))
 
 
-def entries(first: int, last: int, term: int = 1) -> tuple[Entry, ...]:
-    return tuple(Entry(index, term, EntryKind.COMMAND, b"%d" % index) for index in range(first, last + 1))
+def entries(first: int, last: int, term: int = 1) -> tuple[RaftEntry, ...]:
+    return tuple(RaftEntry(index, term, EntryKind.COMMAND, b"%d" % index) for index in range(first, last + 1))
 
 
 def member(
@@ -41,9 +43,9 @@ def member(
     *,
     term: int = 1,
     vote: int = 0,
-    held: tuple[Entry, ...] = (),
+    held: tuple[RaftEntry, ...] = (),
     make_raft: Callable[..., Raft] = Raft,
-    limits: Limits | None = None,
+    limits: RaftLimits | None = None,
 ) -> Raft:
     """One that has just started, from this disk."""
     stored = Stored(HardState(term, vote), Snapshot(0, 0, members, b""), held)
@@ -301,7 +303,7 @@ def test_only_so_many_appends_are_in_flight() -> None:
 
 def test_commands_that_nobody_confirms_are_refused_in_the_end() -> None:
     """By a leader that was cut off, with room for ten bytes."""
-    raft = member(1, Members((1, 2)), limits=Limits(uncommitted_bytes_max=10))
+    raft = member(1, Members((1, 2)), limits=RaftLimits(uncommitted_bytes_max=10))
     raft.tick(1.0)
     raft.step(Vote(2, 1, 2, granted=True, trial=True), 1.0)
     raft.step(Vote(2, 1, 2, granted=True), 1.0)

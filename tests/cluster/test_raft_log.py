@@ -5,19 +5,18 @@ from __future__ import annotations
 import pytest
 
 from mirrorlog.cluster.raft.log import RaftLog
-from mirrorlog.cluster.raft.members import Members, encode_members
-from mirrorlog.cluster.raft.messages import Entry, EntryKind, Snapshot
+from mirrorlog.cluster.raft.messages import EntryKind, Members, RaftEntry, Snapshot, encode_members
 
 THREE = Members((1, 2, 3))
 FOUR = Members((1, 2, 3, 4))
 
 
-def entry(index: int, term: int = 1, data: bytes = b"x") -> Entry:
-    return Entry(index, term, EntryKind.COMMAND, data)
+def entry(index: int, term: int = 1, data: bytes = b"x") -> RaftEntry:
+    return RaftEntry(index, term, EntryKind.COMMAND, data)
 
 
-def change(index: int, members: Members, term: int = 1) -> Entry:
-    return Entry(index, term, EntryKind.MEMBERS, encode_members(members))
+def change(index: int, members: Members, term: int = 1) -> RaftEntry:
+    return RaftEntry(index, term, EntryKind.MEMBERS, encode_members(members))
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from itertools import combinations
 
 import pytest
 
-from mirrorlog.cluster.raft.members import Members, decode_members, encode_members
+from mirrorlog.cluster.raft.messages import Members, decode_members, encode_members
 from mirrorlog.errors import BadRequest
 
 

@@ -13,9 +13,7 @@ import msgspec
 import pytest
 
 from mirrorlog.cluster.raft import store as store_module
-from mirrorlog.cluster.raft.effects import Effects, Stored
-from mirrorlog.cluster.raft.members import Members
-from mirrorlog.cluster.raft.messages import Entry, EntryKind, HardState, Snapshot
+from mirrorlog.cluster.raft.messages import Effects, EntryKind, HardState, Members, RaftEntry, Snapshot, Stored
 from mirrorlog.cluster.raft.store import RaftStore
 from mirrorlog.commitlog.files import OsFiles
 from mirrorlog.errors import DiskFailed, DiskFull, LogCorrupt, UnsupportedVersion
@@ -31,8 +29,10 @@ MODELS: Final = {
 }
 
 
-def entries(first: int, last: int, term: int = 1) -> tuple[Entry, ...]:
-    return tuple(Entry(index, term, EntryKind.COMMAND, b"%d of %d" % (index, term)) for index in range(first, last + 1))
+def entries(first: int, last: int, term: int = 1) -> tuple[RaftEntry, ...]:
+    return tuple(
+        RaftEntry(index, term, EntryKind.COMMAND, b"%d of %d" % (index, term)) for index in range(first, last + 1)
+    )
 
 
 def reopened(files: SimulatedFiles) -> Stored:
@@ -138,9 +138,9 @@ def test_a_crash_at_any_operation_leaves_the_bundle_or_what_was_before(seed: int
 # --- Crashes --------------------------------------------------------------------------------------------------------
 
 
-def long_entries(first: int, last: int) -> tuple[Entry, ...]:
+def long_entries(first: int, last: int) -> tuple[RaftEntry, ...]:
     """Of several pages each."""
-    return tuple(Entry(at, 1, EntryKind.COMMAND, Random(at).randbytes(9000)) for at in range(first, last + 1))
+    return tuple(RaftEntry(at, 1, EntryKind.COMMAND, Random(at).randbytes(9000)) for at in range(first, last + 1))
 
 
 SHORT_SNAPSHOT: Final = Snapshot(3, 1, Members((1, 2)), b"state")
@@ -231,7 +231,7 @@ def test_a_vote_that_was_written_and_not_synced_is_not_forgotten_later(files: Si
 def test_a_torn_frame_gives_way_to_a_shorter_one(files: SimulatedFiles, store: RaftStore) -> None:
     """What it leaves behind that one is no frame; by cutting a long one off at its first page."""
     end = store.journal_bytes
-    store.save(Effects(entries=(Entry(1, 1, EntryKind.COMMAND, bytes(20_000)),)))
+    store.save(Effects(entries=(RaftEntry(1, 1, EntryKind.COMMAND, bytes(20_000)),)))
     files.open(DIRECTORY / "journal-1").pwrite(bytes(4096 - end), end)
     found = RaftStore.open(files, DIRECTORY)
     assert found is not None
@@ -371,7 +371,7 @@ def test_more_fields_are_ignored_and_unknown_kinds_named(files: SimulatedFiles, 
     frame = framed(1, end, more)
     journal = files.open(DIRECTORY / "journal-1")
     journal.pwrite(frame, end)
-    assert reopened(files) == Stored(HardState(7, 2), FOUNDING, (Entry(1, 7, EntryKind.COMMAND, b"x"),))
+    assert reopened(files) == Stored(HardState(7, 2), FOUNDING, (RaftEntry(1, 7, EntryKind.COMMAND, b"x"),))
     end += len(frame)
     journal.pwrite(framed(1, end, msgspec.msgpack.encode([None, [[2, 7, 99, b""]]])), end)
     with pytest.raises(UnsupportedVersion, match="Start the version that wrote it"):
@@ -484,7 +484,7 @@ def test_a_long_torn_frame_does_not_hold_up_a_start(tmp_path: Path, torn: bytes)
     """Looking for frames behind it takes as long as reading does; by 8 MB of what looks like headers."""
     store = RaftStore.create(OsFiles(), tmp_path / "raft", own=1, snapshot=FOUNDING)
     end = store.journal_bytes
-    store.save(Effects(entries=(Entry(1, 1, EntryKind.COMMAND, torn * (8 * 1024 * 1024 // len(torn))),)))
+    store.save(Effects(entries=(RaftEntry(1, 1, EntryKind.COMMAND, torn * (8 * 1024 * 1024 // len(torn))),)))
     store.close()
     with OsFiles().open(tmp_path / "raft" / "journal-1") as journal:
         journal.pwrite(b"\xff", end)

@@ -12,7 +12,7 @@ from typing import Final
 
 import pytest
 
-from mirrorlog.cluster.raft.members import Members
+from mirrorlog.cluster.raft.messages import Members
 from mirrorlog.errors import MirrorlogError
 from tests.cluster.raft_by_hand import ByHand
 

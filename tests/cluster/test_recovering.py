@@ -18,7 +18,7 @@ from mirrorlog.cluster.membership.recovering import (
     plan,
     recover,
 )
-from mirrorlog.cluster.raft.messages import Entry, EntryKind
+from mirrorlog.cluster.raft.messages import EntryKind, RaftEntry
 from mirrorlog.cluster.state.commands import (
     Addresses,
     encode_command,
@@ -60,7 +60,7 @@ def test_all_survivors_begin_with_the_same_bytes(tmp_path: Path) -> None:
     five = ("a", "b", "c", "d", "e")
     nodes = {each: NodeFacts(number, Addresses()) for number, each in enumerate(five, 1)}
     first = founding(ClusterState(CLUSTER_ID, "testing", nodes=nodes))
-    entry = Entry(1, 4, EntryKind.COMMAND, encode_command(commands()[0]))
+    entry = RaftEntry(1, 4, EntryKind.COMMAND, encode_command(commands()[0]))
     a = Survivor(node="a", cluster_id=CLUSTER_ID, member=1, term=9, snapshot=first)
     b = Survivor(node="b", cluster_id=CLUSTER_ID, member=2, term=4, snapshot=first, entries=(entry,))
     one, other = plan([a, b]), plan([b, a])

@@ -10,19 +10,19 @@ from msgspec.structs import replace
 
 from mirrorlog.cluster.membership import registration
 from mirrorlog.cluster.membership.registration import Registration
-from mirrorlog.cluster.questions import Applied, AskApply, AskState, Joined, decode_question, encode
-from mirrorlog.cluster.raft.members import Members
-from mirrorlog.cluster.raft.messages import Snapshot
+from mirrorlog.cluster.raft.messages import Members, Snapshot
+from mirrorlog.cluster.requests import Applied, AskApply, AskState, Joined, decode_question, encode
 from mirrorlog.cluster.state.commands import (
     Addresses,
-    AnyCommand,
+    Command,
     NodeForgotten,
     NodeJoined,
     NodeStarted,
     StartKind,
     decode_command,
 )
-from mirrorlog.cluster.state.state import ClusterState, NodeFacts, Outcome, applied, encode_state
+from mirrorlog.cluster.state.machine import applied
+from mirrorlog.cluster.state.state import ClusterState, NodeFacts, Outcome, encode_state
 from mirrorlog.errors import MirrorlogError, NotAMember, NotLeader, RequestTimeout
 from tests.cluster.ports import until
 
@@ -54,7 +54,7 @@ class Script:
         self.asked = self.passed_on = 0
         self._index = 100
 
-    def decide(self, command: AnyCommand) -> Outcome:
+    def decide(self, command: Command) -> Outcome:
         self._index += 1
         self.now, outcome = applied(self.now, self._index, command)
         return outcome

@@ -8,12 +8,12 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from mirrorlog.cluster.membership.registration import Returned, come_back
-from mirrorlog.cluster.questions import Applied, Joined
-from mirrorlog.cluster.raft.members import Members
-from mirrorlog.cluster.raft.messages import Snapshot
-from mirrorlog.cluster.state.commands import Addresses, AnyCommand, Holder, NodeForgotten, NodeStarted, StartKind
-from mirrorlog.cluster.state.state import ClusterState, LogFacts, NodeFacts, applied, encode_state
+from mirrorlog.cluster.membership.registration import ReturnedNode, come_back
+from mirrorlog.cluster.raft.messages import Members, Snapshot
+from mirrorlog.cluster.requests import Applied, Joined
+from mirrorlog.cluster.state.commands import Addresses, Command, Holder, NodeForgotten, NodeStarted, StartKind
+from mirrorlog.cluster.state.machine import applied
+from mirrorlog.cluster.state.state import ClusterState, LogFacts, NodeFacts, encode_state
 from mirrorlog.errors import MirrorlogError, NotAMember, NotLeader, ProtocolError, RequestTimeout
 
 AT = Addresses(client="h:1", replication="h:2")
@@ -34,7 +34,7 @@ class Script:
 
     def __init__(self, begun: ClusterState) -> None:
         self.states = [begun]
-        self.commands: list[AnyCommand] = []
+        self.commands: list[Command] = []
         self.before: Callable[[NodeStarted], None] = lambda _: None
         self.after: Callable[[NodeStarted], None] = lambda _: None
         self.shown: ClusterState | None = None
@@ -43,7 +43,7 @@ class Script:
     def now(self) -> ClusterState:
         return self.states[-1]
 
-    def decide(self, command: AnyCommand) -> Applied:
+    def decide(self, command: Command) -> Applied:
         self.commands.append(command)
         index = 100 + len(self.commands)
         changed, outcome = applied(self.now, index, command)
@@ -67,7 +67,7 @@ def started(run: str) -> NodeStarted:
     return NodeStarted(node="c", start_id=run, kind=StartKind.LOSSY, addresses=AT)
 
 
-def returned(script: Script, run: str = "new") -> Returned | None:
+def returned(script: Script, run: str = "new") -> ReturnedNode | None:
     return asyncio.run(come_back(started(run), f"never before {run}", script))
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from mirrorlog.cluster.coordination import runs as runs_module
-from mirrorlog.cluster.coordination.liveness import Life, Liveness
-from mirrorlog.cluster.coordination.runs import RIVAL_HEARD_S, Runs, unknown_to
-from mirrorlog.cluster.raft.messages import Entry, EntryKind
+from mirrorlog.cluster.coordination import liveness
+from mirrorlog.cluster.coordination.liveness import RIVAL_HEARD_S, Life, Liveness, Runs, unknown_to
+from mirrorlog.cluster.raft.messages import EntryKind, RaftEntry
 from mirrorlog.cluster.state.commands import Addresses, NodeDraining, NodeStarted, StartKind, encode_command
 from mirrorlog.errors import NotLeader
 
@@ -18,8 +17,8 @@ def started(start_id: str, *, node: str = "b", seen: str = "") -> NodeStarted:
     return NodeStarted(node=node, start_id=start_id, kind=StartKind.DIED, addresses=ADDRESSES, seen=seen)
 
 
-def registering(index: int, start_id: str, *, node: str = "b") -> Entry:
-    return Entry(index, 1, EntryKind.COMMAND, encode_command(started(start_id, node=node)))
+def registering(index: int, start_id: str, *, node: str = "b") -> RaftEntry:
+    return RaftEntry(index, 1, EntryKind.COMMAND, encode_command(started(start_id, node=node)))
 
 
 def test_a_run_has_ended_when_another_one_of_its_node_is_heard_and_it_is_not() -> None:
@@ -52,7 +51,7 @@ def test_a_run_is_not_replaced_while_it_is_heard() -> None:
 
 def test_silent_runs_are_forgotten_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that restarts for years fills no memory; by more runs than are kept."""
-    monkeypatch.setattr(runs_module, "RUNS_MAX", 10)
+    monkeypatch.setattr(liveness, "RUNS_MAX", 10)
     runs = Runs()
     for number in range(100):
         runs.heard("b", str(number), float(number))
@@ -78,10 +77,10 @@ def test_silent_runs_are_forgotten_when_there_are_too_many(monkeypatch: pytest.M
     ],
 )
 def test_a_disk_that_forgot_is_told_by_the_runs_that_it_knows(
-    known: tuple[str, ...] | None, registered: str, undecided: list[Entry], unknown: str
+    known: tuple[str, ...] | None, registered: str, undecided: list[RaftEntry], unknown: str
 ) -> None:
     """It knows the run that registered last, decided or not, or it was set back, or is blank. Of a run that did not say
     what it knows nothing is held against it."""
-    other = Entry(4, 1, EntryKind.COMMAND, encode_command(NodeDraining(node="b", draining=True)))
-    entries = [Entry(3, 1, EntryKind.EMPTY), other, *undecided]
+    other = RaftEntry(4, 1, EntryKind.COMMAND, encode_command(NodeDraining(node="b", draining=True)))
+    entries = [RaftEntry(3, 1, EntryKind.EMPTY), other, *undecided]
     assert unknown_to("b", "now", runs=known, registered=registered, undecided=entries) == unknown

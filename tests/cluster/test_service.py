@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from mirrorlog.cluster.coordination.liveness import Life
 from mirrorlog.cluster.raft.messages import AnyMessage, Vote
@@ -121,7 +121,7 @@ def test_a_run_that_is_over_does_not_live_in_the_next_one(tmp_path: Path, monkey
             service.heard("a", "another run")
             assert service.life("a") is Life.UP
             assert service.life_of_run("a") is Life.UNKNOWN
-            monkeypatch.setattr("mirrorlog.cluster.coordination.runs.RIVAL_HEARD_S", 0.0)
+            monkeypatch.setattr("mirrorlog.cluster.coordination.liveness.RIVAL_HEARD_S", 0.0)
             assert service.life_of_run("a") is Life.DOWN
             await until(lambda: service.life_of_run("a") is Life.UP)
             service.identity = replace(service.identity, start_id="another run")
@@ -152,7 +152,7 @@ def test_a_node_whose_disk_forgot_does_not_vote_before_it_is_another_member(
             monkeypatch.setattr(c.service, "raft", lambda *told: answered.append(told[0]) or take(*told))
             await until(lambda: sum(isinstance(each, Vote) and each.granted for each in answered) >= 3)
             assert "disk_forgot node=b start_id=b 2 registered_as=b 1" in caplog.text
-            assert (b.service.elections, c.service.elections) == (0, 0)
+            assert (b.service.coordination.elections, c.service.coordination.elections) == (0, 0)
             await a.start(nodes)
             await until(lambda: a.state.nodes["b"].member not in (1, 2, 3))
             await until(lambda: all(settled(node, nodes) for node in nodes))
@@ -209,7 +209,7 @@ def test_a_node_comes_to_know_what_was_decided_before_it_asked(tmp_path: Path) -
                 assert told is not None
                 assert asks is not None
                 outcome = await told.propose(NodeDraining(node="a", draining=turn % 2 == 0), timeout_s=WAIT_S)
-                await asks.up_to_date()
+                await asks.decisions.up_to_date()
                 assert asks.driver.machine.index >= outcome.index
 
     asyncio.run(run())
@@ -226,6 +226,6 @@ def test_a_node_that_is_cut_off_never_says_that_it_knows_all_that_is_decided(tmp
                 await node.die()
             assert coordinator.service is not None
             with pytest.raises((NotLeader, RequestTimeout)):
-                await coordinator.service.up_to_date()
+                await coordinator.service.decisions.up_to_date()
 
     asyncio.run(run())

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from mirrorlog import versions
 from mirrorlog.cluster.state.commands import (
     Addresses,
-    AnyCommand,
+    Command,
     Holder,
     InSyncGrown,
     InSyncShrunk,
@@ -35,22 +35,19 @@ from mirrorlog.cluster.state.commands import (
     decode_command,
     encode_command,
 )
+from mirrorlog.cluster.state.log_rules import LOSSES_KEPT
+from mirrorlog.cluster.state.machine import applied, check_proposal
+from mirrorlog.cluster.state.node_rules import EPOCHS_RAISED, QUEUE_IDS_RAISED, recovered
 from mirrorlog.cluster.state.state import (
     EPOCH_MAX,
-    EPOCHS_RAISED,
-    LOSSES_KEPT,
     QUEUE_IDS_GRANTED,
     QUEUE_IDS_MAX,
-    QUEUE_IDS_RAISED,
     ClusterState,
     LogFacts,
     Loss,
     NodeFacts,
-    applied,
-    check_proposal,
     decode_state,
     encode_state,
-    recovered,
 )
 from mirrorlog.errors import BadRequest, NotAMember, UnsupportedVersion
 from mirrorlog.versions import run_id
@@ -64,13 +61,13 @@ class Decided:
     def __init__(self, state: ClusterState | None = None) -> None:
         self.state = state or ClusterState("id", "name")
         self.index = 0
-        self.commands: list[AnyCommand] = []
+        self.commands: list[Command] = []
 
     @property
     def log(self) -> LogFacts:
         return self.state.logs["x"]
 
-    def ask(self, command: AnyCommand) -> str:
+    def ask(self, command: Command) -> str:
         """The refusal; empty when it was taken. Applied twice is applied once, and refused is not at all."""
         self.index += 1
         before = self.state
@@ -82,7 +79,7 @@ class Decided:
         self.commands.append(command)
         return outcome.refusal
 
-    def do(self, *commands: AnyCommand) -> None:
+    def do(self, *commands: Command) -> None:
         for command in commands:
             refusal = self.ask(command)
             assert not refusal, f"{command}: {refusal}"

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from mirrorlog.cluster.state.commands import (
     Addresses,
-    AnyCommand,
+    Command,
     Holder,
     InSyncGrown,
     InSyncShrunk,
@@ -35,15 +35,9 @@ from mirrorlog.cluster.state.commands import (
     decode_command,
     encode_command,
 )
-from mirrorlog.cluster.state.state import (
-    ClusterState,
-    LogFacts,
-    NodeFacts,
-    applied,
-    decode_state,
-    encode_state,
-    recovered,
-)
+from mirrorlog.cluster.state.machine import applied
+from mirrorlog.cluster.state.node_rules import recovered
+from mirrorlog.cluster.state.state import ClusterState, LogFacts, NodeFacts, decode_state, encode_state
 
 NODES = ("a", "b", "c", "d", "w")
 LOGS = ("x", "y")
@@ -63,7 +57,7 @@ class StateMachine(RuleBasedStateMachine):
         self.first = self.state
         self.index = 0
         self.known = self.state
-        self.commands: list[tuple[int, AnyCommand]] = []
+        self.commands: list[tuple[int, Command]] = []
         self.runs = 0
         # Every mastership that ever was: (log, epoch) to its run, and every (log, version) to its facts.
         self.masters: dict[tuple[str, int], Holder] = {}
@@ -71,7 +65,7 @@ class StateMachine(RuleBasedStateMachine):
 
     # --- applying ---
 
-    def apply(self, command: AnyCommand) -> str:
+    def apply(self, command: Command) -> str:
         self.index += 1
         assert decode_command(encode_command(command)) == command
         before = self.state
@@ -86,13 +80,13 @@ class StateMachine(RuleBasedStateMachine):
             self.known = self.state
         return outcome.refusal
 
-    def check_logs(self, before: ClusterState, command: AnyCommand) -> None:
+    def check_logs(self, before: ClusterState, command: Command) -> None:
         for log_id, log in self.state.logs.items():
             earlier = before.logs.get(log_id)
             if earlier is not None and log != earlier:
                 self.check_change(earlier, log, command)
 
-    def check_change(self, before: LogFacts, after: LogFacts, command: AnyCommand) -> None:
+    def check_change(self, before: LogFacts, after: LogFacts, command: Command) -> None:
         assert after.epoch >= before.epoch
         assert (after.number, after.name) == (before.number, before.name)
         if isinstance(command, LossEndFound):
@@ -173,7 +167,7 @@ class StateMachine(RuleBasedStateMachine):
     def id_of(self, log: LogFacts) -> str:
         return next(log_id for log_id, each in self.state.logs.items() if each is log)
 
-    def try_out(self, command: AnyCommand) -> str:
+    def try_out(self, command: Command) -> str:
         return applied(self.state, self.index + 1, command)[1].refusal
 
     def teardown(self) -> None:

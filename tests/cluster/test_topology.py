@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mirrorlog import errors, versions
-from mirrorlog.cluster.state import topology
+from mirrorlog.cluster.state import topology, topology_rules
 from mirrorlog.cluster.state.commands import (
     Addresses,
     Bound,
@@ -33,8 +33,11 @@ from mirrorlog.cluster.state.commands import (
     decode_command,
     encode_command,
 )
-from mirrorlog.cluster.state.state import ClusterState, applied, check_proposal, decode_state, encode_state, recovered
-from mirrorlog.cluster.state.topology import Permissions, Topology, User, VirtualHost, without_queue
+from mirrorlog.cluster.state.machine import applied, check_proposal
+from mirrorlog.cluster.state.node_rules import recovered
+from mirrorlog.cluster.state.state import ClusterState, decode_state, encode_state
+from mirrorlog.cluster.state.topology import ClusterTopology, Permissions, User, VirtualHost
+from mirrorlog.cluster.state.topology_rules import without_queues
 from mirrorlog.wire.fairness.quotas import UserLimits
 from mirrorlog.wire.routing import Binding, Exchange, RoutingTable, is_stale, next_version, stamp
 
@@ -193,7 +196,7 @@ def test_exchanges_in_a_ring_that_delete_themselves_go_together() -> None:
 def test_a_chain_of_exchanges_that_delete_themselves_goes_however_long_it_is(how: str) -> None:
     """Goal: what a user binds ends no node: the depth of a cascade is no matter of anybody's stack. Method: a chain of
     as many exchanges as there may be, ended at its far end in each way there is; all of it goes, and in time."""
-    names = [f"e{number}" for number in range(topology.MAX_EXCHANGES)]
+    names = [f"e{number}" for number in range(topology_rules.MAX_EXCHANGES)]
     chain = {name: {"": Binding(name, following, to_exchange=True)} for name, following in pairwise(names)}
     last = Binding(names[-1], "q")
     bindings = {
@@ -202,13 +205,13 @@ def test_a_chain_of_exchanges_that_delete_themselves_goes_however_long_it_is(how
     }
     size = sum(topology.size_of(each) for by_key in bindings.values() for each in by_key.values())
     exchanges = dict.fromkeys(names, Exchange("fanout", auto_delete=True))
-    before = Topology({"/": VirtualHost(1, exchanges, bindings, size)})
+    before = ClusterTopology({"/": VirtualHost(1, exchanges, bindings, size)})
     began = perf_counter()
     if how == "queue":
-        after = without_queue(before, "q")
+        after = without_queues(before, ("q",))
     else:
         command = deleted(names[-1]) if how == "delete" else Unbound(virtual_host="/", binding=last)
-        after = topology.changed(before, command, ("q",))
+        after = topology_rules.changed(before, command, ("q",))
     assert after.virtual_hosts["/"] == VirtualHost(2)
     assert perf_counter() - began < 2, "one look at each binding"
 
@@ -216,14 +219,14 @@ def test_a_chain_of_exchanges_that_delete_themselves_goes_however_long_it_is(how
 def test_many_bindings_of_one_exchange_go_without_a_copy_for_each() -> None:
     """Goal: a cascade costs what goes, and not its square. Method: one exchange bound to as many others as there may
     be, which all delete themselves when a queue goes."""
-    names = [f"e{number}" for number in range(topology.MAX_EXCHANGES - 1)]
+    names = [f"e{number}" for number in range(topology_rules.MAX_EXCHANGES - 1)]
     hub = [Binding("hub", name, to_exchange=True) for name in names]
     bindings = {"hub": {topology.binding_key(each): each for each in hub}}
     bindings |= {name: {"queue\x1fq\x1f": Binding(name, "q")} for name in names}
     size = sum(topology.size_of(each) for by_key in bindings.values() for each in by_key.values())
     exchanges = dict.fromkeys(["hub", *names], Exchange("fanout", auto_delete=True))
     began = perf_counter()
-    after = without_queue(Topology({"/": VirtualHost(1, exchanges, bindings, size)}), "q")
+    after = without_queues(ClusterTopology({"/": VirtualHost(1, exchanges, bindings, size)}), ("q",))
     assert after.virtual_hosts["/"] == VirtualHost(2)
     assert perf_counter() - began < 2
 
@@ -306,7 +309,7 @@ def test_a_queue_that_is_deleted_leaves_no_binding_behind() -> None:
         bound(Binding("amq.fanout", "q"), Binding("amq.fanout", "r"), Binding("amq.fanout", "q", to_exchange=True))
     )
     decided.do(Bound(virtual_host="v", bindings=(Binding("amq.fanout", "q"),)))
-    left = without_queue(decided.state.routing, "q")
+    left = without_queues(decided.state.routing, ("q",))
     host, other = left.virtual_host("/"), left.virtual_host("v")
     assert host is not None
     assert other is not None
@@ -314,8 +317,8 @@ def test_a_queue_that_is_deleted_leaves_no_binding_behind() -> None:
     assert set(host.exchanges) == {"q"}
     assert host.version == next_version(decided.host.version)
     assert list(other.all_bindings()) == [Binding("amq.fanout", "q")]
-    assert without_queue(left, "q") is left
-    assert without_queue(left, "elsewhere\x1fq") is left
+    assert without_queues(left, ("q",)) is left
+    assert without_queues(left, ("elsewhere\x1fq",)) is left
 
 
 # --- Versions of the routing ----------------------------------------------------------------------------------------
@@ -534,7 +537,7 @@ def test_there_is_always_somebody_who_may_add_users() -> None:
 )
 def test_every_limit_has_a_name_and_an_answer(limit: str, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """Goal: bounded metadata. Method: the limit at what is there; what is there may be said again."""
-    monkeypatch.setattr(topology, limit.upper(), 1)
+    monkeypatch.setattr(topology_rules, limit.upper(), 1)
     decided = Decided("q")
     if limit != "max_virtual_hosts":
         decided.do(declared("e"), bound(Binding("amq.direct", "q")), ADMIN)
@@ -548,15 +551,15 @@ def test_bytes_have_limits_too(monkeypatch: pytest.MonkeyPatch) -> None:
     decided = Decided("q")
     long = [Binding("amq.direct", "q", f"{number:0>250}") for number in range(10)]
     each = topology.size_of(long[0])
-    monkeypatch.setattr(topology, "MAX_BINDING_BYTES", 5 * each)
+    monkeypatch.setattr(topology_rules, "MAX_BINDING_BYTES", 5 * each)
     decided.refused(bound(*long[:6]), errors.LimitReached, "max_binding_bytes")
     decided.do(bound(*long[:5]))
     decided.refused(bound(long[5]), errors.LimitReached, "max_binding_bytes")
     decided.do(Unbound(virtual_host="/", binding=long[0]), bound(long[5]))
-    monkeypatch.setattr(topology, "MAX_BINDING_BYTES_AT_ONCE", each)
+    monkeypatch.setattr(topology_rules, "MAX_BINDING_BYTES_AT_ONCE", each)
     decided.refused(bound(*long[6:8]), errors.LimitReached, "max_binding_bytes_at_once")
     decided.do(ADMIN)
-    monkeypatch.setattr(topology, "MAX_USER_BYTES", 1_000)
+    monkeypatch.setattr(topology_rules, "MAX_USER_BYTES", 1_000)
     decided.refused(UserSet(name="u", tags=tuple("t" * 200 + str(n) for n in range(9))), errors.LimitReached, "bytes")
 
 
@@ -581,7 +584,9 @@ def test_what_bindings_are_counted_as_is_what_they_take(seed: int) -> None:
         for _ in range(200)
     ]
     by_key = {topology.binding_key(each): each for each in bindings}
-    taken = len(encode_state(ClusterState("", "", topology=Topology({"/": VirtualHost(1, {}, {"amq.match": by_key})}))))
+    taken = len(
+        encode_state(ClusterState("", "", topology=ClusterTopology({"/": VirtualHost(1, {}, {"amq.match": by_key})})))
+    )
     counted = sum(map(topology.size_of, by_key.values()))
     assert counted / 2 < taken < counted, f"seed {seed}"
 
@@ -597,7 +602,7 @@ def test_a_cluster_of_an_older_version_takes_none_of_it_and_stores_none_of_it() 
     assert encode_state(old) == (
         b"\x84\xaacluster_id\xa2id\xa4name\xa4name\xa6queues\x81\xa1q\xa1x\xafcluster_version\x03"
     )
-    assert decode_state(encode_state(old)).routing == Topology()
+    assert decode_state(encode_state(old)).routing == ClusterTopology()
 
 
 def test_a_change_that_changes_nothing_leaves_no_topology_behind() -> None:

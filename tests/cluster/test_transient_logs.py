@@ -21,14 +21,9 @@ from mirrorlog.cluster.state.commands import (
     StartKind,
     TransientLogMade,
 )
-from mirrorlog.cluster.state.state import (
-    ClusterState,
-    check_proposal,
-    decode_state,
-    encode_state,
-    holds_transient,
-    recovered,
-)
+from mirrorlog.cluster.state.machine import check_proposal
+from mirrorlog.cluster.state.node_rules import recovered
+from mirrorlog.cluster.state.state import ClusterState, decode_state, encode_state, holds_transient
 from tests.cluster.test_coordinator import CLUSTER_ID, World
 
 MADE = TransientLogMade(log_id="t", number=77, node="a")

@@ -8,8 +8,14 @@ import msgspec
 import pytest
 
 from mirrorlog.cluster.coordination.liveness import Life
-from mirrorlog.cluster.coordination.promotion import Report
-from mirrorlog.cluster.coordination.unclean import Unclean, best_of, lost_from, lost_to, unclean_promotion
+from mirrorlog.cluster.coordination.promotion import (
+    FenceReport,
+    Unclean,
+    best_of,
+    lost_from,
+    lost_to,
+    unclean_promotion,
+)
 from mirrorlog.cluster.state.commands import Addresses, Holder
 from mirrorlog.cluster.state.state import ClusterState, LogFacts, Loss, NodeFacts
 from mirrorlog.errors import Refused
@@ -79,7 +85,7 @@ def test_a_log_without_any_copy_that_counts_may_be_begun_by_hand() -> None:
 
 def test_the_loss_starts_where_the_copy_ends() -> None:
     """In the same epoch nothing below is missing; by a copy that is behind another one's confirmed offset."""
-    reports = {"b": Report("b 1", 4, 100, 90), "c": Report("c 1", 4, 150, 140)}
+    reports = {"b": FenceReport("b 1", 4, 100, 90), "c": FenceReport("c 1", 4, 150, 140)}
     assert best_of(LOG, reports) == "c"
     assert (lost_from(LOG, "c", reports), lost_to(LOG, "c", reports)) == (150, None)
     assert (lost_from(LOG, "b", reports), lost_to(LOG, "b", reports)) == (100, 140)
@@ -87,7 +93,7 @@ def test_the_loss_starts_where_the_copy_ends() -> None:
 
 def test_of_a_history_that_was_given_up_only_what_was_confirmed_counts() -> None:
     """Its last bytes may be others in the later epoch; by a longer copy of an older epoch."""
-    reports = {"b": Report("b 1", 3, 500, 80), "c": Report("c 1", 4, 150, 140)}
+    reports = {"b": FenceReport("b 1", 3, 500, 80), "c": FenceReport("c 1", 4, 150, 140)}
     assert best_of(LOG, reports) == "c"
     assert (lost_from(LOG, "b", reports), lost_to(LOG, "b", reports)) == (80, 140)
 
@@ -95,7 +101,11 @@ def test_of_a_history_that_was_given_up_only_what_was_confirmed_counts() -> None
 def test_a_copy_that_lacks_the_logs_last_epoch_may_end_in_a_history_that_was_given_up() -> None:
     """Also when nobody is there who has that epoch. Then what any copy of its own epoch knows to be confirmed counts,
     up to where it ends: both hold the same. By two copies of the epoch before, and a third one of an older epoch."""
-    reports = {"a": Report("a 1", 2, 600, 60), "b": Report("b 1", 3, 500, 80), "c": Report("c 1", 3, 150, 140)}
+    reports = {
+        "a": FenceReport("a 1", 2, 600, 60),
+        "b": FenceReport("b 1", 3, 500, 80),
+        "c": FenceReport("c 1", 3, 150, 140),
+    }
     assert [lost_from(LOG, node, reports) for node in "abc"] == [60, 140, 140]
     reports["b"] = replace(reports["b"], end=100)
     assert lost_from(LOG, "b", reports) == 100
@@ -103,7 +113,7 @@ def test_a_copy_that_lacks_the_logs_last_epoch_may_end_in_a_history_that_was_giv
 
 def test_what_a_damaged_copy_held_is_not_known_to_be_confirmed() -> None:
     """Of two copies that lack the last epoch; by one that held more than it can show."""
-    reports = {"b": Report("b 1", 3, 500, 80), "c": Report("c 1", 3, 150, 400)}
+    reports = {"b": FenceReport("b 1", 3, 500, 80), "c": FenceReport("c 1", 3, 150, 400)}
     assert lost_from(LOG, "b", reports) == 80
 
 
@@ -111,12 +121,12 @@ def test_what_was_declared_lost_does_not_come_back() -> None:
     """Records may have been confirmed in its place, in the epoch that came of the loss; by a copy that lacks that
     epoch, and one that has it."""
     log = msgspec.structs.replace(LOG, losses=(Loss(3, 70), Loss(2, 20)))
-    reports = {"b": Report("b 1", 2, 500, 80), "c": Report("c 1", 3, 150, 140)}
+    reports = {"b": FenceReport("b 1", 2, 500, 80), "c": FenceReport("c 1", 3, 150, 140)}
     assert [lost_from(log, node, reports) for node in "bc"] == [70, 140]
 
 
 def test_of_equal_copies_the_first_replica_is_the_best() -> None:
     """So that two operators come to the same; by the same reports in another order."""
-    report = Report("", 4, 150, 140)
+    report = FenceReport("", 4, 150, 140)
     both = {"c": replace(report, start_id="c 1"), "b": replace(report, start_id="b 1")}
     assert best_of(LOG, both) == "b"

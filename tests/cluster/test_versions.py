@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from mirrorlog.cluster.coordination.liveness import Life
-from mirrorlog.cluster.questions import AskJoin
+from mirrorlog.cluster.requests import AskJoin
 from mirrorlog.cluster.state.commands import Addresses, NodeDraining
 from mirrorlog.errors import NotAMember, NotLeader
 from mirrorlog.versions import run_id
@@ -114,10 +114,10 @@ def test_a_node_that_is_behind_its_cluster_turns_nobody_away_for_good(tmp_path: 
             own = service.identity
             service.identity = replace(own, start_id=run_id("a", 4))
             with pytest.raises(NotLeader, match="does not know yet what its cluster has decided"):
-                await service.let_in(asked)
+                await service.answers.let_in(asked)
             service.identity = own
             with pytest.raises(NotAMember, match="software of version 4"):
-                await service.let_in(asked)
+                await service.answers.let_in(asked)
             assert "n" not in node.state.nodes
         finally:
             await node.die()

@@ -8,9 +8,9 @@ from uuid import UUID
 
 from mirrorlog.commitlog.epochs import EpochLike
 from mirrorlog.commitlog.files import OS_FILES, Files
-from mirrorlog.commitlog.format.body import Record, encode_batch
-from mirrorlog.commitlog.format.envelope import is_inner
-from mirrorlog.commitlog.format.header import BatchHeader, Kind
+from mirrorlog.commitlog.format.body import Record
+from mirrorlog.commitlog.format.drafts import encode_batch
+from mirrorlog.commitlog.format.header import BatchHeader, Kind, is_inner
 from mirrorlog.commitlog.log import CommitLog
 from mirrorlog.commitlog.recovery.opening import OnPast
 from mirrorlog.commitlog.segments.scan import OnBatch, ignore_batch

@@ -10,8 +10,7 @@ import numpy as np
 from mirrorlog.commitlog.files import OS_FILES
 from mirrorlog.commitlog.format.header import BatchHeader, Flag, Kind, log_seed, read_header
 from mirrorlog.commitlog.format.rows import ROW, pack_row
-from mirrorlog.commitlog.index.table_builder import build_table
-from mirrorlog.commitlog.index.tables import Tables
+from mirrorlog.commitlog.index.tables import Tables, build_table
 from tests.commitlog.logs import LOG_ID, make_batch
 
 SEED = log_seed(LOG_ID)

@@ -12,15 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mirrorlog.commitlog.format.body import (
-    BinaryColumn,
-    Record,
-    check_uncompressed,
-    encode_batch,
-    parse_batch_body,
-    parse_body,
-)
+from mirrorlog.commitlog.format.body import BinaryColumn, Record, check_uncompressed, parse_batch_body, parse_body
 from mirrorlog.commitlog.format.checksum import crc32c, crc32c_portable
+from mirrorlog.commitlog.format.drafts import encode_batch
 from mirrorlog.commitlog.format.header import (
     HEADER_SIZE,
     NO_TIMESTAMP,

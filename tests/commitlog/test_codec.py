@@ -11,8 +11,9 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mirrorlog.commitlog.format.body import Record, draft_columns, encode_batch
+from mirrorlog.commitlog.format.body import Record
 from mirrorlog.commitlog.format.codec import compress, compress_draft, decompress, open_body
+from mirrorlog.commitlog.format.drafts import draft_columns, encode_batch
 from mirrorlog.commitlog.format.header import HEADER_SIZE, Codec, check_producer_part, read_header
 from mirrorlog.errors import BadBatch
 

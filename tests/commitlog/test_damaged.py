@@ -8,16 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from mirrorlog.commitlog.checkpoint import Checkpoint
-from mirrorlog.commitlog.diverged_tail import REPORT_NAME
 from mirrorlog.commitlog.files import OS_FILES, Files
+from mirrorlog.commitlog.flush import Checkpoint
 from mirrorlog.commitlog.index.table import table_name
-from mirrorlog.commitlog.log import CommitLog, LogState
+from mirrorlog.commitlog.log import CommitLog
 from mirrorlog.commitlog.log_directory import read_log_directory
-from mirrorlog.commitlog.quarantine import set_damage_aside
-from mirrorlog.commitlog.recovery.former_copies import copies_aside
+from mirrorlog.commitlog.quarantine import REPORT_NAME, quarantine_damage, quarantined_copies
 from mirrorlog.commitlog.recovery.opening import IDENTITY_NAME
 from mirrorlog.commitlog.recovery.recovery import Claim
+from mirrorlog.commitlog.stored_log import LogCondition
 from mirrorlog.config import LogSettings
 from mirrorlog.errors import BadRequest, DiskFailed, LogCorrupt
 from tests.commitlog.faulty import FaultyFiles
@@ -97,7 +96,7 @@ def test_a_damaged_log_ends_where_its_bad_bytes_begin(tmp_path: Path, place: int
     assert error.details["first"] == place
     before = snapshot(tmp_path / "log")
     log = open_damaged(tmp_path / "log", error)
-    assert log.state is LogState.DAMAGED
+    assert log.state is LogCondition.DAMAGED
     assert log.lossy
     assert (log.end, log.flushed, log.confirmed) == (place, place, min(place, 5 * BATCH))
     assert log.claim == Claim(end=END, confirmed=5 * BATCH)
@@ -140,7 +139,7 @@ def test_a_file_that_is_missing_is_damage_too(tmp_path: Path) -> None:
         lost.unlink()
         log = open_damaged(directory, corruption(directory))
         assert (log.end, stored(log)) == (int(lost.name), content[: int(lost.name)])
-        path = set_damage_aside(OS_FILES, log, queues={})
+        path = quarantine_damage(OS_FILES, log, queues={})
         assert [int(each.name) for each in segment_files(path)] == [
             start for start in (0, 800, 1600, 2400) if start > int(lost.name)
         ]
@@ -159,11 +158,11 @@ def test_what_is_set_aside_and_cut_leaves_a_log_that_goes_on(tmp_path: Path, pla
     files = {path.name: path.read_bytes() for path in segment_files(tmp_path / "log")}
     flip(tmp_path / "log", place + 200)
     log = open_damaged(tmp_path / "log", corruption(tmp_path / "log"))
-    path = set_damage_aside(OS_FILES, log, queues={1: "flights"})
+    path = quarantine_damage(OS_FILES, log, queues={1: "flights"})
     log.cut_damage(state=0)
     log.close()
 
-    assert copies_aside(tmp_path / "log") == [path]
+    assert quarantined_copies(tmp_path / "log") == [path]
     kept = b"".join(each.read_bytes()[: SEGMENT_BYTES // BATCH * BATCH] for each in segment_files(path))
     expected = bytearray(content)
     expected[place + 200] ^= 1
@@ -175,7 +174,7 @@ def test_what_is_set_aside_and_cut_leaves_a_log_that_goes_on(tmp_path: Path, pla
 
     for _ in range(2):
         again = open_log(tmp_path / "log", segment_bytes=SEGMENT_BYTES)
-        assert (again.state, again.end, again.lossy) == (LogState.OPEN, place, True)
+        assert (again.state, again.end, again.lossy) == (LogCondition.OPEN, place, True)
         assert stored(again) == content[:place]
         again.close()  # it is lossy until somebody settles it
     again = open_log(tmp_path / "log", segment_bytes=SEGMENT_BYTES)
@@ -213,7 +212,7 @@ def test_a_repair_that_is_cut_short_goes_on(tmp_path: Path) -> None:
             log = open_damaged(directory, error, files)
             files.disk.fail(operation, first=number)
             try:
-                set_damage_aside(files, log, queues={})
+                quarantine_damage(files, log, queues={})
                 log.cut_damage(state=0)
             except (OSError, DiskFailed):
                 steps += 1
@@ -234,7 +233,7 @@ def finish(directory: Path, place: int) -> None:
         log = open_log(directory, segment_bytes=SEGMENT_BYTES)
     except LogCorrupt as error:
         log = open_damaged(directory, error)
-        set_damage_aside(OS_FILES, log, queues={})
+        quarantine_damage(OS_FILES, log, queues={})
         log.cut_damage(state=0)
         log.close()
         log = open_log(directory, segment_bytes=SEGMENT_BYTES)
@@ -244,10 +243,10 @@ def finish(directory: Path, place: int) -> None:
 
 def check_whole(directory: Path, content: bytes, place: int) -> None:
     """Nothing that stood behind the bad batch is gone."""
-    found = b"".join(each.read_bytes() for path in copies_aside(directory) for each in segment_files(path))
+    found = b"".join(each.read_bytes() for path in quarantined_copies(directory) for each in segment_files(path))
     for at in range(place + BATCH, END, BATCH):
         assert content[at : at + BATCH] in found, f"the batch at {at} is nowhere"
-    assert all((path / IDENTITY_NAME).exists() for path in copies_aside(directory))
+    assert all((path / IDENTITY_NAME).exists() for path in quarantined_copies(directory))
 
 
 def test_bad_bytes_that_a_table_vouches_for_are_found_once_they_are_doubted(tmp_path: Path) -> None:
@@ -276,7 +275,7 @@ def test_bad_bytes_that_a_table_vouches_for_are_found_once_they_are_doubted(tmp_
     assert error.details["first"] == 800
     log = open_damaged(directory, error)
     assert stored(log) == content[:800]
-    set_damage_aside(OS_FILES, log, queues={})
+    quarantine_damage(OS_FILES, log, queues={})
     log.cut_damage(state=0)
     log.close()
     assert not (directory / "doubtful").exists()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mirrorlog.commitlog.epochs import Epoch
-from mirrorlog.commitlog.log import LogState
+from mirrorlog.commitlog.stored_log import LogCondition
 from mirrorlog.errors import DiskFailed, DiskFull, FileRefused, LogCorrupt, OffsetOutOfRange
 from tests.commitlog.faulty import FaultyFiles
 from tests.commitlog.logs import (
@@ -35,7 +35,7 @@ def test_a_full_disk_refuses_the_append_and_keeps_the_log_readable(tmp_path: Pat
     for _ in range(3):
         with pytest.raises(DiskFull, match="No space left on device; free space"):
             append(log, sized_batch(400))
-    assert (log.end, log.state) == (800, LogState.OPEN)
+    assert (log.end, log.state) == (800, LogCondition.OPEN)
     assert stored(log) == mapped(log) == content
     assert flush(log) == 800
     assert len(list(tmp_path.iterdir())) == 4, "a file that could not be allocated is not left behind"
@@ -112,7 +112,7 @@ def test_a_failed_sync_ends_all_appending(tmp_path: Path, operation: str) -> Non
         job.run()
     with pytest.raises(DiskFailed):
         log.complete_flush(job)
-    assert (log.state, log.flushed) == (LogState.FAILED, 0)
+    assert (log.state, log.flushed) == (LogCondition.FAILED, 0)
     with pytest.raises(DiskFailed):
         append(log, sized_batch(112))
     with pytest.raises(DiskFailed):
@@ -134,7 +134,7 @@ def test_a_full_disk_at_a_sync_is_a_failed_disk(tmp_path: Path) -> None:
     files.disk.fail("fdatasync", errno.ENOSPC, times=1)
     with pytest.raises(DiskFailed):
         flush(log)
-    assert log.state is LogState.FAILED
+    assert log.state is LogCondition.FAILED
 
 
 def test_an_epoch_that_cannot_be_stored_is_not_opened(tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_a_segment_that_the_system_refuses_to_make_is_no_failing_disk(
     for _ in range(2):
         with pytest.raises(FileRefused, match="cannot"):
             append(log, sized_batch(600))
-    assert (log.end, log.state) == (600, LogState.OPEN)
+    assert (log.end, log.state) == (600, LogCondition.OPEN)
     assert stored(log) == content
     assert flush(log) == 600
     files.disk.heal()
@@ -248,7 +248,7 @@ def test_a_sync_that_began_and_failed_is_a_failing_disk(tmp_path: Path, code: in
     files.disk.fail(operation, code)
     with pytest.raises(DiskFailed):
         flush(log)
-    assert log.state is LogState.FAILED
+    assert log.state is LogCondition.FAILED
     abandon(log)
 
 
@@ -269,7 +269,7 @@ def test_a_cut_that_the_system_refuses_is_made_later(tmp_path: Path, code: int, 
         files.disk.refuse(code)
         with pytest.raises(FileRefused):
             log.truncate(400, [Epoch(1, 0), Epoch(2, 400)], lost=lost)
-        assert (log.state, log.epochs, log.confirmed) == (LogState.OPEN, epochs, confirmed)
+        assert (log.state, log.epochs, log.confirmed) == (LogCondition.OPEN, epochs, confirmed)
         files.disk.heal()
         assert stored(log) == content
     log.truncate(400, [Epoch(1, 0), Epoch(2, 400)], lost=lost)
@@ -303,7 +303,7 @@ def test_a_refusal_at_any_step_of_a_cut_is_none_or_ends_the_log(tmp_path: Path, 
             log.truncate(400, [Epoch(1, 0), Epoch(2, 400)])
             assert (log.end, log.epochs.current) == (400, 2)
         except DiskFailed:
-            assert log.state is LogState.FAILED
+            assert log.state is LogCondition.FAILED
         else:
             break
         tries += 1
@@ -325,7 +325,7 @@ def test_an_epoch_that_the_system_refuses_to_store_is_opened_later(tmp_path: Pat
     files.disk.fail("open", code)
     with pytest.raises(FileRefused):
         log.open_epoch(2)
-    assert (log.epochs.current, log.state) == (1, LogState.OPEN)
+    assert (log.epochs.current, log.state) == (1, LogCondition.OPEN)
     files.disk.heal()
     log.open_epoch(2)
     abandon(log)
@@ -348,7 +348,7 @@ def test_a_run_that_is_refused_half_way_keeps_nothing(tmp_path: Path, code: int)
     files.disk.fail("open_directory", code)
     with pytest.raises(FileRefused):
         mirror.append_run(run[400:], log_offset=400)
-    assert (mirror.end, mirror.state) == (400, LogState.OPEN)
+    assert (mirror.end, mirror.state) == (400, LogCondition.OPEN)
     files.disk.heal()
     assert len(mirror.append_run(run[400:], log_offset=400)) == 7
     assert stored(mirror) == bytes(run)
@@ -367,7 +367,7 @@ def test_a_sync_that_the_kernel_denies_is_no_refusal(tmp_path: Path, monkeypatch
             patched.setattr(os, call, deny)
             with pytest.raises(DiskFailed):
                 flush(log)
-        assert log.state is LogState.FAILED
+        assert log.state is LogCondition.FAILED
         abandon(log)
 
 
@@ -380,6 +380,6 @@ def test_a_cold_read_that_the_system_refuses_is_asked_again(tmp_path: Path, code
     files.disk.fail("open", code)
     with pytest.raises(FileRefused, match="cannot read"):
         log.read_cold(0, 600, until=600).run()
-    assert log.state is LogState.OPEN
+    assert log.state is LogCondition.OPEN
     files.disk.heal()
     assert len(log.read_cold(0, 600, until=600).run()) == 600

@@ -11,13 +11,12 @@ import pytest
 from mirrorlog.commitlog.epochs import Epoch
 from mirrorlog.commitlog.files import OS_FILES
 from mirrorlog.commitlog.format.checksum import crc32c
-from mirrorlog.commitlog.format.envelope import Part, is_envelope, is_inner, open_envelope
-from mirrorlog.commitlog.format.header import HEADER_SIZE, BatchHeader, Flag, Kind, read_header
+from mirrorlog.commitlog.format.envelope import EnvelopePart, open_envelope
+from mirrorlog.commitlog.format.header import HEADER_SIZE, BatchHeader, Flag, Kind, is_envelope, is_inner, read_header
 from mirrorlog.commitlog.format.rows import RowCollector, pack_row
 from mirrorlog.commitlog.index.memory import QueueIndex
 from mirrorlog.commitlog.index.table import SegmentTable
-from mirrorlog.commitlog.index.table_builder import build_table
-from mirrorlog.commitlog.index.tables import Tables
+from mirrorlog.commitlog.index.tables import Tables, build_table
 from mirrorlog.commitlog.log import CommitLog
 from mirrorlog.commitlog.segments import scan
 from mirrorlog.errors import BadBatch, BadRequest, BatchTooLarge
@@ -35,9 +34,9 @@ from tests.commitlog.logs import (
 )
 
 
-def parts(*queues: int, values: int = 1) -> list[Part]:
+def parts(*queues: int, values: int = 1) -> list[EnvelopePart]:
     """A batch for each queue, of `values` records, the first of them number 10."""
-    return [Part(make_batch(b"of %d" % queue, queue_id=queue, records=values), 10) for queue in queues]
+    return [EnvelopePart(make_batch(b"of %d" % queue, queue_id=queue, records=values), 10) for queue in queues]
 
 
 def transact(log: CommitLog, *queues: int, values: int = 1) -> list[BatchHeader]:
@@ -244,7 +243,7 @@ def test_an_envelope_above_the_limit_is_refused_and_nothing_is_stored(tmp_path: 
     log = open_log(tmp_path, epoch=1, segment_bytes=4 * MAX_BATCH_BYTES)
     half = make_batch(b"x" * (MAX_BATCH_BYTES // 2))
     with pytest.raises(BatchTooLarge, match="transaction"):
-        log.append_transaction([Part(half, 0), Part(half, 0)], append_time_us=1)
+        log.append_transaction([EnvelopePart(half, 0), EnvelopePart(half, 0)], append_time_us=1)
     assert log.end == 0
 
 
@@ -269,9 +268,9 @@ def test_memory_and_tables_know_the_batches_inside_and_borders_only_the_envelope
     headers = [append(log, make_batch(queue_id=3), 0)]
     change = make_batch(queue_id=4, kind=Kind.QUEUE_STATE)
     inside = [
-        Part(make_batch(queue_id=3, records=2), 1),
-        Part(make_batch(queue_id=4, records=3), 0),
-        Part(change, 0),
+        EnvelopePart(make_batch(queue_id=3, records=2), 1),
+        EnvelopePart(make_batch(queue_id=4, records=3), 0),
+        EnvelopePart(change, 0),
     ]
     headers += log.append_transaction(inside, append_time_us=2)[0]
     headers.append(append(log, make_batch(queue_id=4), 3))

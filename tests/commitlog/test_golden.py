@@ -11,14 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from mirrorlog.commitlog.checkpoint import SLOT_BYTES, SLOT_SIZE, Checkpoint, CheckpointFile, decode_slot, encode_slot
 from mirrorlog.commitlog.epochs import Epoch, EpochList, decode_epochs, encode_epochs
 from mirrorlog.commitlog.files import OS_FILES
+from mirrorlog.commitlog.flush import SLOT_BYTES, SLOT_SIZE, Checkpoint, CheckpointFile, decode_slot, encode_slot
 from mirrorlog.commitlog.format.attributes import Attributes, attributes_of
-from mirrorlog.commitlog.format.body import Draft, Record, draft_columns, encode_batch, parse_batch_body
+from mirrorlog.commitlog.format.body import Record, parse_batch_body
 from mirrorlog.commitlog.format.checksum import crc32c_portable
 from mirrorlog.commitlog.format.codec import compress_draft, open_body
-from mirrorlog.commitlog.format.envelope import Part, open_envelope, seal_envelope
+from mirrorlog.commitlog.format.drafts import Draft, draft_columns, encode_batch
+from mirrorlog.commitlog.format.envelope import EnvelopePart, open_envelope, seal_envelope
 from mirrorlog.commitlog.format.header import (
     Codec,
     Column,
@@ -240,7 +241,11 @@ def test_a_transaction_has_exactly_these_bytes() -> None:
     second = encode_batch([Record(b"b", b"k")], queue_id=8, producer_id=9)
     seed = log_seed(LOG_ID)
     built, headers = seal_envelope(
-        [Part(first, 100), Part(second, 5)], log_offset=4096, append_time_us=1_700_000_000_500_000, epoch=3, seed=seed
+        [EnvelopePart(first, 100), EnvelopePart(second, 5)],
+        log_offset=4096,
+        append_time_us=1_700_000_000_500_000,
+        epoch=3,
+        seed=seed,
     )
     stored = golden("transaction.hex", bytes(built))
     assert bytes(built) == stored

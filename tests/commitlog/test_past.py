@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-import mirrorlog.commitlog.index.memory as index_module
 from mirrorlog.commitlog.format.header import BatchHeader, Kind
-from mirrorlog.commitlog.index.memory import QueueIndex, Run
+from mirrorlog.commitlog.index import memory, row_chunks
+from mirrorlog.commitlog.index.memory import QueueIndex
 from mirrorlog.commitlog.index.past import DIRECTORY_NAME, Past, PastIndex
+from mirrorlog.commitlog.index.queue_order import QueuedBatch
 from mirrorlog.commitlog.index.table import table_name
-from mirrorlog.commitlog.index.table_builder import build_table
-from mirrorlog.commitlog.index.tables import Tables
+from mirrorlog.commitlog.index.tables import Tables, build_table
 from mirrorlog.errors import IndexDoubtful
 from tests.commitlog.logs import patch
 from tests.commitlog.rows import SEED, end_of, even_rows, header, table_of, tables_in
@@ -86,7 +86,7 @@ def test_entries_go_on_over_segments_and_end_at_until(past: Past) -> None:
     assert [run.log_offset for run in past.entries(1, 50, 1, until=FOREVER)] == [0]
     assert [run.log_offset for run in past.entries(1, 50, FOREVER, until=200)] == [0, 1000]
     assert past.entries(2, 20, FOREVER, until=50) == []
-    assert past.entries(2, 20, FOREVER, until=51) == [Run(2400, 50, 10, 400)]
+    assert past.entries(2, 20, FOREVER, until=51) == [QueuedBatch(2400, 50, 10, 400)]
 
 
 def test_times_are_found_in_their_segment(past: Past) -> None:
@@ -374,7 +374,7 @@ class Log:
         live = self.live(queue_id)
         return live[0].base_queue_offset if live else self.index.next_confirmed(queue_id)
 
-    def entries(self, queue_id: int, offset: int, max_bytes: int) -> list[Run]:
+    def entries(self, queue_id: int, offset: int, max_bytes: int) -> list[QueuedBatch]:
         """As a fetch asks: the memory, or the past and then the memory."""
         until = self.index.past_until(queue_id, offset)
         if until is not None:
@@ -424,8 +424,9 @@ def test_memory_and_past_together_are_the_list_of_batches(
 ) -> None:
     """Goal: whatever happens to a log, every lookup by offset and time equals filtering the plain list of what is left
     of it. Chunks of 8 rows, so that their borders are met everywhere."""
-    for name, value in {"_CHUNK_ROWS": 8, "_CHUNK_BITS": 3, "_IN_CHUNK": 7, "_CHUNK_BYTES": 320}.items():
-        monkeypatch.setattr(index_module, name, value)
+    for name, value in {"CHUNK_ROWS": 8, "CHUNK_BITS": 3, "IN_CHUNK": 7, "_CHUNK_BYTES": 320}.items():
+        for module in (row_chunks, memory):
+            monkeypatch.setattr(module, name, value, raising=module is row_chunks)
     random = Random(seed)
     log = Log(tmp_path, random)
     steps = [log.append] * 12 + [log.confirm] * 5 + [log.cut, log.roll, log.seal, log.seal, log.drop, log.restart]

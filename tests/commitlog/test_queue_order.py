@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from mirrorlog.commitlog.index.memory import QueueOrder
+from mirrorlog.commitlog.index.queue_order import QueueOrder
 
 
 class Queue:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mirrorlog.commitlog.checkpoint import SLOT_BYTES
+from mirrorlog.commitlog.flush import SLOT_BYTES
 from mirrorlog.commitlog.log import CommitLog
 from mirrorlog.commitlog.recovery.opening import NO_CHECKPOINT
 from mirrorlog.errors import ForeignDirectory, LogCorrupt

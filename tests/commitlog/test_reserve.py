@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mirrorlog.commitlog.format.envelope import Part, envelope_bytes
+from mirrorlog.commitlog.format.envelope import EnvelopePart, envelope_bytes
 from mirrorlog.commitlog.format.header import BatchHeader, Kind
 from mirrorlog.commitlog.log import CommitLog
 from mirrorlog.commitlog.segments.preallocation import Preparer
@@ -74,8 +74,8 @@ def test_a_transaction_that_only_acknowledges_lands_where_acks_do(tmp_path: Path
     append_until_refused(log, sized_batch(400))
     ack, data = make_batch(b"a", kind=Kind.QUEUE_STATE), sized_batch(200)
     with pytest.raises(DiskFull):
-        log.append_transaction([Part(ack, 0), Part(data, 0)], append_time_us=1)
-    transaction = [Part(ack, 0), Part(ack, 0)]
+        log.append_transaction([EnvelopePart(ack, 0), EnvelopePart(data, 0)], append_time_us=1)
+    transaction = [EnvelopePart(ack, 0), EnvelopePart(ack, 0)]
     # It ends the segment: behind data the next one would have to be there.
     rest = SEGMENT - log.end - envelope_bytes([part.batch for part in transaction])
     append(log, make_batch(b"c" * (rest - 104), queue_id=0, kind=Kind.CONTROL))

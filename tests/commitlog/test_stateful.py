@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from mirrorlog.commitlog.epochs import Epoch, EpochList
-from mirrorlog.commitlog.format.envelope import Part, is_inner
-from mirrorlog.commitlog.format.header import HEADER_SIZE, stamp
+from mirrorlog.commitlog.format.envelope import EnvelopePart
+from mirrorlog.commitlog.format.header import HEADER_SIZE, is_inner, stamp
 from mirrorlog.commitlog.log import CommitLog
 from tests.commitlog.logs import abandon, flush, mapped, open_log, patch, segment_files, sized_batch, stored, warm
 
@@ -88,7 +88,7 @@ class LogMachine(RuleBasedStateMachine):
     @rule(inner_sizes=st.lists(sizes.map(lambda size: size // 5 // 8 * 8 + 112), min_size=1, max_size=3))
     def transact(self, inner_sizes: list[int]) -> None:
         self.fill += 1
-        parts = [Part(sized_batch(size, self.fill % 255 + 1), self.fill) for size in inner_sizes]
+        parts = [EnvelopePart(sized_batch(size, self.fill % 255 + 1), self.fill) for size in inner_sizes]
         (outer, *inner), envelope = self.log.append_transaction(parts, append_time_us=self.fill)
         assert outer.log_offset == self.end
         for header, part in zip(inner, parts, strict=True):

@@ -15,11 +15,10 @@ from mirrorlog.commitlog.epochs import Epoch, EpochList
 from mirrorlog.commitlog.files import OS_FILES
 from mirrorlog.commitlog.format.header import BatchHeader, Kind, log_seed
 from mirrorlog.commitlog.index.blocks import BLOCK_BYTES
-from mirrorlog.commitlog.index.memory import Run
+from mirrorlog.commitlog.index.queue_order import QueuedBatch
 from mirrorlog.commitlog.index.table import SegmentTable, table_name, table_start
-from mirrorlog.commitlog.index.table_builder import build_table
-from mirrorlog.commitlog.index.tables import table_from_segment
-from mirrorlog.commitlog.segments.scan import Rules
+from mirrorlog.commitlog.index.tables import build_table, table_from_segment
+from mirrorlog.commitlog.segments.scan import BatchRules
 from mirrorlog.commitlog.segments.segment import Segment
 from mirrorlog.errors import BadRequest, IndexDoubtful, LogCorrupt
 from tests.commitlog.logs import LOG_ID, abandon, append, flush, make_batch, open_log, patch
@@ -64,8 +63,8 @@ def model_of(headers: list[BatchHeader], queue_id: int) -> list[BatchHeader]:
     return [found[base] for base in sorted(found)]
 
 
-def run_of(each: BatchHeader) -> Run:
-    return Run(each.log_offset, each.base_queue_offset, each.record_count, each.length)
+def run_of(each: BatchHeader) -> QueuedBatch:
+    return QueuedBatch(each.log_offset, each.base_queue_offset, each.record_count, each.length)
 
 
 @pytest.fixture
@@ -108,8 +107,8 @@ def test_entries_end_at_holes_limits_and_the_given_offset(headers: list[BatchHea
         assert found == expected_entries(model_of(headers, queue_id), offset, **limits)
 
 
-def expected_entries(model: list[BatchHeader], offset: int, *, max_bytes: int, until: int) -> list[Run]:
-    expected: list[Run] = []
+def expected_entries(model: list[BatchHeader], offset: int, *, max_bytes: int, until: int) -> list[QueuedBatch]:
+    expected: list[QueuedBatch] = []
     for each in model:
         if each.next_queue_offset <= offset:
             continue
@@ -257,7 +256,7 @@ def test_a_table_is_made_again_from_its_segment(tmp_path: Path) -> None:
     flush(log)
     directory, end = log.directory, log.end
     abandon(log)
-    rules = Rules(log_seed(LOG_ID), EpochList.of([Epoch(1, 0)]))
+    rules = BatchRules(log_seed(LOG_ID), EpochList.of([Epoch(1, 0)]))
     content = table_from_segment(OS_FILES, directory / f"{0:020d}", start=0, first=0, end=end, rules=rules)
     assert content == table_of(stored)
     path = tmp_path / table_name(0)

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from mirrorlog.commitlog.checkpoint import SLOT_BYTES, Checkpoint
 from mirrorlog.commitlog.epochs import (
     ENTRIES_MAX,
     LIST_BYTES_MAX,
@@ -16,11 +15,11 @@ from mirrorlog.commitlog.epochs import (
     encode_epochs,
 )
 from mirrorlog.commitlog.files import OS_FILES, Files
-from mirrorlog.commitlog.flush import FlushJob
+from mirrorlog.commitlog.flush import SLOT_BYTES, Checkpoint, FlushJob
 from mirrorlog.commitlog.log import CommitLog
 from mirrorlog.errors import BadRequest, DiskFailed
 from mirrorlog.wire.messages.codec import encode
-from mirrorlog.wire.messages.replication import EpochEntry, Follow
+from mirrorlog.wire.messages.replication import EpochEntry, FollowRequest
 from tests.commitlog.faulty import FaultyFiles
 from tests.commitlog.logs import (
     KIB,
@@ -117,7 +116,7 @@ def test_a_list_has_a_limit_that_is_named() -> None:
     assert decode_epochs(encode_epochs(longest)) == longest
     assert len(encode_epochs(longest)) < LIST_BYTES_MAX
     entries = [EpochEntry(*entry) for entry in longest.entries]
-    assert len(encode(Follow(log_id=start_id, epochs=entries, begin=0, end=2**62, confirmed=0))) < LIST_BYTES_MAX
+    assert len(encode(FollowRequest(log_id=start_id, epochs=entries, begin=0, end=2**62, confirmed=0))) < LIST_BYTES_MAX
     with pytest.raises(BadRequest, match=f"limit of {ENTRIES_MAX}: each start of a master adds one"):
         longest.opened(ENTRIES_MAX + 1, 2**62)
 

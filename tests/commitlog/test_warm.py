@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mirrorlog.commitlog.log import CommitLog
-from mirrorlog.commitlog.segments.warmer import PIECE_BYTES
+from mirrorlog.commitlog.segments.preallocation import PIECE_BYTES
 from tests.commitlog.faulty import FaultyFiles
 from tests.commitlog.logs import (
     KIB,

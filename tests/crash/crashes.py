@@ -10,8 +10,7 @@ from random import Random
 from typing import Protocol
 
 from mirrorlog.commitlog.epochs import EpochList
-from mirrorlog.commitlog.format.envelope import is_inner
-from mirrorlog.commitlog.format.header import HEADER_SIZE, BatchHeader, read_header
+from mirrorlog.commitlog.format.header import HEADER_SIZE, BatchHeader, is_inner, read_header
 from mirrorlog.commitlog.log import CommitLog
 from mirrorlog.errors import DiskFailed, DiskFull, ForeignDirectory, LogCorrupt
 from sim.disk import SimulatedFiles

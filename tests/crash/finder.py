@@ -12,12 +12,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from random import Random
 
-from mirrorlog.commitlog.format.envelope import is_envelope
-from mirrorlog.commitlog.format.header import HEADER_SIZE, BatchHeader, Kind, read_header
-from mirrorlog.commitlog.index.memory import QueueIndex, Run
+from mirrorlog.commitlog.format.header import HEADER_SIZE, BatchHeader, Kind, is_envelope, read_header
+from mirrorlog.commitlog.index.memory import QueueIndex
 from mirrorlog.commitlog.index.past import Past, PastIndex, delete
-from mirrorlog.commitlog.index.table_builder import build_table
-from mirrorlog.commitlog.index.tables import Tables
+from mirrorlog.commitlog.index.queue_order import QueuedBatch
+from mirrorlog.commitlog.index.tables import Tables, build_table
 from mirrorlog.commitlog.log import CommitLog
 from mirrorlog.errors import IndexDoubtful
 from tests.crash.witness import require
@@ -158,7 +157,7 @@ class Finder:
             at = max(self._find_time(queue_id, header.append_time_us), first)
             expected = next(h.base_queue_offset for h, _ in live if h.append_time_us >= header.append_time_us)
             require(at == expected, f"queue {queue_id} reaches the time of {header.log_offset} at {expected}, not {at}")
-        read: list[Run] = []
+        read: list[QueuedBatch] = []
         at = first
         while at < following and (runs := self._entries(queue_id, at, random.randrange(1, 20_000))):
             read += runs
@@ -167,7 +166,7 @@ class Finder:
             read == [_run(header) for header, _ in live], f"queue {queue_id} read on from {first} is not what it is"
         )
 
-    def _entries(self, queue_id: int, offset: int, max_bytes: int) -> list[Run]:
+    def _entries(self, queue_id: int, offset: int, max_bytes: int) -> list[QueuedBatch]:
         """As a fetch asks: the memory, or the past and then the memory."""
         assert self._past is not None
         until = self._memory.past_until(queue_id, offset)
@@ -195,8 +194,8 @@ def with_inner(batch: bytes) -> list[tuple[BatchHeader, bytes]]:
     return found
 
 
-def _run(header: BatchHeader) -> Run:
-    return Run(header.log_offset, header.base_queue_offset, header.record_count, header.length)
+def _run(header: BatchHeader) -> QueuedBatch:
+    return QueuedBatch(header.log_offset, header.base_queue_offset, header.record_count, header.length)
 
 
 def copy_past(path: Path, copy: Path) -> None:

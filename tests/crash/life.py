@@ -18,10 +18,11 @@ from typing import Final, Protocol
 from mirrorlog.commitlog.epochs import Epoch, EpochList
 from mirrorlog.commitlog.files import disk_error
 from mirrorlog.commitlog.flush import FlushJob
-from mirrorlog.commitlog.format.envelope import Part, seal_envelope
+from mirrorlog.commitlog.format.envelope import EnvelopePart, seal_envelope
 from mirrorlog.commitlog.format.header import ALIGNMENT, HEADER_SIZE, Kind, read_header, stamp, write_producer_part
-from mirrorlog.commitlog.log import CommitLog, LogState
-from mirrorlog.commitlog.recovery.loss import FILE_NAME as LOSS_NAME
+from mirrorlog.commitlog.log import CommitLog
+from mirrorlog.commitlog.recovery.recovery import FILE_NAME as LOSS_NAME
+from mirrorlog.commitlog.stored_log import LogCondition
 from mirrorlog.errors import BadBatch, DiskFailed, DiskFull
 from sim.disk import DiskModel, Moment, SimulatedFiles
 from sim.inode import Inode
@@ -137,7 +138,7 @@ class Life:
     @property
     def write_failed(self) -> bool:
         """A part of what it was to store may be there."""
-        return self._log.state is LogState.FAILED
+        return self._log.state is LogCondition.FAILED
 
     @property
     def cache_whole(self) -> bool:
@@ -192,7 +193,7 @@ class Life:
             try:
                 self._do(operation)
             except DiskFull:
-                require(self._log.state is LogState.OPEN, "a full disk is no failure")
+                require(self._log.state is LogCondition.OPEN, "a full disk is no failure")
             if not self.over:
                 self._look()
         except DiskFailed:
@@ -512,18 +513,18 @@ class Life:
             return self._sealed(self._parts(log_offset), log_offset, epoch, time_us)
         return self._stamped(self._new_batch(), log_offset, epoch, time_us)
 
-    def _parts(self, log_offset: int) -> list[Part]:
+    def _parts(self, log_offset: int) -> list[EnvelopePart]:
         """What an envelope there holds; two or three batches at most, that fit as a whole."""
-        parts: list[Part] = []
+        parts: list[EnvelopePart] = []
         at = log_offset + HEADER_SIZE
         most = (self._story.batch_bytes_max - HEADER_SIZE) // 3 - HEADER_SIZE
         for _ in range(self._random.randrange(1, 4)):
             batch = self._batch(self._random.randbytes(self._random.randrange(most) // 8 * 8), (Kind.QUEUE_STATE,))
-            parts.append(Part(batch, _queue_offset(at)))
+            parts.append(EnvelopePart(batch, _queue_offset(at)))
             at += len(batch)
         return parts
 
-    def _sealed(self, parts: Sequence[Part], log_offset: int, epoch: int, time_us: int) -> bytes:
+    def _sealed(self, parts: Sequence[EnvelopePart], log_offset: int, epoch: int, time_us: int) -> bytes:
         seed = self._log.seed
         return bytes(seal_envelope(parts, log_offset=log_offset, append_time_us=time_us, epoch=epoch, seed=seed)[0])
 

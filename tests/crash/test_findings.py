@@ -13,9 +13,9 @@ from mirrorlog.commitlog.format.header import stamp
 from mirrorlog.commitlog.format.rows import RowCollector
 from mirrorlog.commitlog.index.blocks import BLOCK_BYTES
 from mirrorlog.commitlog.index.table import table_name
-from mirrorlog.commitlog.index.table_builder import build_table
-from mirrorlog.commitlog.index.tables import Tables
-from mirrorlog.commitlog.log import CommitLog, LogState
+from mirrorlog.commitlog.index.tables import Tables, build_table
+from mirrorlog.commitlog.log import CommitLog
+from mirrorlog.commitlog.stored_log import LogCondition
 from mirrorlog.errors import DiskFailed, DiskFull, MirrorlogError
 from sim.disk import DiskModel, Moment, SimulatedFiles
 from tests.commitlog.logs import (
@@ -159,7 +159,7 @@ def test_a_sync_that_fails_while_pages_are_prepared_is_not_swallowed() -> None:
         log.complete_prepare(job)
         with pytest.raises(DiskFailed):
             flush(log)
-        assert log.state is LogState.FAILED
+        assert log.state is LogCondition.FAILED
         return disk.after_power_loss()
 
     assert ends(story, DiskModel(forgets=True)) == {0, 4096}
@@ -248,7 +248,7 @@ def test_a_run_that_cannot_be_taken_back_ends_the_log() -> None:
     disk.faults.fail("pwrite", errno.ENOSPC)
     with pytest.raises((DiskFull, DiskFailed)):
         log.append_run(memoryview(run_of(log, [400, 400, 400])), log_offset=0)
-    assert log.end == 0 or log.state is LogState.FAILED
+    assert log.end == 0 or log.state is LogCondition.FAILED
 
 
 def test_a_table_that_a_kill_left_half_made_is_made_anew(tmp_path: Path) -> None:
@@ -310,7 +310,7 @@ def test_an_epoch_list_that_may_be_on_disk_after_all_ends_the_log() -> None:
         named = operation == "fsync_directory"
         with pytest.raises(DiskFailed if named else DiskFull):
             log.open_epoch(2)
-        assert log.state is (LogState.FAILED if named else LogState.OPEN)
+        assert log.state is (LogCondition.FAILED if named else LogCondition.OPEN)
         if not named:
             append_sizes(log, [400])
             assert open_log(DIRECTORY, files=disk.after_kill()).end == 400
@@ -319,7 +319,7 @@ def test_an_epoch_list_that_may_be_on_disk_after_all_ends_the_log() -> None:
 def test_a_cut_that_a_full_disk_stops_ends_the_log() -> None:
     """Goal: the bytes of a history that was cut are never taken for those of the next. Fill the disk at each write of a
     truncation: either nothing has happened, or the log takes nothing more and a restart ends what was begun."""
-    stopped: set[LogState] = set()
+    stopped: set[LogCondition] = set()
     for operation, number in [("pwrite", number) for number in range(1, 6)] + [("unlink", 1), ("fsync_directory", 2)]:
         disk = SimulatedFiles(ROOT)
         log = open_log(DIRECTORY, segment_bytes=1000, epoch=1, files=disk)
@@ -333,7 +333,7 @@ def test_a_cut_that_a_full_disk_stops_ends_the_log() -> None:
         except DiskFailed:
             assert open_log(DIRECTORY, segment_bytes=1000, files=disk.after_kill()).end == 400
         stopped.add(log.state)
-    assert stopped == {LogState.OPEN, LogState.FAILED}
+    assert stopped == {LogCondition.OPEN, LogCondition.FAILED}
 
 
 COPIED_AT = 144

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from mirrorlog.commitlog.index.past import PastIndex
-from mirrorlog.commitlog.recovery.loss import Loss
-from mirrorlog.commitlog.recovery.recovery import Recovery, RecoveryReport
+from mirrorlog.commitlog.recovery.recovery import LossNote, Recovery, RecoveryReport
 from mirrorlog.commitlog.segments import scan
 from mirrorlog.commitlog.segments.chain import SegmentChain
 from mirrorlog.commitlog.segments.cold import ColdRead
@@ -159,7 +158,7 @@ def test_a_recovery_that_keeps_silent_about_whole_batches_is_found(monkeypatch: 
 
 def test_a_loss_that_is_not_noted_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Goal: a start that lost something is lossy until that is settled. Cut whole batches and write nothing down."""
-    monkeypatch.setattr(Loss, "note", lambda self, report: None)
+    monkeypatch.setattr(LossNote, "note", lambda self, report: None)
     assert failing_seed(SEED, ROUNDS) is not None
 
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from mirrorlog.commitlog.checkpoint import FILE_NAME as CHECKPOINT_NAME
-from mirrorlog.commitlog.checkpoint import SLOT_BYTES, Checkpoint, decode_slot
 from mirrorlog.commitlog.epochs import FILE_NAME as EPOCHS_NAME
 from mirrorlog.commitlog.epochs import EpochList, decode_epochs
+from mirrorlog.commitlog.flush import FILE_NAME as CHECKPOINT_NAME
+from mirrorlog.commitlog.flush import SLOT_BYTES, Checkpoint, decode_slot
 from mirrorlog.commitlog.format.header import ALIGNMENT, HEADER_SIZE, MAGIC_AT, read_header
-from mirrorlog.commitlog.recovery.loss import FILE_NAME as LOSS_NAME
+from mirrorlog.commitlog.recovery.recovery import FILE_NAME as LOSS_NAME
 from sim.disk import SimulatedFiles
 from tests.commitlog.logs import LOG_ID
 

@@ -8,7 +8,8 @@ from uuid import UUID
 import pytest
 
 from demo.offline import compare_logs, end_of_log
-from mirrorlog.commitlog.format.body import Record, encode_batch
+from mirrorlog.commitlog.format.body import Record
+from mirrorlog.commitlog.format.drafts import encode_batch
 from mirrorlog.commitlog.log import CommitLog
 from mirrorlog.config import LogSettings
 from mirrorlog.errors import MirrorlogError

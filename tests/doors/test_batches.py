@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from mirrorlog.commitlog.format.attributes import Attributes, attributes_of
-from mirrorlog.commitlog.format.body import Record, encode_batch, parse_batch_body
+from mirrorlog.commitlog.format.body import Record, parse_batch_body
+from mirrorlog.commitlog.format.drafts import encode_batch
 from mirrorlog.commitlog.format.header import read_header
 from mirrorlog.doors.grpc.incoming import (
     Batch,
@@ -20,9 +21,9 @@ from mirrorlog.doors.grpc.incoming import (
 from mirrorlog.errors import BadBatch, BadInput, BadRequest, BatchTooLarge
 from mirrorlog.pb.v1 import producer_pb2 as pb
 from mirrorlog.wire.frames import Durability, Level
-from mirrorlog.wire.messages.handshake import Limits
+from mirrorlog.wire.messages.handshake import NodeLimits
 
-LIMITS = Limits(max_record_bytes=1024, max_batch_bytes=4096)
+LIMITS = NodeLimits(max_record_bytes=1024, max_batch_bytes=4096)
 QUEUE_ID = 7
 ANONYMOUS = Opening("q", Level.ALL, Durability.MEMORY, 1000, 0, 0)
 IDENTIFIED = Opening("q", Level.ALL, Durability.MEMORY, 1000, 42, 3)

@@ -9,8 +9,9 @@ from uuid import UUID
 import pytest
 
 from mirrorlog.commitlog.format.attributes import Attributes
-from mirrorlog.commitlog.format.body import Record, draft_columns, encode_batch
+from mirrorlog.commitlog.format.body import Record
 from mirrorlog.commitlog.format.codec import compress_draft
+from mirrorlog.commitlog.format.drafts import draft_columns, encode_batch
 from mirrorlog.commitlog.format.header import Codec, log_seed, read_header, stamp
 from mirrorlog.doors.grpc import consumed
 from mirrorlog.doors.grpc.fetched import Fetched, FetchSource, read_fetched

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 from uuid import UUID
 
-from mirrorlog.commitlog.checkpoint import Checkpoint, decode_slot, encode_slot
 from mirrorlog.commitlog.epochs import Epoch, EpochList, decode_epochs, encode_epochs
+from mirrorlog.commitlog.flush import Checkpoint, decode_slot, encode_slot
 from mirrorlog.commitlog.format.attributes import (
     NO_ATTRIBUTES,
     Attributes,
@@ -23,9 +23,10 @@ from mirrorlog.commitlog.format.attributes import (
     attributes_of,
     encode_attributes,
 )
-from mirrorlog.commitlog.format.body import Record, draft_columns, encode_batch, parse_batch_body
+from mirrorlog.commitlog.format.body import Record, parse_batch_body
 from mirrorlog.commitlog.format.checksum import crc32c
 from mirrorlog.commitlog.format.codec import compress, compress_draft, open_body
+from mirrorlog.commitlog.format.drafts import draft_columns, encode_batch
 from mirrorlog.commitlog.format.header import (
     HEADER_SIZE,
     BatchHeader,
@@ -41,12 +42,12 @@ from mirrorlog.commitlog.format.header import (
 )
 from mirrorlog.commitlog.format.header import Kind as BatchKind
 from mirrorlog.commitlog.log import CommitLog, check_run
-from mirrorlog.commitlog.recovery.loss import EARLIER
+from mirrorlog.commitlog.recovery.recovery import EARLIER
 from mirrorlog.config import LogSettings
 from mirrorlog.errors import BadBatch, MirrorlogError
 from mirrorlog.queues.changes import decode_changes, decode_checkpoint
+from mirrorlog.wire.frame_reader import FrameReader
 from mirrorlog.wire.frames import (
-    FrameReader,
     FrameType,
     frame,
     read_ack,
@@ -57,14 +58,13 @@ from mirrorlog.wire.frames import (
     read_produce,
     read_settle,
     read_settled,
-    read_transact,
-    read_transacted,
     read_transfer,
 )
 from mirrorlog.wire.messages.codec import as_error, decode, encode
 from mirrorlog.wire.messages.handshake import Failure, Hello
 from mirrorlog.wire.messages.queues import DeclareQueue, GetMetadata
-from mirrorlog.wire.messages.replication import EpochEntry, Follow
+from mirrorlog.wire.messages.replication import EpochEntry, FollowRequest
+from mirrorlog.wire.transaction_frames import read_transact, read_transacted
 from sim.disk import SimulatedFiles
 
 LOG_ID: Final = UUID(int=7)
@@ -225,7 +225,7 @@ def message(data: bytes) -> None:
         assert encode(decode(encode(found))) == encode(found)
         if isinstance(found, Failure):
             assert isinstance(as_error(found), MirrorlogError)
-        if isinstance(found, Follow):
+        if isinstance(found, FollowRequest):
             EpochList.of(found.epochs)
 
 
@@ -234,7 +234,9 @@ def message_seeds() -> list[bytes]:
         encode(each)
         for each in (
             Hello(version_min=1, version_max=1, role="client", credential=b"x"),
-            Follow(log_id="l", epochs=[EpochEntry(1, 0, "n1", "s"), EpochEntry(2, 96)], begin=0, end=96, confirmed=0),
+            FollowRequest(
+                log_id="l", epochs=[EpochEntry(1, 0, "n1", "s"), EpochEntry(2, 96)], begin=0, end=96, confirmed=0
+            ),
             Failure(code="NOT_MASTER", message="no", details={"master": "n1", "more": [1, 2.5, None, {"a": b"b"}]}),
             DeclareQueue(name="q", arguments={"x-max": 1}),
             GetMetadata(queues=["a", "b"]),

@@ -8,8 +8,9 @@ from typing import Final
 from mirrorlog.broker.hosting.hosted_log import HostedLog, HostedLogs
 from mirrorlog.broker.log.in_sync import in_sync_set
 from mirrorlog.cluster.membership.founding import founding_state
-from mirrorlog.cluster.state.commands import AnyCommand, Holder, InSyncShrunk, NodeStarted, Promoted, StartKind
-from mirrorlog.cluster.state.state import LogFacts, Outcome, applied
+from mirrorlog.cluster.state.commands import Command, Holder, InSyncShrunk, NodeStarted, Promoted, StartKind
+from mirrorlog.cluster.state.machine import applied
+from mirrorlog.cluster.state.state import LogFacts, Outcome
 from mirrorlog.config import ClusterSettings, Member, Settings
 from mirrorlog.ha.in_sync import InSyncSet
 
@@ -77,7 +78,7 @@ class Decider:
             self._must(InSyncShrunk(log_id, facts.seen, tuple(each for each in facts.in_sync if each != node)))
         return self.in_sync(log)
 
-    def decide(self, command: AnyCommand) -> Outcome:
+    def decide(self, command: Command) -> Outcome:
         """What comes of a command; who has to know does when it returns."""
         self.state, outcome = applied(self.state, self.state.version + 1, command)
         self.tell()
@@ -89,6 +90,6 @@ class Decider:
             if log.masters and log.replica.epochs.current == self.facts(log).epoch:
                 log.learned(self.in_sync(log))
 
-    def _must(self, command: AnyCommand) -> None:
+    def _must(self, command: Command) -> None:
         outcome = self.decide(command)
         assert not outcome.refusal, outcome.refusal

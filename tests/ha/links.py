@@ -18,8 +18,8 @@ from mirrorlog.ha.losses import DeclaredLoss
 from mirrorlog.wire.frames import ACK, TRANSFER, Ack, Frame, FrameType
 from mirrorlog.wire.messages.base import Message
 from mirrorlog.wire.messages.codec import encode
-from mirrorlog.wire.messages.handshake import Limits, Welcome
-from mirrorlog.wire.messages.replication import EpochEntry, Follow, History, Pull
+from mirrorlog.wire.messages.handshake import NodeLimits, Welcome
+from mirrorlog.wire.messages.replication import EpochEntry, FollowRequest, History, Pull
 from tests.ha.replicas import HA, greeting_of, log_id_of, open_master, open_replica, settings_of
 
 _A = TypeVar("_A", bound=Action)
@@ -76,9 +76,9 @@ def connection_of(
     return make(node_id=node, start_id=start_id, copy=master, settings=ha, now=now, losses=losses)
 
 
-def follow_of(copy: Replica) -> Follow:
+def follow_of(copy: Replica) -> FollowRequest:
     """What a mirror with this copy says first."""
-    return Follow(
+    return FollowRequest(
         log_id=str(copy.log_id),
         epochs=[EpochEntry(*each) for each in copy.epochs.entries],
         begin=copy.begin,
@@ -130,7 +130,7 @@ def welcome(settings: Settings) -> Frame:
             cluster_name=cluster.name,
             node_id="n0",
             start_id="s",
-            limits=Limits(max_record_bytes=1, max_batch_bytes=1),
+            limits=NodeLimits(max_record_bytes=1, max_batch_bytes=1),
         ),
     )
 

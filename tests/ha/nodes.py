@@ -18,7 +18,7 @@ from mirrorlog.broker.hosting.hosted_log import HostedLog, HostedLogs
 from mirrorlog.broker.hosting.roles import MasterRole, MirrorRole
 from mirrorlog.broker.log.replica import Replica
 from mirrorlog.broker.server import Server
-from mirrorlog.cluster.state.commands import AnyCommand, PasswordRenewed
+from mirrorlog.cluster.state.commands import Command, PasswordRenewed
 from mirrorlog.cluster.state.state import QUEUE_IDS_GRANTED, Outcome
 from mirrorlog.cluster.state.topology import User, VirtualHost
 from mirrorlog.commitlog.directory import DataDirectory
@@ -167,7 +167,7 @@ class Assigned:
     def status(self, now: float) -> ClusterStatus | None:
         return None
 
-    async def decide_once(self, command: AnyCommand) -> Outcome:
+    async def decide_once(self, command: Command) -> Outcome:
         return self.decider.decide(command)
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from uuid import UUID
 
 from mirrorlog.broker.log.replica import Replica
-from mirrorlog.commitlog.format.body import Record, encode_batch
+from mirrorlog.commitlog.format.body import Record
+from mirrorlog.commitlog.format.drafts import encode_batch
 from mirrorlog.commitlog.format.header import BatchHeader, read_header
 from mirrorlog.config import (
     ClusterSettings,
@@ -22,7 +23,8 @@ from mirrorlog.config import (
     Settings,
 )
 from mirrorlog.queues.changes import EpochStarted, encode_change
-from mirrorlog.wire.frames import Ack, Frame, FrameReader, FrameType, Transfer, read_ack, read_transfer
+from mirrorlog.wire.frame_reader import FrameReader
+from mirrorlog.wire.frames import Ack, Frame, FrameType, Transfer, read_ack, read_transfer
 from mirrorlog.wire.messages.handshake import Hello
 
 KIB = 1024

@@ -10,7 +10,7 @@ from mirrorlog.ha.in_sync import Grow, InSyncSet, Wish
 from mirrorlog.ha.mastership import Mastership
 from mirrorlog.queues.changes import BeginMoved, encode_change
 from mirrorlog.wire.frames import Durability
-from mirrorlog.wire.messages.replication import EpochEntry, Follow, Pull
+from mirrorlog.wire.messages.replication import EpochEntry, FollowRequest, Pull
 from tests.ha.links import ack_of, connection_of
 from tests.ha.replicas import append, flush, open_master, settings_of
 
@@ -95,7 +95,7 @@ class Stage:
         """A proven link of this run, whose copy reaches from `begin` so far."""
         link = connection_of(self.log, node=run[:2], start_id=run)
         epochs = [EpochEntry(*each) for each in self.log.epochs.entries] if holds else []
-        said = Follow(log_id=str(self.log.log_id), epochs=epochs, begin=begin, end=holds, confirmed=0)
+        said = FollowRequest(log_id=str(self.log.log_id), epochs=epochs, begin=begin, end=holds, confirmed=0)
         link.follow(said, self.now)
         link.pull(Pull(log_offset=holds), self.now)
         self.mastership.join(link)

@@ -26,7 +26,7 @@ from mirrorlog.ha.client import DISK_FULL_RETRY_S, NO_SPACE_RETRY_S, ClientState
 from mirrorlog.wire.frames import Frame, FrameType
 from mirrorlog.wire.messages.codec import decode
 from mirrorlog.wire.messages.handshake import Failure
-from mirrorlog.wire.messages.replication import Follow, Pull
+from mirrorlog.wire.messages.replication import FollowRequest, Pull
 from tests.ha.links import (
     Declared,
     Pair,
@@ -249,7 +249,7 @@ def test_a_mirror_greets_first_and_then_says_what_it_holds(pair: Pair) -> None:
     assert hello.type == FrameType.HELLO
     (follow,) = frames_in(sends(client.received(welcome(pair.mirror_settings), 0.0)))
     told = decode(follow.payload)
-    assert isinstance(told, Follow)
+    assert isinstance(told, FollowRequest)
     assert (told.begin, told.end, told.confirmed, told.epochs) == (0, 0, 0, [])
 
 

@@ -16,7 +16,7 @@ from mirrorlog.config import HaSettings
 from mirrorlog.errors import MirrorlogError
 from mirrorlog.ha.accept import MasterLink
 from mirrorlog.wire.endpoint import Endpoint
-from mirrorlog.wire.frames import FrameReader
+from mirrorlog.wire.frame_reader import FrameReader
 from mirrorlog.wire.messages.queues import GetMetadata, Metadata
 from tests.ha.nodes import cluster_settings, mirrored_by, running, until
 

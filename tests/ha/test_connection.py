@@ -12,7 +12,7 @@ from mirrorlog.ha.actions import Close, ReadCold, Send
 from mirrorlog.ha.connection import HAConnection
 from mirrorlog.wire.frames import FRAME_HEADER_SIZE, TRANSFER, FrameType
 from mirrorlog.wire.messages.codec import decode
-from mirrorlog.wire.messages.replication import EpochEntry, Follow, History, Pull
+from mirrorlog.wire.messages.replication import EpochEntry, FollowRequest, History, Pull
 from tests.ha.links import (
     Declared,
     Pair,
@@ -140,7 +140,7 @@ def test_a_request_that_is_not_the_common_point_is_refused(pair: Pair, asked: in
 def test_a_mirror_that_claims_nonsense_gets_no_link(pair: Pair, claim: dict[str, object]) -> None:
     """Claim ends and histories that cannot be: the link ends with an error, unproven."""
     facts: dict[str, object] = {"begin": 0, "end": 0, "confirmed": 0, "epochs": [EpochEntry(1, 0)]}
-    message = Follow(log_id="x", **{**facts, **claim})  # type: ignore[arg-type]
+    message = FollowRequest(log_id="x", **{**facts, **claim})  # type: ignore[arg-type]
     connection = connection_of(pair.master)
 
     def handshake() -> None:
@@ -400,7 +400,7 @@ def test_a_mirror_is_told_what_is_confirmed_though_nothing_follows(pair: Pair) -
 def test_bytes_that_this_master_wrote_and_lost_are_named_and_never_cut(pair: Pair) -> None:
     """Follow with more of this master's own epoch than it has: the range is named and the link refused."""
     end = pair.master.end
-    message = Follow(
+    message = FollowRequest(
         log_id="x", epochs=[EpochEntry(*pair.master.epochs.entries[0])], begin=0, end=end + 800, confirmed=0
     )
     error = refusal(lambda: connection_of(pair.master).follow(message, 0.0))
@@ -415,7 +415,7 @@ def test_bytes_of_a_former_epoch_are_cut(pair: Pair, writer: str) -> None:
     first, point = pair.master.epochs.entries[0], pair.master.end
     start_epoch(pair.master, "n0", 5)
     tail = Epoch(3, point, writer, "a")
-    message = Follow(log_id="x", epochs=told([first, tail]), begin=0, end=point + 800, confirmed=point)
+    message = FollowRequest(log_id="x", epochs=told([first, tail]), begin=0, end=point + 800, confirmed=point)
     connection = connection_of(pair.master)
     (answer,) = frames_in(sends(connection.follow(message, 0.0)))
     history = decode(answer.payload)
@@ -445,7 +445,7 @@ def test_what_a_mirror_knows_to_be_confirmed_is_cut_for_a_declared_loss_alone(
     first, point = pair.master.epochs.entries[0], pair.master.end
     start_epoch(pair.master, "n0", 5)
     epochs = told([first, Epoch(3, point, "n9", "a")])
-    message = Follow(log_id="x", epochs=epochs, begin=0, end=point + 800, confirmed=point + 8)
+    message = FollowRequest(log_id="x", epochs=epochs, begin=0, end=point + 800, confirmed=point + 8)
     connection = connection_of(pair.master, losses=[Declared(epoch, point + above) for epoch, above in losses])
     error = refusal(lambda: connection.follow(message, 0.0))
     assert (error is None) == cut
@@ -459,7 +459,7 @@ def test_no_declared_loss_excuses_a_master_that_loses_bytes_of_its_own_epoch(pai
     refused whatever was declared before."""
     end = pair.master.end
     epochs = told(pair.master.epochs.entries)
-    message = Follow(log_id="x", epochs=epochs, begin=0, end=end + 800, confirmed=0)
+    message = FollowRequest(log_id="x", epochs=epochs, begin=0, end=end + 800, confirmed=0)
     connection = connection_of(pair.master, losses=[Declared(1, 0)])
     assert isinstance(refusal(lambda: connection.follow(message, 0.0)), MirrorAhead)
 
@@ -468,7 +468,7 @@ def test_a_mirror_that_knows_a_later_master_is_told_that_this_one_is_deposed(pai
     """Goal: a master that has not heard of its successor closes the link and nothing more: its copy has lost nothing.
     Follow with an epoch that somebody else opened after this master's: it is no master, and asking again is right."""
     epochs = [EpochEntry(1, 0), EpochEntry(2, pair.master.end, "n2", "b")]
-    message = Follow(log_id="x", epochs=epochs, begin=0, end=pair.master.end, confirmed=0)
+    message = FollowRequest(log_id="x", epochs=epochs, begin=0, end=pair.master.end, confirmed=0)
     error = refusal(lambda: connection_of(pair.master).follow(message, 0.0))
     assert isinstance(error, NotMaster)
     assert error.retriable
@@ -479,7 +479,7 @@ def test_a_copy_that_begins_above_the_common_point_begins_anew(pair: Pair) -> No
     histories part before."""
     first, point = pair.master.epochs.entries[0], pair.master.end
     start_epoch(pair.master, "n0", 5)
-    message = Follow(
+    message = FollowRequest(
         log_id="x", epochs=told([first, Epoch(3, point, "n9", "a")]), begin=point + 400, end=point + 800, confirmed=0
     )
     connection = connection_of(pair.master)

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from mirrorlog.commitlog.recovery.former_copies import copies_aside
+from mirrorlog.commitlog.quarantine import quarantined_copies
 from mirrorlog.errors import LogCorrupt, LogRecovering
 from mirrorlog.ha.actions import Align
 from mirrorlog.wire.frames import FrameType
 from mirrorlog.wire.messages.codec import decode
-from mirrorlog.wire.messages.replication import Follow, Pull
+from mirrorlog.wire.messages.replication import FollowRequest, Pull
 from tests.commitlog.logs import patch
 from tests.ha.links import (
     Declared,
@@ -66,7 +66,7 @@ def test_it_says_what_it_can_show_and_serves_nothing(pair: Pair) -> None:
     client.connected(0.0)
     (said,) = frames_in(sends(client.received(welcome(pair.settings), 0.0)))
     follow = decode(said.payload)
-    assert isinstance(follow, Follow)
+    assert isinstance(follow, FollowRequest)
     assert (follow.end, follow.confirmed) == (place, place)
     assert pair.mirror.claim == (end, end)
     assert pair.mirror.lossy
@@ -102,7 +102,7 @@ def test_a_master_that_has_it_all_repairs_it(pair: Pair) -> None:
     flush(pair.mirror)
     pair.mirror.note_repaired()
     assert pair.mirror.repairing is None
-    (aside,) = copies_aside(directory)
+    (aside,) = quarantined_copies(directory)
     kept = (aside / f"{place:020d}").read_bytes()
     assert len(kept) == end - place
     assert kept[:200] == content(pair.master)[place : place + 200]

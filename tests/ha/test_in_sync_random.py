@@ -14,7 +14,7 @@ import pytest
 
 from mirrorlog.cluster.state.commands import (
     Addresses,
-    AnyCommand,
+    Command,
     Holder,
     InSyncGrown,
     InSyncShrunk,
@@ -27,7 +27,8 @@ from mirrorlog.cluster.state.commands import (
     Seen,
     StartKind,
 )
-from mirrorlog.cluster.state.state import ClusterState, LogFacts, applied
+from mirrorlog.cluster.state.machine import applied
+from mirrorlog.cluster.state.state import ClusterState, LogFacts
 from mirrorlog.commitlog.epochs import Epoch, EpochList
 from mirrorlog.commitlog.segments.cold import ColdRead
 from mirrorlog.errors import InSyncReplicasNotEnough
@@ -36,7 +37,7 @@ from mirrorlog.ha.group_transfer import ALL_MEMBERS, Answer, PutStatus
 from mirrorlog.ha.in_sync import Grow, InSyncSet, Wish
 from mirrorlog.ha.mastership import Candidate, Mastership
 from mirrorlog.wire.frames import Durability
-from mirrorlog.wire.messages.replication import EpochEntry, Follow, Pull
+from mirrorlog.wire.messages.replication import EpochEntry, FollowRequest, Pull
 from tests.ha.links import ack_of
 from tests.ha.replicas import HA
 
@@ -89,7 +90,7 @@ class Asked:
     """A wish that the driver waits for, its command, and where in the history its outcome was."""
 
     wish: Wish
-    command: AnyCommand
+    command: Command
     outcome: tuple[bool, int] | None = None
 
 
@@ -105,7 +106,7 @@ class Histories:
         self.history: list[ClusterState] = []
         self.copies = {node: Copy(node, "") for node in MIRRORS}
         self.links: dict[str, Link] = {}
-        self.wire: list[AnyCommand] = []
+        self.wire: list[Command] = []
         self.asked: Asked | None = None
         self.log = Numbers()
         self.waits: dict[int, int] = {}
@@ -148,7 +149,7 @@ class Histories:
 
     # --- the cluster ---
 
-    def apply(self, command: AnyCommand) -> bool:
+    def apply(self, command: Command) -> bool:
         """Whether it was refused."""
         self.state, outcome = applied(self.state, len(self.history) + 1, command)
         self.history.append(self.state)
@@ -189,7 +190,7 @@ class Histories:
     def link(self, copy: Copy) -> None:
         connection = HAConnection(node_id=copy.node, start_id=copy.run, copy=self.log, settings=HA, now=self.now)
         epochs = [EpochEntry(*EPOCH)] if copy.held else []
-        connection.follow(Follow(log_id="x", epochs=epochs, begin=0, end=copy.held, confirmed=0), self.now)
+        connection.follow(FollowRequest(log_id="x", epochs=epochs, begin=0, end=copy.held, confirmed=0), self.now)
         connection.pull(Pull(log_offset=copy.held), self.now)
         self.mastership.join(connection)
         self.links[copy.node] = Link(copy.run, connection)
@@ -246,7 +247,7 @@ class Histories:
             return
         assert self.asked is None, "two wishes are under way"
         seen = Seen(1, wish.version)
-        command: AnyCommand
+        command: Command
         if isinstance(wish, Grow):
             command = InSyncGrown(log_id="x", seen=seen, holder=Holder(wish.node, wish.start_id))
         else:

@@ -9,9 +9,10 @@ import msgspec
 import pytest
 
 from mirrorlog.broker.log.replica import Replica
-from mirrorlog.commitlog.format.body import Record, encode_batch
+from mirrorlog.commitlog.format.body import Record
+from mirrorlog.commitlog.format.drafts import encode_batch
 from mirrorlog.commitlog.format.header import CONTROL_QUEUE_ID, Kind
-from mirrorlog.commitlog.index.table_builder import build_table
+from mirrorlog.commitlog.index.tables import build_table
 from mirrorlog.commitlog.log import CommitLog
 from mirrorlog.errors import BadBatch, DiskFailed, DiskFull, LogCorrupt, MirrorlogError
 from mirrorlog.queues.changes import CheckpointBegan, CheckpointEnded, encode_checkpoint, encode_state

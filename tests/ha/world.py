@@ -22,16 +22,16 @@ from mirrorlog.ha.connection import HAConnection, LinkState
 from mirrorlog.ha.group_transfer import ALL_MEMBERS, Answer, PutStatus
 from mirrorlog.ha.losses import DeclaredLoss
 from mirrorlog.ha.mastership import LogState, Mastership
-from mirrorlog.wire.frames import Durability, Frame, FrameReader, FrameType, frame, read_ack
-from mirrorlog.wire.greeting import check_hello
+from mirrorlog.wire.frame_reader import FrameReader
+from mirrorlog.wire.frames import Durability, Frame, FrameType, frame, read_ack
 from mirrorlog.wire.messages.codec import decode, encode
-from mirrorlog.wire.messages.handshake import Hello, Limits, Welcome
-from mirrorlog.wire.messages.replication import Follow, Pull
+from mirrorlog.wire.messages.handshake import Hello, NodeLimits, Welcome, check_hello
+from mirrorlog.wire.messages.replication import FollowRequest, Pull
 from tests.commitlog.logs import abandon
 from tests.ha.links import Declared, everybody
 from tests.ha.replicas import HA, append, content, flush, greeting_of, log_id_of, open_master, open_replica, settings_of
 
-WELCOME = Limits(max_record_bytes=1, max_batch_bytes=1)
+WELCOME = NodeLimits(max_record_bytes=1, max_batch_bytes=1)
 
 
 class Pipe:
@@ -240,7 +240,7 @@ class World:
         action = mirror.aligns.popleft()
         if action.loss:
             gone = content(mirror.replica)[action.log_offset :]
-            aside = mirror.replica.set_surplus_aside(action.log_offset)
+            aside = mirror.replica.quarantine_tail(action.log_offset)
             kept = b"".join(path.read_bytes() for path in sorted(aside.iterdir()) if path.name.isdigit())
             assert kept == gone, f"what {mirror.node_id} has to lose is not what it keeps"
             aside.rename(mirror.directory.with_name(f"{mirror.node_id}-kept-{len(list(self._root.iterdir()))}"))
@@ -401,7 +401,7 @@ class World:
 
     def _follow(self, link: Link, each: Frame) -> None:
         message = decode(each.payload)
-        assert isinstance(message, Follow)
+        assert isinstance(message, FollowRequest)
         assert link.greeted is not None
         assert link.greeted.node_id is not None
         mastership = self.master.mastership

@@ -12,18 +12,19 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Self, TypeVar
 
-from mirrorlog.commitlog.format.body import Record, encode_batch
+from mirrorlog.commitlog.format.body import Record
 from mirrorlog.commitlog.format.codec import open_body
+from mirrorlog.commitlog.format.drafts import encode_batch
 from mirrorlog.commitlog.format.header import read_header
 from mirrorlog.config import split_address
 from mirrorlog.errors import ConnectionLost, MirrorlogError, RequestTimeout
+from mirrorlog.wire.frame_reader import FrameReader
 from mirrorlog.wire.frames import (
     BATCHES,
     FETCH,
     PRODUCE,
     Batches,
     Confirm,
-    FrameReader,
     FrameType,
     Level,
     frame,

@@ -37,7 +37,7 @@ from mirrorlog.wire.messages.queues import (
     Metadata,
     QueueInfo,
 )
-from mirrorlog.wire.messages.replication import EpochEntry, Follow, Pull
+from mirrorlog.wire.messages.replication import EpochEntry, FollowRequest, Pull
 from tests.process.clusters import declare, error_of, eventually, fast_cluster, log_of
 from tests.process.raw import Raw, batch_of
 
@@ -324,7 +324,7 @@ def test_a_node_that_is_no_mirror_of_the_log(cluster: Cluster, node_id: str) -> 
     """Goal: only assigned nodes get the bytes, not even the master's own name. Method: follow as somebody else."""
     log = log_of(cluster.master)
     with Raw(cluster.master.replication, hello=mirror_hello(cluster, node_id=node_id)) as raw:
-        follow = Follow(log_id=log.log_id, epochs=[], begin=0, end=0, confirmed=0)
+        follow = FollowRequest(log_id=log.log_id, epochs=[], begin=0, end=0, confirmed=0)
         raw.send(frame(FrameType.FOLLOW, encode(follow)))
         closed_with(raw, NotAMember, "its mirrors are n2")
 
@@ -343,7 +343,7 @@ def test_frames_of_random_content(cluster: Cluster, queue: QueueInfo, port: str,
     random or good ones (that change nothing) with bytes changed; the node's log has no traceback."""
     drawn = random.Random(seed)
     good = [
-        encode(Follow(log_id=queue.log_id, epochs=[EpochEntry(1, 0)], begin=0, end=96, confirmed=0)),
+        encode(FollowRequest(log_id=queue.log_id, epochs=[EpochEntry(1, 0)], begin=0, end=96, confirmed=0)),
         encode(GetMetadata(queues=["q"])),
         encode(FindOffset(queue="q", append_time_us=0)),
         encode(FetchPosition(queue="q", group="g")),

@@ -23,7 +23,7 @@ from mirrorlog.wire.frames import ACK, TRANSFER, FrameType, Level, Transfer, fra
 from mirrorlog.wire.messages.codec import encode
 from mirrorlog.wire.messages.handshake import Hello
 from mirrorlog.wire.messages.queues import QueueInfo
-from mirrorlog.wire.messages.replication import EpochEntry, Follow, History, Pull
+from mirrorlog.wire.messages.replication import EpochEntry, FollowRequest, History, Pull
 from tests.process.clusters import (
     assert_copies_equal,
     declare,
@@ -86,7 +86,7 @@ class FakeMirror(Raw):
     def follow(self, **facts: Any) -> History:
         """Follow as an empty copy unless told otherwise. Raises what the master says."""
         claims = {"log_id": self.log.log_id, "epochs": [], "begin": 0, "end": 0, "confirmed": 0, **facts}
-        self.send(frame(FrameType.FOLLOW, encode(Follow(**claims))))
+        self.send(frame(FrameType.FOLLOW, encode(FollowRequest(**claims))))
         return self._message(self.receive(), History)
 
     def pull(self, log_offset: int = 0) -> Transfer:

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from mirrorlog.commitlog.format.body import Record, draft_columns, encode_batch
+from mirrorlog.commitlog.format.body import Record
 from mirrorlog.commitlog.format.checksum import crc32c
 from mirrorlog.commitlog.format.codec import compress, compress_draft
+from mirrorlog.commitlog.format.drafts import draft_columns, encode_batch
 from mirrorlog.commitlog.format.header import HEADER_SIZE, Codec, Column, Kind, write_producer_part
 from mirrorlog.errors import (
     BadBatch,
@@ -24,8 +25,9 @@ from mirrorlog.errors import (
     StaleProducerEpoch,
 )
 from mirrorlog.testing import Cluster
-from mirrorlog.wire.frames import CONFIRM_DUPLICATE, PRODUCE, FrameType, Level, frame, transact_payload
+from mirrorlog.wire.frames import CONFIRM_DUPLICATE, PRODUCE, FrameType, Level, frame
 from mirrorlog.wire.messages.queues import QueueInfo
+from mirrorlog.wire.transaction_frames import transact_payload
 from tests.process.clusters import declare, error_of, fast_cluster, log_of
 from tests.process.raw import Raw, batch_of
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from mirrorlog.cluster.membership import starts
+from mirrorlog.cluster.membership import run_history
 from mirrorlog.commitlog.files import OS_FILES
 from mirrorlog.errors import MirrorlogError, NoSuchQueue
 from mirrorlog.testing import Node
@@ -36,9 +36,9 @@ def lose_power(node: Node, log_id: str, *, from_offset: int) -> None:
     with segment.open("r+b") as file:
         file.seek(from_offset)
         file.write(bytes(segment.stat().st_size - from_offset))
-    path = node.data_dir / starts.FILE_NAME
-    record = msgspec.structs.replace(starts.RECORD_FILE.read(OS_FILES, path), boot_id="another boot")
-    path.write_bytes(starts.RECORD_FILE.encode(record))
+    path = node.data_dir / run_history.FILE_NAME
+    record = msgspec.structs.replace(run_history.RECORD_FILE.read(OS_FILES, path), boot_id="another boot")
+    path.write_bytes(run_history.RECORD_FILE.encode(record))
 
 
 @pytest.mark.parametrize("arguments", [{}, {"durable": False}], ids=["durable", "of one run"])

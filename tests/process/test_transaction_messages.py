@@ -17,7 +17,8 @@ from mirrorlog.errors import (
     NotGranted,
     Unroutable,
 )
-from mirrorlog.wire.frames import How, settle_part, transact_payload
+from mirrorlog.wire.frames import How
+from mirrorlog.wire.transaction_frames import settle_part, transact_payload
 from tests.process.clusters import eventually, fast_cluster
 from tests.process.test_transactions import declare, values
 

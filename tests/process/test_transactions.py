@@ -10,7 +10,8 @@ import pytest
 from mirrorlog.client import Client
 from mirrorlog.client.connection.queue_metadata import FoundQueue
 from mirrorlog.client.sync import Client as SyncClient
-from mirrorlog.commitlog.format.body import Record, encode_batch
+from mirrorlog.commitlog.format.body import Record
+from mirrorlog.commitlog.format.drafts import encode_batch
 from mirrorlog.errors import (
     AccessRefused,
     BadBatch,
@@ -25,8 +26,9 @@ from mirrorlog.errors import (
 )
 from mirrorlog.testing import Cluster
 from mirrorlog.wire.auth.passwords import hashed
-from mirrorlog.wire.frames import CONFIRM_DUPLICATE, transact_payload
+from mirrorlog.wire.frames import CONFIRM_DUPLICATE
 from mirrorlog.wire.messages.status import NodeCounts
+from mirrorlog.wire.transaction_frames import transact_payload
 from tests.process.clusters import eventually, fast_cluster
 from tests.spark.offline_logs import read_all
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from mirrorlog.commitlog.format.body import Record, encode_batch
+from mirrorlog.commitlog.format.body import Record
+from mirrorlog.commitlog.format.drafts import encode_batch
 from mirrorlog.commitlog.format.header import BatchHeader, Kind, read_header, stamp
 from mirrorlog.queues.changes import PositionCommitted, QueueDeclared, decode_changes, encode_change
 from mirrorlog.queues.checkpoint import CheckpointTracker, CheckpointWriter, apply_checkpoint

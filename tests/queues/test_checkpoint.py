@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mirrorlog.commitlog.format.body import Record, encode_batch
+from mirrorlog.commitlog.format.body import Record
+from mirrorlog.commitlog.format.drafts import encode_batch
 from mirrorlog.commitlog.format.header import CONTROL_QUEUE_ID, BatchHeader, Kind, check_producer_part, read_header
 from mirrorlog.errors import BadBatch, NoSuchQueue, OutOfSequence
 from mirrorlog.queues.changes import (

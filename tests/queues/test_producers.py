@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mirrorlog.commitlog.format.body import Record, encode_batch
+from mirrorlog.commitlog.format.body import Record
+from mirrorlog.commitlog.format.drafts import encode_batch
 from mirrorlog.commitlog.format.header import BatchHeader, Flag, Kind, read_header, stamp, write_producer_part
 from mirrorlog.errors import BadBatch, MirrorlogError, OutOfSequence, StaleProducerEpoch
 from mirrorlog.queues.producers import (

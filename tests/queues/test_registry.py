@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from mirrorlog import versions
-from mirrorlog.commitlog.format.body import Record, encode_batch
+from mirrorlog.commitlog.format.body import Record
+from mirrorlog.commitlog.format.drafts import encode_batch
 from mirrorlog.commitlog.format.header import BatchHeader, Kind, read_header, stamp
 from mirrorlog.errors import BadBatch, BadRequest, NoSuchQueue, Overloaded, QueueExists
 from mirrorlog.queues.arguments import version_needed

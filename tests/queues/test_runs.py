@@ -15,7 +15,8 @@ from typing import Final
 import pytest
 
 from mirrorlog.commitlog.format.attributes import NO_ATTRIBUTES, Attributes, attributes_of
-from mirrorlog.commitlog.format.body import Record, encode_batch
+from mirrorlog.commitlog.format.body import Record
+from mirrorlog.commitlog.format.drafts import encode_batch
 from mirrorlog.commitlog.format.header import ATTRIBUTES_SIZE, HEADER_SIZE, BatchHeader, Kind, read_header
 from mirrorlog.errors import BadBatch, Overloaded
 from mirrorlog.queues.changes import (

@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Sequence
 
 from mirrorlog.cluster.coordination.coordinator import Wanted
-from mirrorlog.cluster.service import ClusterService, Identity, founding
-from mirrorlog.cluster.state.commands import Addresses, StartKind
+from mirrorlog.cluster.membership.founding import founding
+from mirrorlog.cluster.service import ClusterService
+from mirrorlog.cluster.state.commands import Addresses, NodeStarted, StartKind
 from mirrorlog.cluster.state.state import ClusterState, NodeFacts
 from sim.machines import ROOT, Machine
 from sim.world import World
@@ -53,7 +54,7 @@ class SimulatedService(ServiceNode):
         before, self.runs = self.start_id if self.runs else "", self.runs + 1
         await self.listen()
         service = ClusterService(
-            Identity(self.name, self.start_id, self.addresses, kind, before=before),
+            NodeStarted(node=self.name, start_id=self.start_id, addresses=self.addresses, kind=kind, before=before),
             host=self,
             hello=self._hello,
             wanted=Wanted(),
@@ -63,7 +64,7 @@ class SimulatedService(ServiceNode):
         )
         self.service = service
         nodes = {each.name: NodeFacts(number, each.addresses) for number, each in enumerate(founders, 1)}
-        snapshot = founding(ClusterState(CLUSTER_ID, "c", nodes=nodes), tuple(range(1, len(founders) + 1)))
+        snapshot = founding(ClusterState(CLUSTER_ID, "c", nodes=nodes))
         await service.open(machine.files, ROOT / "raft", own=1 + founders.index(self), snapshot=snapshot)
         service.start()
 

@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from mirrorlog.broker.log.replica import Replica
-from mirrorlog.cluster.coordination.promotion import Promotion, Report
-from mirrorlog.cluster.state import state
+from mirrorlog.cluster.coordination.promotion import FenceReport, Promotion
+from mirrorlog.cluster.state import log_rules, machine
 from mirrorlog.cluster.state.commands import Promoted
 from mirrorlog.cluster.state.state import ClusterState
 from mirrorlog.ha import client as ha_client
@@ -75,12 +75,12 @@ def test_a_stale_mirror_that_is_promoted_is_found(monkeypatch: pytest.MonkeyPatc
     """By promoting the copy that holds least, of all that there are."""
 
     def rank(self: Promotion, node: str) -> tuple[int, int]:
-        report: Report = self._reports[node]
+        report: FenceReport = self._reports[node]
         return -report.last_epoch, -report.end
 
     monkeypatch.setattr(Promotion, "_rank", rank)
     monkeypatch.setattr(Promotion, "asked", property(lambda self: self.log.replicas))
-    monkeypatch.setitem(state._HANDLERS, Promoted, _promoted_as_if_in_sync)
+    monkeypatch.setitem(machine.HANDLERS, Promoted, _promoted_as_if_in_sync)
     assert caught(
         *STALE_MIRROR,
         by=("nothing confirmed is", "readers see what stays", "losses have a reason", "the cluster is not whole"),
@@ -91,7 +91,7 @@ def _promoted_as_if_in_sync(before: ClusterState, index: int, command: Promoted)
     log = before.logs[command.log_id]
     in_sync = {**log.in_sync, command.holder.node: command.holder.start_id}
     taken_in = replace(before, logs={**before.logs, command.log_id: replace(log, in_sync=in_sync)})
-    return state._promoted(taken_in, index, command)
+    return log_rules.promoted(taken_in, index, command)
 
 
 def test_a_set_that_grows_without_the_union_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

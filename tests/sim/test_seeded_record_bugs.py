@@ -19,7 +19,7 @@ from mirrorlog.queues.delivery.settlement import Outcomes
 from mirrorlog.queues.groups.ledger import State
 from mirrorlog.queues.limits.attributes import QueueRuns, Row
 from mirrorlog.queues.limits.length import QueueLength, View
-from mirrorlog.wire.frames import Transact
+from mirrorlog.wire.transaction_frames import Transact
 from sim.cluster_main import Failure, attempt
 from sim.cluster_plan import Event, Plan
 from sim.cluster_sorts import sorts_of

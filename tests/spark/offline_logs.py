@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from mirrorlog.client.consumer.records import ConsumedBatch
-from mirrorlog.commitlog.format.body import Record, draft_columns
+from mirrorlog.commitlog.format.body import Record
 from mirrorlog.commitlog.format.codec import compress_draft
+from mirrorlog.commitlog.format.drafts import draft_columns
 from mirrorlog.commitlog.format.header import BatchHeader, Codec, Flag
 from mirrorlog.queues.changes import (
     BeginsState,

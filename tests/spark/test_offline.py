@@ -14,8 +14,8 @@ from uuid import UUID
 
 import pytest
 
-from mirrorlog.commitlog.checkpoint import CheckpointFile
 from mirrorlog.commitlog.files import OS_FILES
+from mirrorlog.commitlog.flush import CheckpointFile
 from mirrorlog.commitlog.format.body import Record
 from mirrorlog.commitlog.format.header import read_header
 from mirrorlog.errors import BadInput, ForeignDirectory, LogCorrupt, NoSuchLog, NoSuchQueue, PositionLost

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from mirrorlog.commitlog.format.body import Record, encode_batch
-from mirrorlog.commitlog.format.envelope import Part
+from mirrorlog.commitlog.format.body import Record
+from mirrorlog.commitlog.format.drafts import encode_batch
+from mirrorlog.commitlog.format.envelope import EnvelopePart
 from mirrorlog.commitlog.format.header import HEADER_SIZE, BatchHeader, Kind
 from mirrorlog.errors import LogCorrupt
 from mirrorlog.queues.changes import Settled, encode_changes
@@ -25,7 +26,7 @@ class TransactingLog(StoryLog):
 
     def transact(self, *queues: int, records: int = 2) -> list[BatchHeader]:
         """A transaction with a batch for each queue, and a settlement behind; their headers, the envelope's first."""
-        parts: list[Part] = []
+        parts: list[EnvelopePart] = []
         for queue_id in queues:
             first = self._next[queue_id]
             self._next[queue_id] = first + records
@@ -33,12 +34,12 @@ class TransactingLog(StoryLog):
             batch = encode_batch(
                 [Record(value) for value in values], queue_id=queue_id, producer_id=9, producer_epoch=0, sequence=first
             )
-            parts.append(Part(batch, first))
+            parts.append(EnvelopePart(batch, first))
             for offset, value in enumerate(values, first):
                 self.rows[queue_id][offset] = Row(offset, value, None, (), None, self._time_us + 1)
         self._time_us += 1
         change = encode_changes([Settled(group="g", ranges=[0, 1], why="acked")], queue_id=queues[0])
-        headers, _ = self.log.append_transaction([*parts, Part(change, 0)], append_time_us=self._time_us)
+        headers, _ = self.log.append_transaction([*parts, EnvelopePart(change, 0)], append_time_us=self._time_us)
         self.headers += headers
         return headers
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mirrorlog.commitlog.format.body import Record, encode_batch
+from mirrorlog.commitlog.format.body import Record
+from mirrorlog.commitlog.format.drafts import encode_batch
 from mirrorlog.commitlog.format.header import BatchHeader, Flag, read_header, stamp
 from mirrorlog.errors import BadInput
 from mirrorlog.spark.positions import QueuePosition, as_offsets, broken_history, parse_offsets

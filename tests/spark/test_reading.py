@@ -31,7 +31,7 @@ from mirrorlog.spark.reading.stream import QueueStreamReader
 from mirrorlog.spark.source import planned
 from mirrorlog.wire.messages.queues import Metadata, QueueInfo
 from tests.broker.hosting import running_all, settings_for
-from tests.client.test_consumer_leap import leap
+from tests.client.test_offset_jumps import leap
 from tests.ha.nodes import Node
 from tests.spark.batches import LOG_ID, consumed
 from tests.spark.offline_logs import StoryLog

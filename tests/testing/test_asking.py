@@ -11,7 +11,7 @@ from mirrorlog.errors import ConnectionLost, ProtocolError, RequestTimeout, Wron
 from mirrorlog.testing.asking import status_of, wait_for
 from mirrorlog.wire.frames import FrameType, frame
 from mirrorlog.wire.messages.codec import encode, error_frame
-from mirrorlog.wire.messages.handshake import Limits, Welcome
+from mirrorlog.wire.messages.handshake import NodeLimits, Welcome
 from mirrorlog.wire.messages.queues import Done
 from mirrorlog.wire.messages.status import Status
 
@@ -24,7 +24,7 @@ WELCOME = frame(
             cluster_name="testing",
             node_id="n1",
             start_id="s",
-            limits=Limits(max_record_bytes=1, max_batch_bytes=1),
+            limits=NodeLimits(max_record_bytes=1, max_batch_bytes=1),
         )
     ),
 )

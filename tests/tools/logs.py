@@ -4,15 +4,16 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
-from mirrorlog.commitlog.checkpoint import Checkpoint, CheckpointFile
 from mirrorlog.commitlog.files import OS_FILES
-from mirrorlog.commitlog.format.body import Draft, Record, draft_columns, encode_batch
+from mirrorlog.commitlog.flush import Checkpoint, CheckpointFile
+from mirrorlog.commitlog.format.body import Record
 from mirrorlog.commitlog.format.codec import compress_draft
+from mirrorlog.commitlog.format.drafts import Draft, draft_columns, encode_batch
 from mirrorlog.commitlog.format.header import HEADER_SIZE, BatchHeader, Codec, Flag, Kind
 from mirrorlog.commitlog.index.past import DIRECTORY_NAME as INDEX_NAME
 from mirrorlog.commitlog.index.past import PastIndex
 from mirrorlog.commitlog.index.tables import table_from_segment
-from mirrorlog.commitlog.segments.scan import Rules
+from mirrorlog.commitlog.segments.scan import BatchRules
 from mirrorlog.commitlog.segments.segment import segment_name
 from mirrorlog.queues.changes import (
     BeginMoved,
@@ -136,7 +137,7 @@ class LogMaker:
 
     def seal(self) -> None:
         """Tables for all that can have one."""
-        rules = Rules(self.log.seed, self.log.epochs)
+        rules = BatchRules(self.log.seed, self.log.epochs)
         while (segment := self.log.next_to_seal()) is not None:
             start, end = segment
             content = table_from_segment(

@@ -5,7 +5,7 @@ import pytest
 
 from mirrorlog.tools.common.cluster_status import newest_view, role_of, warnings
 from mirrorlog.tools.masters import still_away, still_mastered
-from mirrorlog.wire.messages.operators import Move
+from mirrorlog.wire.messages.operators import MasterMove
 from mirrorlog.wire.messages.status import LossStatus, PlacedLog
 from tests.tools.statuses import PLACED, cluster_status, member, placed, view
 
@@ -86,8 +86,8 @@ def test_a_drain_is_done_when_the_node_is_known_to_drain_and_masters_nothing() -
 def test_a_rebalance_is_done_when_what_could_move_has_moved() -> None:
     """Goal: what stays by its reason is not waited for. Method: one log that moves, one that stays."""
     moves = [
-        Move(log_id="one", name="main", source="n2", target="n1"),
-        Move(log_id="two", name="other", source="n2", target="n3", reason="n3 is not up"),
+        MasterMove(log_id="one", name="main", source="n2", target="n1"),
+        MasterMove(log_id="two", name="other", source="n2", target="n3", reason="n3 is not up"),
     ]
     logs = (placed(log_id="one", master="n2"), placed("other", log_id="two", master="n2"))
     assert still_away(view(*logs), moves) == ["log main is mastered by n2, not by n1"]

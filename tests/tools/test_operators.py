@@ -7,13 +7,13 @@ from mirrorlog.errors import Refused
 from mirrorlog.tools.cluster import UnseenEvents, event_line, nodes_of
 from mirrorlog.tools.common.output import page
 from mirrorlog.tools.masters import PromotionReport, promote_view, rebalance_view, reports_of
-from mirrorlog.wire.messages.operators import ClusterEvent, CopyPromoted, CopyReport, Events, Move, Rebalanced
+from mirrorlog.wire.messages.operators import ClusterEvent, CopyPromoted, CopyReport, Events, MasterMove, Rebalanced
 from tests.tools.goldens import golden
 from tests.tools.statuses import LOG_ID, NOW_US, OUTAGE
 
 MOVES = [
-    Move(log_id=LOG_ID, name="main", source="n2", target="n1"),
-    Move(log_id="two", name="other", source="", target="n3", reason="the log has no master"),
+    MasterMove(log_id=LOG_ID, name="main", source="n2", target="n1"),
+    MasterMove(log_id="two", name="other", source="", target="n3", reason="the log has no master"),
 ]
 WOULD = CopyPromoted(log_id=LOG_ID, name="main", missing=["n3"], able=["n1", "n2", "n4"])
 COPIES = [

@@ -4,8 +4,9 @@ import msgspec
 import pytest
 
 from mirrorlog.commitlog.format.attributes import Attributes
-from mirrorlog.commitlog.format.body import Record, draft_columns, encode_batch
+from mirrorlog.commitlog.format.body import Record
 from mirrorlog.commitlog.format.codec import compress_draft
+from mirrorlog.commitlog.format.drafts import draft_columns, encode_batch
 from mirrorlog.commitlog.format.header import Codec, read_header
 from mirrorlog.errors import BadBatch, BadInput
 from mirrorlog.tools.common.records import (

@@ -12,9 +12,9 @@ from uuid import UUID
 import pytest
 from typer.testing import CliRunner
 
-from mirrorlog.commitlog.checkpoint import CheckpointFile
 from mirrorlog.commitlog.directory import DataDirectory
 from mirrorlog.commitlog.files import OS_FILES
+from mirrorlog.commitlog.flush import CheckpointFile
 from mirrorlog.commitlog.index.past import DIRECTORY_NAME as INDEX_NAME
 from mirrorlog.commitlog.index.past import PastIndex
 from mirrorlog.commitlog.index.table import table_name

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mirrorlog.cluster.membership.starts import Starts
+from mirrorlog.cluster.membership.run_history import RunHistory
 from mirrorlog.tools.main import main
 from tests.cluster.survivors import FILES, Disk, commands
 from tests.tools.conftest import Outcome
@@ -108,7 +108,7 @@ def test_a_file_that_is_older_than_its_disk_is_refused(
     """Goal: both machines are given the same. Method: the node starts once more after its file was saved."""
     saved = tmp_path / "a.survivor"
     offline("--data-dir", disks["a"].path, "--save", saved)
-    run = Starts.open(FILES, disks["a"].path, boot_id="boot")
+    run = RunHistory.open(FILES, disks["a"].path, boot_id="boot")
     run.begin()
     outcome = offline("--data-dir", disks["a"].path, "--file", saved, "--data-dir", disks["b"].path,
                       "--survivors", "a,b", "--accept-loss")  # fmt: skip

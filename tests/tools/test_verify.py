@@ -13,15 +13,15 @@ import lmdb
 import pytest
 from typer.testing import CliRunner
 
-from mirrorlog.commitlog.checkpoint import Checkpoint, CheckpointFile
 from mirrorlog.commitlog.directory import DataDirectory
 from mirrorlog.commitlog.files import OS_FILES, OsFile
+from mirrorlog.commitlog.flush import Checkpoint, CheckpointFile
 from mirrorlog.commitlog.format.header import BatchHeader, Codec, log_seed
 from mirrorlog.commitlog.format.rows import pack_row
 from mirrorlog.commitlog.index.past import DIRECTORY_NAME as INDEX_NAME
 from mirrorlog.commitlog.index.past import PastIndex
 from mirrorlog.commitlog.index.table import table_name
-from mirrorlog.commitlog.index.table_builder import build_table
+from mirrorlog.commitlog.index.tables import build_table
 from mirrorlog.commitlog.log_directory import FILES, read_log_directory
 from mirrorlog.errors import BadInput, ForeignDirectory, LogCorrupt, MirrorlogError
 from mirrorlog.tools.main import app, main

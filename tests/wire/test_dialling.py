@@ -14,8 +14,8 @@ import uvloop
 
 from mirrorlog.testing.ports import HOST
 from mirrorlog.wire.dialling import CLIENT_UNACKED_MS, LINK_UNACKED_MS, dial
-from mirrorlog.wire.fairness.places import Places
-from mirrorlog.wire.listening import Place, listen
+from mirrorlog.wire.fairness.places import PortPlaces
+from mirrorlog.wire.listening import PortPlace, listen
 from tests.process.clusters import eventually
 
 _SYN_SENT = "02"
@@ -117,7 +117,7 @@ async def test_a_name_stands_at_the_address_that_answers() -> None:
 async def test_both_ends_are_ended_by_the_system_when_nothing_is_acknowledged() -> None:
     """Goal: neither side sends into a cut for longer than said. Method: what the sockets of both ends are set to."""
     accepted = Kept()
-    places: Places[Place] = Places(strangers_max=8, per_address_max=8, let_in_max=8)
+    places: PortPlaces[PortPlace] = PortPlaces(strangers_max=8, per_address_max=8, let_in_max=8)
     port = await listen(f"{HOST}:0", lambda _: accepted, places, unacked_ms=LINK_UNACKED_MS)  # type: ignore[arg-type, return-value]
     try:
         for unacked_ms in (LINK_UNACKED_MS, CLIENT_UNACKED_MS):

@@ -17,9 +17,10 @@ import uvloop
 from mirrorlog.errors import MirrorlogError, ProtocolError
 from mirrorlog.wire import endpoint
 from mirrorlog.wire.endpoint import Endpoint
-from mirrorlog.wire.fairness.lines import Lines
+from mirrorlog.wire.fairness.lines import LoopLines
 from mirrorlog.wire.fairness.turns import Share
-from mirrorlog.wire.frames import Frame, FrameReader, FrameType, frame
+from mirrorlog.wire.frame_reader import FrameReader
+from mirrorlog.wire.frames import Frame, FrameType, frame
 
 
 class Recorder:
@@ -98,7 +99,7 @@ def runner(request: pytest.FixtureRequest) -> Callable[..., None]:
     return run
 
 
-async def _pair(handler: Recorder, lines: Lines | None, *, outgoing_bytes_max: int = 1 << 20) -> socket.socket:
+async def _pair(handler: Recorder, lines: LoopLines | None, *, outgoing_bytes_max: int = 1 << 20) -> socket.socket:
     own, other = _tcp_pair()
     make = lambda: Endpoint(  # noqa: E731
         handler, frame_bytes_max=1 << 20, outgoing_bytes_max=outgoing_bytes_max, lines=lines
@@ -129,7 +130,7 @@ async def test_a_turn_that_fails_ends_its_connection_and_the_others_have_theirs(
             if len(self.numbers) == 65:
                 raise ProtocolError("in its second slice")
 
-    lines = Lines()
+    lines = LoopLines()
     bad, good = Failing(), Worker()
     sender, other = await _pair(bad, lines), await _pair(good, lines)
     sent = b"".join(frame(FrameType.PING, b"", number) for number in range(500))
@@ -144,7 +145,7 @@ async def test_a_turn_that_fails_ends_its_connection_and_the_others_have_theirs(
 
 
 async def test_the_turn_after_one_that_failed_comes() -> None:
-    lines, served = Lines(), asyncio.Event()
+    lines, served = LoopLines(), asyncio.Event()
 
     def fail() -> None:
         raise RuntimeError("not served")
@@ -167,7 +168,7 @@ def test_frames_keep_their_order_and_others_come_between_them(runner: Callable[.
     frames of one connection in one go, then one frame of another; it is not the last to be served."""
 
     async def story() -> None:
-        lines, loop = Lines(), asyncio.get_running_loop()
+        lines, loop = LoopLines(), asyncio.get_running_loop()
         busy, quiet = Worker(cost_s=0.00005), Worker()
         sender, other = await _pair(busy, lines), await _pair(quiet, lines)
         sent = b"".join(frame(FrameType.PING, b"%07d!" % number, number) for number in range(4_000))
@@ -194,7 +195,7 @@ def test_a_peer_that_does_not_read_is_asked_nothing_more_and_then_served_on(runn
 
     async def story() -> None:
         handler = Worker(answer=frame(FrameType.PONG, bytes(32 * 1024)))
-        other = await _pair(handler, Lines(), outgoing_bytes_max=1 << 20)
+        other = await _pair(handler, LoopLines(), outgoing_bytes_max=1 << 20)
         other.setblocking(False)
         loop = asyncio.get_running_loop()
         await loop.sock_sendall(other, b"".join(frame(FrameType.PING, b"", number) for number in range(1_000)))
@@ -246,7 +247,7 @@ def test_a_close_while_it_waits_in_line_is_a_close(runner: Callable[..., None]) 
     Method: close it from its own frame, and another one from outside, while both have more to say."""
 
     async def story() -> None:
-        lines = Lines()
+        lines = LoopLines()
 
         class Closes(Worker):
             def frame(self, frame: Frame) -> None:
@@ -284,7 +285,7 @@ def test_a_member_is_served_at_once_also_what_it_sent_before(runner: Callable[..
                 self.endpoint.unmetered()
 
         handler = Member()
-        other = await _pair(handler, Lines())
+        other = await _pair(handler, LoopLines())
         other.sendall(b"".join(frame(FrameType.PING, b"", number) for number in range(1_000)))
         await _until(lambda: len(handler.numbers) == 1_000)
         assert max(handler.receptions) == 1_000
@@ -299,7 +300,7 @@ def test_a_stranger_has_a_small_part_of_the_loop(runner: Callable[..., None]) ->
 
     async def story() -> None:
         handler = Worker(cost_s=0.0001)
-        other = await _pair(handler, Lines())
+        other = await _pair(handler, LoopLines())
         assert handler.endpoint is not None
         handler.endpoint.known(False)
         began = time.monotonic()
@@ -320,7 +321,7 @@ def test_a_frame_that_has_begun_is_not_stalled_while_its_rest_may_not_be_read(ru
 
     async def story() -> None:
         handler = Worker(cost_s=0.0005)
-        other = await _pair(handler, Lines())
+        other = await _pair(handler, LoopLines())
         assert handler.endpoint is not None
         other.sendall(frame(FrameType.PING, b"") * 50 + frame(FrameType.PING, bytes(100))[:50])
         await _until(lambda: len(handler.numbers) > 1)
@@ -338,7 +339,7 @@ def test_a_frame_that_has_begun_is_not_stalled_while_its_rest_may_not_be_read(ru
 class Slow:
     """A frame that is sent a byte at a time, to a class of connections whose turns are used up whenever one comes."""
 
-    def __init__(self, lines: Lines, endpoint: Endpoint) -> None:
+    def __init__(self, lines: LoopLines, endpoint: Endpoint) -> None:
         self.line = lines.known
         self.endpoint = endpoint
 
@@ -353,7 +354,7 @@ class Slow:
 async def test_a_frame_that_never_ends_is_stalled_however_often_it_had_to_wait() -> None:
     """Goal: under load, too, nobody keeps a begun frame for ever. Method: a byte of it comes time and again, each time
     there is no turn left for it, and it is served in the next one; what it was begun at stays, but for its waits."""
-    lines, handler = Lines(), Worker()
+    lines, handler = LoopLines(), Worker()
     other = await _pair(handler, lines)
     loop, begun = asyncio.get_running_loop(), handler.endpoint
     assert begun is not None
@@ -375,7 +376,7 @@ async def test_a_frame_that_never_ends_is_stalled_however_often_it_had_to_wait()
 async def test_what_waits_for_its_turn_is_not_begun() -> None:
     """Goal: an honest publisher is not closed for what the node has not come to. Method: a frame that is complete, and
     a part of the next, wait in line; then it is served, and the part alone is what was begun."""
-    lines, handler = Lines(), Worker()
+    lines, handler = LoopLines(), Worker()
     other = await _pair(handler, lines)
     assert handler.endpoint is not None
     whole, part = frame(FrameType.PING, bytes(100)), frame(FrameType.PING, bytes(100))[:50]

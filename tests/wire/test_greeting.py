@@ -7,8 +7,7 @@ import pytest
 
 from mirrorlog.errors import ProtocolError, UnsupportedVersion, WrongCluster
 from mirrorlog.wire.frames import PROTOCOL_VERSION_MAX
-from mirrorlog.wire.greeting import ROLES, check_hello
-from mirrorlog.wire.messages.handshake import Hello
+from mirrorlog.wire.messages.handshake import ROLES, Hello, check_hello
 
 HELLO = Hello(version_min=1, version_max=1, role="client")
 

@@ -20,11 +20,12 @@ import uvloop
 
 from mirrorlog.errors import ConnectionLost, MirrorlogError, Overloaded
 from mirrorlog.wire.endpoint import Endpoint
-from mirrorlog.wire.fairness.lines import Lines
-from mirrorlog.wire.fairness.places import Places
+from mirrorlog.wire.fairness.lines import LoopLines
+from mirrorlog.wire.fairness.places import PortPlaces
 from mirrorlog.wire.fairness.turns import STRANGER
-from mirrorlog.wire.frames import Frame, FrameReader, FrameType, frame
-from mirrorlog.wire.listening import Place, Port, listen
+from mirrorlog.wire.frame_reader import FrameReader
+from mirrorlog.wire.frames import Frame, FrameType, frame
+from mirrorlog.wire.listening import Port, PortPlace, listen
 from mirrorlog.wire.messages.codec import as_error, expect_message
 from mirrorlog.wire.messages.handshake import Failure
 from mirrorlog.wire.tls import HANDSHAKE_S
@@ -42,7 +43,7 @@ Run = Callable[[Coroutine[Any, Any, None]], None]
 class Answering:
     """Lets in whoever sends a frame, and sends it back."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: PortPlace) -> None:
         self._place = place
         self._endpoint: Endpoint | None = None
 
@@ -89,11 +90,11 @@ async def with_port(
 ) -> None:
     """`body` with a port whose every descriptor is closed again at the end."""
     before = descriptors()
-    places: Places[Place] = Places(strangers_max=STRANGERS_MAX, per_address_max=per_address, let_in_max=3)
-    made: Callable[[Place], Endpoint] = lambda place: Endpoint(  # noqa: E731
+    places: PortPlaces[PortPlace] = PortPlaces(strangers_max=STRANGERS_MAX, per_address_max=per_address, let_in_max=3)
+    made: Callable[[PortPlace], Endpoint] = lambda place: Endpoint(  # noqa: E731
         Answering(place), frame_bytes_max=1024, outgoing_bytes_max=1024
     )
-    port = await listen(f"{HOST}:0", made, places, tls, lines=Lines())
+    port = await listen(f"{HOST}:0", made, places, tls, lines=LoopLines())
     try:
         async with asyncio.timeout(WAIT_S):
             await body(port)
@@ -382,10 +383,10 @@ def test_a_name_that_stands_for_nothing_is_no_address() -> None:
 
     async def listening() -> None:
         with pytest.raises(MirrorlogError, match=r"cannot listen on nowhere\.invalid:1"):
-            await listen("nowhere.invalid:1", _never, Places(strangers_max=1, per_address_max=1, let_in_max=1))
+            await listen("nowhere.invalid:1", _never, PortPlaces(strangers_max=1, per_address_max=1, let_in_max=1))
 
     asyncio.run(listening())
 
 
-def _never(place: Place) -> Endpoint:
+def _never(place: PortPlace) -> Endpoint:
     raise ConnectionLost("never")

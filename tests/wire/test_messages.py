@@ -13,13 +13,13 @@ from mirrorlog.wire.messages.codec import as_error, decode, encode, error_frame
 from mirrorlog.wire.messages.groups import LeasedRange, Leases, SettleLease, Subscribe, SubscriptionEnded
 from mirrorlog.wire.messages.handshake import Failure, Hello
 from mirrorlog.wire.messages.queues import DeclareQueue
-from mirrorlog.wire.messages.replication import EpochEntry, Follow, History, Pull
+from mirrorlog.wire.messages.replication import EpochEntry, FollowRequest, History, Pull
 from mirrorlog.wire.messages.topology import Login
 
 MESSAGES = [
     Hello(version_min=1, version_max=3, role="mirror", cluster_id="c", node_id="n1", start_id="s", credential=b"x"),
     Failure(code="X", message="text", details={"a": [1, {"b": None}]}),
-    Follow(log_id="l", epochs=[EpochEntry(1, 0), EpochEntry(2, 2**63)], begin=0, end=9, confirmed=3),
+    FollowRequest(log_id="l", epochs=[EpochEntry(1, 0), EpochEntry(2, 2**63)], begin=0, end=9, confirmed=3),
     History(epoch=2, epochs=[], begin=0, end=0, confirmed=0),
     Pull(log_offset=7),
     DeclareQueue(name="q", arguments={"x-max": 3}),

@@ -5,13 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mirrorlog.wire.fairness.places import Places, source_of
+from mirrorlog.wire.fairness.places import PortPlaces, source_of
 
 
 def test_an_address_that_floods_drives_out_itself() -> None:
     """Goal: sixty sockets, or a thousand, of one address take no place of another one. Method: so many more than it may
     have; each drives out the oldest of its own, and the other address's stays and is let in."""
-    places: Places[int] = Places(strangers_max=20, per_address_max=5, let_in_max=10)
+    places: PortPlaces[int] = PortPlaces(strangers_max=20, per_address_max=5, let_in_max=10)
     assert places.come(-1, "10.0.0.2") is None
     gone = [places.come(number, "10.0.0.1") for number in range(1000)]
     assert gone == [None] * 5 + list(range(995))
@@ -22,7 +22,7 @@ def test_an_address_that_floods_drives_out_itself() -> None:
 def test_a_flood_of_many_addresses_drives_out_those_that_have_most() -> None:
     """Goal: who has one place goes last. Method: fill all places by three addresses with five each and five with one;
     newcomers drive out the oldest of those that have five, then of those that have four."""
-    places: Places[str] = Places(strangers_max=20, per_address_max=5, let_in_max=10)
+    places: PortPlaces[str] = PortPlaces(strangers_max=20, per_address_max=5, let_in_max=10)
     for number in range(5):
         places.come(f"alone {number}", f"10.0.1.{number}")
     for number in range(5):
@@ -34,7 +34,7 @@ def test_a_flood_of_many_addresses_drives_out_those_that_have_most() -> None:
 
 def test_nobody_who_was_let_in_goes_for_a_stranger() -> None:
     """Let one in, then flood from its address: it stays, and its limit is one of its own."""
-    places: Places[int] = Places(strangers_max=4, per_address_max=4, let_in_max=2)
+    places: PortPlaces[int] = PortPlaces(strangers_max=4, per_address_max=4, let_in_max=2)
     for number in (0, 1, 2):
         places.come(number, "10.0.0.1")
     assert places.take(0)
@@ -49,7 +49,7 @@ def test_nobody_who_was_let_in_goes_for_a_stranger() -> None:
 
 def test_who_goes_on_is_as_good_as_new() -> None:
     """One that has greeted is behind those that came after it and say nothing."""
-    places: Places[int] = Places(strangers_max=3, per_address_max=3, let_in_max=1)
+    places: PortPlaces[int] = PortPlaces(strangers_max=3, per_address_max=3, let_in_max=1)
     for number in range(3):
         places.come(number, "10.0.0.1")
     places.went_on(0)
@@ -72,7 +72,7 @@ _STEPS = st.lists(
 def test_limits_hold_whatever_comes(steps: list[tuple[str, int, str]]) -> None:
     """Random steps beside plain sets: counts are right, no limit is passed, who goes is a stranger of an address that
     had most, or of the newcomer's own."""
-    places: Places[int] = Places(strangers_max=6, per_address_max=3, let_in_max=2)
+    places: PortPlaces[int] = PortPlaces(strangers_max=6, per_address_max=3, let_in_max=2)
     strangers: dict[int, str] = {}
     let_in: set[int] = set()
     for step, key, address in steps:

@@ -17,9 +17,10 @@ from mirrorlog.wire.auth.proof import (
     mac_accepted,
     mac_dialled,
 )
-from mirrorlog.wire.frames import HELLO_BYTES_MAX, Frame, FrameReader, FrameType, frame
+from mirrorlog.wire.frame_reader import FrameReader
+from mirrorlog.wire.frames import HELLO_BYTES_MAX, Frame, FrameType, frame
 from mirrorlog.wire.messages.codec import decode, encode
-from mirrorlog.wire.messages.handshake import Challenge, Hello, Limits, Proof, Welcome
+from mirrorlog.wire.messages.handshake import Challenge, Hello, NodeLimits, Proof, Welcome
 
 SECRET = b"correct horse battery staple"
 HELLO = Hello(version_min=1, version_max=1, role="member", cluster_id="c", node_id="n2", start_id="s2")
@@ -29,7 +30,7 @@ WELCOME = Welcome(
     cluster_name="name",
     node_id="n1",
     start_id="s1",
-    limits=Limits(max_record_bytes=1, max_batch_bytes=1),
+    limits=NodeLimits(max_record_bytes=1, max_batch_bytes=1),
 )
 DIALLED, ACCEPTED, OTHER = (bytes([number]) * 32 for number in (1, 2, 3))
 

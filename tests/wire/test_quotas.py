@@ -15,8 +15,8 @@ from mirrorlog.wire.fairness.quotas import (
     PUBLISHED,
     READ,
     REQUESTS,
-    Bucket,
     Quota,
+    TokenBucket,
     UserLimits,
 )
 from mirrorlog.wire.frames import FrameType
@@ -31,7 +31,7 @@ def test_no_more_than_the_rate_a_second_of_it_and_a_frame_ever_pass(seed: int) -
     chance = Random(seed)
     rate = chance.choice([1_000, 50_000, 10_000_000])
     largest = int(rate * chance.uniform(0.01, 5))
-    bucket, now = Bucket(rate, 0.0), 0.0
+    bucket, now = TokenBucket(rate, 0.0), 0.0
     taken = list[tuple[float, int]]()
     waited = 0.0
     for _ in range(300):
@@ -52,7 +52,7 @@ def test_no_more_than_the_rate_a_second_of_it_and_a_frame_ever_pass(seed: int) -
 
 def test_a_debt_is_of_ten_seconds_at_most() -> None:
     """By a frame of a hundred seconds' worth."""
-    bucket = Bucket(10, 0.0)
+    bucket = TokenBucket(10, 0.0)
     bucket.take(1_000, 5.0)
     assert bucket.wait_s(5.0) == DEBT_S_MAX
     assert bucket.wait_s(14.0) == pytest.approx(1.0)

@@ -19,9 +19,9 @@ from mirrorlog.errors import ConfigError, ConnectionLost, MirrorlogError
 from mirrorlog.wire.auth.credentials import OPEN, credentials_of
 from mirrorlog.wire.dialling import dial
 from mirrorlog.wire.endpoint import Endpoint
-from mirrorlog.wire.fairness.places import Places
+from mirrorlog.wire.fairness.places import PortPlaces
 from mirrorlog.wire.frames import Frame, FrameType, frame
-from mirrorlog.wire.listening import Place, is_loopback, listen
+from mirrorlog.wire.listening import PortPlace, is_loopback, listen
 from mirrorlog.wire.renewal import RenewableContext, Renewal, renew
 from mirrorlog.wire.tls import TOLD_AGAIN_S, Refusals, client_context, server_context
 
@@ -96,7 +96,7 @@ def endpoint_of(handler: Handler) -> Endpoint:
 
 async def with_port(tls: ssl.SSLContext | None, body: Callable[[str], Awaitable[None]]) -> None:
     """`body`, with the address of a port that answers each frame with its bytes; ten seconds for all of it."""
-    places: Places[Place] = Places(strangers_max=8, per_address_max=8, let_in_max=0)
+    places: PortPlaces[PortPlace] = PortPlaces(strangers_max=8, per_address_max=8, let_in_max=0)
     port = await listen(f"{HOST}:0", lambda _: endpoint_of(Handler(echo=True)), places, tls)
     try:
         async with asyncio.timeout(10):

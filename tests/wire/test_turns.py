@@ -8,7 +8,16 @@ from itertools import count
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mirrorlog.wire.fairness.turns import HEAVY_S_MAX, KNOWN, LIGHT_BURST_S, LIGHT_PART, STRANGER, Budget, Line, Share
+from mirrorlog.wire.fairness.turns import (
+    HEAVY_S_MAX,
+    KNOWN,
+    LIGHT_BURST_S,
+    LIGHT_PART,
+    STRANGER,
+    Budget,
+    LoopLine,
+    Share,
+)
 
 BUDGET = Budget(turn_s=0.005, slice_s=0.001, frames=64)
 
@@ -19,7 +28,7 @@ class Loop:
     def __init__(self, budget: Budget = BUDGET) -> None:
         self.budget = budget
         self.now = 100.0
-        self.line = Line(budget)
+        self.line = LoopLine(budget)
         self.wants: dict[Share, deque[float]] = {}
         self.done: dict[Share, list[float]] = {}
         self.order: list[Share] = []
@@ -119,7 +128,7 @@ def test_alone_a_debt_costs_nothing() -> None:
 
 def test_a_debt_is_paid_by_as_much_time() -> None:
     """Goal: who asked for something dear a while ago is served at once. Method: the time of it passes."""
-    line = Line(BUDGET)
+    line = LoopLine(BUDGET)
     share = Share(line, lambda: None)
     line.served(share, 0.0, 0.011, more=False)
     list(line.turn())

@@ -17,7 +17,7 @@ from mirrorlog.broker.log.clock import now_us
 from mirrorlog.broker.log.fetch import join_runs
 from mirrorlog.broker.log.publish import Publisher
 from mirrorlog.broker.log.replica import Replica
-from mirrorlog.commitlog.index.memory import Run
+from mirrorlog.commitlog.index.queue_order import QueuedBatch
 from mirrorlog.errors import MirrorlogError, OffsetOutOfRange, OutcomeUnknown, Overloaded
 from mirrorlog.queues.arguments import dead_letters_of
 from mirrorlog.queues.changes import Change, encode_changes
@@ -112,7 +112,7 @@ class BatchReader:
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
-        self.runs: list[Run] = []
+        self.runs: list[QueuedBatch] = []
 
     def forget(self) -> None:
         """Another turn begins."""
@@ -145,7 +145,7 @@ class BatchReader:
             runs = index.entries(queue_id, at, min(wanted, bytes_max))
         return self._reached(runs, at, until, bytes_max)
 
-    def read(self, grants: Sequence[Grant], last: int, bytes_max: int) -> tuple[list[memoryview], list[Run]]:
+    def read(self, grants: Sequence[Grant], last: int, bytes_max: int) -> tuple[list[memoryview], list[QueuedBatch]]:
         """The bytes of the batches that something was granted of, as far as they are in memory, and which batches these
         are. Without the first one if it begins at the queue offset `last`: that was sent before. The first ones that
         fit into so many bytes, one at least: the others are fetched."""
@@ -158,7 +158,7 @@ class BatchReader:
 
     # --- inside ---
 
-    def _reached(self, runs: Sequence[Run], first: int, until: int, bytes_max: int) -> Reach:
+    def _reached(self, runs: Sequence[QueuedBatch], first: int, until: int, bytes_max: int) -> Reach:
         at, size, sent = first, 0, 0
         for run in runs:
             records = min(run.next_queue_offset, until) - at
@@ -176,24 +176,24 @@ class BatchReader:
         # What was reached before in this turn is sent with that.
         return Reach(first, at, size, sent or size)
 
-    def _note(self, run: Run) -> int:
+    def _note(self, run: QueuedBatch) -> int:
         """How many bytes more are sent with it."""
         known = bool(self.runs) and self.runs[-1].log_offset == run.log_offset
         self.runs.append(run)
         return 0 if known else run.length
 
-    def _granted(self, grants: Sequence[Grant]) -> list[Run]:
+    def _granted(self, grants: Sequence[Grant]) -> list[QueuedBatch]:
         """Of the batches reached those that something was given of, each once. Both rise."""
-        found: list[Run] = []
+        found: list[QueuedBatch] = []
         for run in self.runs:
             if run.base_queue_offset < grants[-1].next and (not found or found[-1].log_offset != run.log_offset):
                 found.append(run)
         return found
 
-    def _read(self, runs: Sequence[Run]) -> tuple[list[memoryview], list[Run]]:
+    def _read(self, runs: Sequence[QueuedBatch]) -> tuple[list[memoryview], list[QueuedBatch]]:
         """What of these batches is in memory, and which ones these are."""
         parts: list[memoryview] = []
-        sent: list[Run] = []
+        sent: list[QueuedBatch] = []
         at = 0
         for joined in join_runs(runs):
             those = runs[at : at + joined.batches]

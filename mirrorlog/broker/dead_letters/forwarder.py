@@ -27,7 +27,8 @@ from mirrorlog.broker.dead_letters.reader import DeadLetterReader
 from mirrorlog.broker.log.publish import Publisher
 from mirrorlog.broker.log.replica import Replica
 from mirrorlog.commitlog.format.attributes import asked_attributes
-from mirrorlog.commitlog.format.body import Record, encode_batch
+from mirrorlog.commitlog.format.body import Record
+from mirrorlog.commitlog.format.drafts import encode_batch
 from mirrorlog.errors import MirrorlogError
 from mirrorlog.queues.changes import Addressed, Target
 from mirrorlog.queues.dead_letters.forwarding import Departure

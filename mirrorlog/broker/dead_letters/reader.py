@@ -20,7 +20,7 @@ from mirrorlog.commitlog.format.attributes import attributes_of
 from mirrorlog.commitlog.format.body import Record
 from mirrorlog.commitlog.format.codec import open_body
 from mirrorlog.commitlog.format.header import BatchHeader, check_body, read_header
-from mirrorlog.commitlog.index.memory import Run
+from mirrorlog.commitlog.index.queue_order import QueuedBatch
 from mirrorlog.errors import BadBatch, LogUnavailable, OffsetOutOfRange
 from mirrorlog.queues.dead_letters.message import size_of
 from mirrorlog.queues.flat_ranges import flat_of, pairs
@@ -104,7 +104,7 @@ class DeadLetterReader:
         found.gone.append((first, end))
         _advance(left, end)
 
-    async def _take(self, there: tuple[Run, bytes], left: deque[Range], found: Leaving, room: Room) -> bool:
+    async def _take(self, there: tuple[QueuedBatch, bytes], left: deque[Range], found: Leaving, room: Room) -> bool:
         """What is asked of one batch; whether to go on: what comes may be of another priority, or too large beside the
         others."""
         run, batch = there
@@ -132,7 +132,7 @@ class DeadLetterReader:
         _advance(left, wanted[opened.done - 1] + 1)
         return opened.done == len(wanted)
 
-    async def _batch_at(self, queue_id: int, at: int) -> tuple[Run, bytes] | None:
+    async def _batch_at(self, queue_id: int, at: int) -> tuple[QueuedBatch, bytes] | None:
         run = await self._run_at(queue_id, at)
         if run is None or not run.base_queue_offset <= at < run.next_queue_offset:
             return None
@@ -144,7 +144,7 @@ class DeadLetterReader:
         content = await asyncio.get_running_loop().run_in_executor(self._helper, job.run)
         return run, bytes(content)
 
-    async def _run_at(self, queue_id: int, at: int) -> Run | None:
+    async def _run_at(self, queue_id: int, at: int) -> QueuedBatch | None:
         index, past = self._replica.index, self._replica.past
         if at < index.begin(queue_id) or index.gap_end(queue_id, at) is not None:
             return None
@@ -166,7 +166,7 @@ class DeadLetterReader:
         return min(until, behind)
 
 
-def _wanted(left: Iterable[Range], run: Run, records_max: int) -> list[int]:
+def _wanted(left: Iterable[Range], run: QueuedBatch, records_max: int) -> list[int]:
     """What is asked of a batch: so many queue offsets at most."""
     wanted = list[int]()
     for first, until in left:

@@ -474,7 +474,7 @@ class HostedLog:
     async def _cut_given_up(self, first: int) -> None:
         replica, last = self.replica, self.replica.end
         helped = partial(asyncio.get_running_loop().run_in_executor, self._flush_helper)
-        path = await helped(replica.set_surplus_aside, first)
+        path = await helped(replica.quarantine_tail, first)
         await self._quiesce()
         epochs = replica.epochs.held(first)
         replica.begin_anew()

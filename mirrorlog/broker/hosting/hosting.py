@@ -21,10 +21,10 @@ from mirrorlog.broker.hosting.duties import Duty, Follow, Lead, Leave, Rest, dut
 from mirrorlog.broker.hosting.hosted_log import HostedLog, HostedLogs, HostedState
 from mirrorlog.broker.log.in_sync import in_sync_set
 from mirrorlog.cluster.coordination.liveness import Change
-from mirrorlog.cluster.coordination.promotion import Report
-from mirrorlog.cluster.membership.promises import Promises
+from mirrorlog.cluster.coordination.promotion import FenceReport
+from mirrorlog.cluster.membership.fenced_epochs import FencedEpochs
 from mirrorlog.cluster.state.commands import (
-    AnyCommand,
+    Command,
     Holder,
     LeapConfirmed,
     LossEndFound,
@@ -69,7 +69,7 @@ class LogKeeper:
         self._told = ""
         self._elect_at = inf
         self._owes_leap = False
-        self._fences: dict[asyncio.Task[Report], None] = {}
+        self._fences: dict[asyncio.Task[FenceReport], None] = {}
         self.task = asyncio.ensure_future(self._keep())
 
     @property
@@ -89,7 +89,7 @@ class LogKeeper:
             self.log.learned(in_sync_set(facts, state.nodes))
         self._changed.set()
 
-    async def fence(self, epoch: int, *, gently: bool = False) -> Report:
+    async def fence(self, epoch: int, *, gently: bool = False) -> FenceReport:
         """Stop in every epoch before `epoch`, keep it on disk, and say what the copy holds. `gently`: what was taken as
         the master is confirmed before, if that is a matter of a moment. What was begun comes to its end, though
         who has asked may be gone. Raises MirrorlogError."""
@@ -100,13 +100,13 @@ class LogKeeper:
 
     # --- inside ---
 
-    def _fence_ended(self, fence: asyncio.Task[Report]) -> None:
+    def _fence_ended(self, fence: asyncio.Task[FenceReport]) -> None:
         self._fences.pop(fence, None)
         if not fence.cancelled():
             fence.exception()  # whoever asked for it knows, or is gone
         self._changed.set()
 
-    async def _fence(self, epoch: int, *, gently: bool) -> Report:
+    async def _fence(self, epoch: int, *, gently: bool) -> FenceReport:
         hosting = self._hosting
         async with self._turn:
             facts = hosting.facts(self.log_id)
@@ -127,7 +127,7 @@ class LogKeeper:
             )  # fmt: skip
             # Should the copy know an epoch that the cluster does not, it can open only one above that.
             promised = max(promised, copy.epoch_known + 1)
-            return Report(hosting.own.start_id, copy.last_epoch, copy.end, copy.confirmed, promised)
+            return FenceReport(hosting.own.start_id, copy.last_epoch, copy.end, copy.confirmed, promised)
 
     async def _keep(self) -> None:
         """Until the log is none of this node's."""
@@ -247,7 +247,7 @@ class Hosting:
         self,
         own: Holder,
         logs: HostedLogs,
-        promises: Promises,
+        promises: FencedEpochs,
         *,
         opener: Opener,
         helper: Executor,
@@ -263,7 +263,7 @@ class Hosting:
         self._keepers: dict[str, LogKeeper] = {}
         self._stopped = False
         self.ask_election: Callable[[str, int], None] = _nobody_asks
-        self.propose_soon: Callable[[AnyCommand], None] = _nobody_decides
+        self.propose_soon: Callable[[Command], None] = _nobody_decides
         self.on_registered: Callable[[], None] = _nobody_waits
         self.on_changed: Callable[[], None] = _nobody_waits
         self.on_life: Callable[[Change], None] = _nobody_watches
@@ -286,7 +286,7 @@ class Hosting:
         """What follows from it the coordinator decides; here it is told."""
         self.on_life(change)
 
-    async def fence(self, log_id: str, epoch: int, *, gently: bool = False) -> Report:
+    async def fence(self, log_id: str, epoch: int, *, gently: bool = False) -> FenceReport:
         """As `LogKeeper.fence`."""
         keeper = self._keepers.get(log_id)
         if keeper is None:
@@ -402,7 +402,7 @@ def _nobody_asks(log_id: str, epoch: int) -> None:
     """No coordinator is known yet."""
 
 
-def _nobody_decides(command: AnyCommand) -> None:
+def _nobody_decides(command: Command) -> None:
     """No cluster is there yet."""
 
 

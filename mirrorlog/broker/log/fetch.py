@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 from mirrorlog.broker.log.maintenance import PastKeeper
 from mirrorlog.broker.log.replica import Replica
 from mirrorlog.broker.resources.budgets import OutgoingBudget
-from mirrorlog.commitlog.index.memory import Run
+from mirrorlog.commitlog.index.queue_order import QueuedBatch
 from mirrorlog.commitlog.segments.cold import ColdRead
 from mirrorlog.config import LimitSettings, LogSettings
 from mirrorlog.errors import (
@@ -268,7 +268,9 @@ class Fetcher:
             # The memory is not what it was when the past was asked.
             self._answer(fetch, endpoint, correlation_id)
 
-    async def _answer_cold(self, fetch: Fetch, endpoint: Endpoint, correlation_id: int, runs: Sequence[Run]) -> None:
+    async def _answer_cold(
+        self, fetch: Fetch, endpoint: Endpoint, correlation_id: int, runs: Sequence[QueuedBatch]
+    ) -> None:
         jobs: list[ColdRead] = []
         for joined in join_runs(runs):
             at, end = joined.log_offset, joined.log_offset + joined.length
@@ -404,7 +406,7 @@ class JoinedRuns(NamedTuple):
     batches: int
 
 
-def join_runs(runs: Sequence[Run]) -> list[JoinedRuns]:
+def join_runs(runs: Sequence[QueuedBatch]) -> list[JoinedRuns]:
     """Neighbours as one: a read and a view for each, not for each batch."""
     found: list[JoinedRuns] = []
     for run in runs:

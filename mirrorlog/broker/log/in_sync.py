@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
-from mirrorlog.cluster.state.commands import AnyCommand, Holder, InSyncGrown, InSyncShrunk, Seen
+from mirrorlog.cluster.state.commands import Command, Holder, InSyncGrown, InSyncShrunk, Seen
 from mirrorlog.cluster.state.state import LogFacts, NodeFacts, Outcome
 from mirrorlog.errors import MirrorlogError
 from mirrorlog.ha.group_transfer import Answer
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 class Decides(Protocol):
     """The cluster, for who wants something decided."""
 
-    async def decide_once(self, command: AnyCommand) -> Outcome:
+    async def decide_once(self, command: Command) -> Outcome:
         """See `ClusterService.decide_once`."""
 
     def contact_at(self, now: float) -> float:
@@ -82,7 +82,7 @@ class InSyncKeeper:
         finally:
             self._asking = None
 
-    def _command(self, wish: Wish) -> AnyCommand:
+    def _command(self, wish: Wish) -> Command:
         seen = Seen(self._epoch, wish.version)
         if isinstance(wish, Grow):
             return InSyncGrown(log_id=self._log_id, seen=seen, holder=Holder(wish.node, wish.start_id))

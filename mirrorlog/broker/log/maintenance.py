@@ -18,9 +18,9 @@ from typing import Final, Protocol, TypeVar
 from mirrorlog.broker.log.publish import Publisher
 from mirrorlog.broker.log.replica import Replica
 from mirrorlog.commitlog.files import disk_error
-from mirrorlog.commitlog.index.memory import Run
 from mirrorlog.commitlog.index.past import Past
-from mirrorlog.commitlog.index.table_builder import build_table
+from mirrorlog.commitlog.index.queue_order import QueuedBatch
+from mirrorlog.commitlog.index.tables import build_table
 from mirrorlog.commitlog.log import CommitLog
 from mirrorlog.commitlog.segments.preallocation import PrepareJob
 from mirrorlog.errors import DiskFailed, DiskFull, IndexDoubtful, LogUnavailable, MirrorlogError, Overloaded
@@ -261,7 +261,7 @@ class PastKeeper:
         """After `pause`: the next `wake` may begin a job."""
         self._paused = False
 
-    async def entries(self, queue_id: int, queue_offset: int, max_bytes: int, *, until: int) -> list[Run]:
+    async def entries(self, queue_id: int, queue_offset: int, max_bytes: int, *, until: int) -> list[QueuedBatch]:
         """See `Past.entries`. Raises LogUnavailable while the index is made anew."""
         return await self._ask(lambda past: past.entries(queue_id, queue_offset, max_bytes, until=until))
 

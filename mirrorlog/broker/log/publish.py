@@ -55,19 +55,11 @@ from mirrorlog.queues.changes import Change
 from mirrorlog.queues.dead_letters.message import ADDED_BYTES_MAX
 from mirrorlog.queues.limits.credit import Account, Credits, Key, Told
 from mirrorlog.queues.producers import Landed, landed_of
-from mirrorlog.wire.frames import (
-    CONFIRM_DUPLICATE,
-    PRODUCE,
-    Credit,
-    Durability,
-    Level,
-    Transact,
-    confirm_frame,
-    read_produce,
-)
+from mirrorlog.wire.frames import CONFIRM_DUPLICATE, PRODUCE, Credit, Durability, Level, confirm_frame, read_produce
 from mirrorlog.wire.messages.status import ProducerStatus
 from mirrorlog.wire.names import split
 from mirrorlog.wire.routing import is_stale
+from mirrorlog.wire.transaction_frames import Transact
 
 logger = logging.getLogger(__name__)
 

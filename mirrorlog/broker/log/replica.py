@@ -19,23 +19,29 @@ from typing import Any, Final, NoReturn, cast
 from uuid import UUID
 
 from mirrorlog.broker.log.counters import LogCounters
-from mirrorlog.commitlog.diverged_tail import find_surplus, set_surplus_aside
 from mirrorlog.commitlog.epochs import Epoch, EpochList
 from mirrorlog.commitlog.files import OS_FILES, Files, disk_named
-from mirrorlog.commitlog.format.envelope import Part
+from mirrorlog.commitlog.format.envelope import EnvelopePart
 from mirrorlog.commitlog.format.header import BatchHeader, Column, Kind, read_header
 from mirrorlog.commitlog.index.memory import QueueIndex
 from mirrorlog.commitlog.index.past import DIRECTORY_NAME as INDEX_NAME
 from mirrorlog.commitlog.index.past import Past, PastIndex
 from mirrorlog.commitlog.index.past import delete as delete_index
 from mirrorlog.commitlog.index.tables import Tables
-from mirrorlog.commitlog.log import CommitLog, LogState
-from mirrorlog.commitlog.quarantine import set_damage_aside, unfinished_aside
+from mirrorlog.commitlog.log import CommitLog
+from mirrorlog.commitlog.quarantine import (
+    find_quarantined_tail,
+    next_quarantine,
+    quarantine_damage,
+    quarantine_tail,
+    quarantined_copies,
+    unfinished_quarantine,
+)
 from mirrorlog.commitlog.recovery.damage import Range
-from mirrorlog.commitlog.recovery.former_copies import copies_aside, next_aside
 from mirrorlog.commitlog.recovery.recovery import Claim
 from mirrorlog.commitlog.segments.cold import ColdRead
 from mirrorlog.commitlog.segments.scan import ignore_batch, without_advice
+from mirrorlog.commitlog.stored_log import LogCondition
 from mirrorlog.config import LogAssignment, Settings
 from mirrorlog.errors import (
     BadBatch,
@@ -343,7 +349,7 @@ class Replica:
         """Master: append checked batches, of one or more queues, as one; their headers as stamped. `flags`: of those
         with records. As `append`."""
         bases: dict[int, int] = {}
-        parts: list[Part] = []
+        parts: list[EnvelopePart] = []
         for batch in batches:
             header = read_header(batch)
             base = part_flags = 0
@@ -351,7 +357,7 @@ class Replica:
                 part_flags = flags
                 base = bases.get(header.queue_id, self.index.next_appended(header.queue_id))
                 bases[header.queue_id] = base + header.record_count
-            parts.append(Part(batch, base, part_flags))
+            parts.append(EnvelopePart(batch, base, part_flags))
         try:
             stamped, envelope = self.log.append_transaction(parts, append_time_us=now_us)
         except DiskFailed as error:
@@ -435,24 +441,24 @@ class Replica:
 
     def _check_aside(self, what: str) -> None:
         with disk_named("list the copies beside", self._directory):
-            found = copies_aside(self._directory)
+            found = quarantined_copies(self._directory)
         if len(found) >= self._settings.log.copies_aside_max:
             raise LogUnavailable(
                 f"this copy of log {self.assignment.name} must {what}, but {len(found)} former ones are set aside "
                 f"already (log.copies_aside_max), the oldest {found[0]}; remove those that nobody wants"
             )
 
-    def set_surplus_aside(self, log_offset: int) -> Path:
+    def quarantine_tail(self, log_offset: int) -> Path:
         """Mirror: keep what stands from `log_offset` on in a directory beside this copy; blocking, the path. Raises
         LogUnavailable, LogCorrupt, DiskFull or DiskFailed."""
         log = self._opened
         with disk_named("set aside a part of", self._directory):
-            if (found := find_surplus(self._files, log, log_offset)) is not None:
+            if (found := find_quarantined_tail(self._files, log, log_offset)) is not None:
                 return found
             self._check_aside("be cut")
             self._state_below(log_offset)
             names = {queue.queue_id: queue.name for queue in self.queues}
-            return set_surplus_aside(self._files, log, log_offset, queues=names)
+            return quarantine_tail(self._files, log, log_offset, queues=names)
 
     def begin_anew(self) -> None:
         """Mirror: `align` is about to make this copy anew; until `aligned` nobody can use it."""
@@ -498,12 +504,12 @@ class Replica:
         corrupt, claim = log.recovery.corrupt, log.claim
         assert corrupt is not None
         with disk_named("set aside a part of", self._directory):
-            if unfinished_aside(self._files, log) is None:
+            if unfinished_quarantine(self._files, log) is None:
                 self._check_aside("be cut where it is bad")
             if self._state_left is None:
                 self._open_anew(0, ())
                 return
-            path = set_damage_aside(self._files, log, queues={})
+            path = quarantine_damage(self._files, log, queues={})
         log.cut_damage(state=self._state_left)
         self._reopen()
         self.repairing = Range(log.end, claim.end, corrupt.reason)
@@ -583,7 +589,7 @@ class Replica:
             self.close()
         with disk_named("begin anew in", self._directory):
             # Renamed first in any case: a directory that is half removed when the process is killed is nobody's log.
-            former = next_aside(self._directory)
+            former = next_quarantine(self._directory)
             self._directory.rename(former)
             if self._opened.claim.end == self._opened.begin:
                 shutil.rmtree(former)
@@ -608,7 +614,7 @@ class Replica:
             self.on_broken(error)
         elif self.damage is not None:
             self._show_damaged()  # as it was, or more of it is set aside: another attempt goes on
-        elif isinstance(error, FileRefused) and self._opened.state is LogState.OPEN:
+        elif isinstance(error, FileRefused) and self._opened.state is LogCondition.OPEN:
             self.log = self._opened
         elif not self.usable:
             self.on_broken(

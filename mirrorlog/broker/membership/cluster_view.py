@@ -14,13 +14,10 @@ from mirrorlog import versions
 from mirrorlog.broker.hosting.hosting import assignment_of
 from mirrorlog.broker.log.clock import now_us
 from mirrorlog.broker.membership.placing import place_for
-from mirrorlog.cluster.coordination.liveness import Change, Life
-from mirrorlog.cluster.coordination.outages import nodes_needed, nodes_out
-from mirrorlog.cluster.membership.founding import member_of
+from mirrorlog.cluster.coordination.liveness import Change, Life, nodes_needed, nodes_out
 from mirrorlog.cluster.service import ClusterService
-from mirrorlog.cluster.state.advice import advice
 from mirrorlog.cluster.state.commands import (
-    AnyCommand,
+    Command,
     LogMade,
     PasswordRenewed,
     QueueIdsGranted,
@@ -28,6 +25,7 @@ from mirrorlog.cluster.state.commands import (
     QueuesRemoved,
     QueuesUnbound,
     TransientLogMade,
+    member_of,
 )
 from mirrorlog.cluster.state.state import (
     QUEUE_IDS_GRANTED,
@@ -36,6 +34,7 @@ from mirrorlog.cluster.state.state import (
     LogFacts,
     NodeFacts,
     Outcome,
+    advice,
     holds_transient,
 )
 from mirrorlog.cluster.state.topology import NONE as NO_TOPOLOGY
@@ -73,7 +72,7 @@ class View:
         else:
             self._down_since_us.pop(change.node, None)
 
-    async def decide_once(self, command: AnyCommand) -> Outcome:
+    async def decide_once(self, command: Command) -> Outcome:
         """As `ClusterService.decide_once`."""
         if self.service is None:
             raise NotLeader("this node is in no cluster yet")
@@ -135,7 +134,7 @@ class View:
 
     async def up_to_date(self) -> None:
         """As `Decisions.up_to_date`."""
-        await self._cluster_service().up_to_date()
+        await self._cluster_service().decisions.up_to_date()
 
     def users(self) -> Mapping[str, User]:
         """Another object after each change of them. Until it is known what of it is decided: all that the disk holds,
@@ -259,7 +258,7 @@ class View:
         found = place_for(
             service.state,
             arguments,
-            copies=service.wanted.copies,
+            copies=service.coordination.wanted.copies,
             is_up=lambda node: service.life(node) is Life.UP,
             log_group=log_group,
         )
@@ -329,7 +328,7 @@ class View:
         outcome = await service.decide(command, timeout_s=PLACE_S)
         if outcome.refusal:
             raise NotLeader(f"{outcome.refusal}; ask again")
-        await service.applied_everywhere(outcome.index, timeout_s=EVERYWHERE_S)
+        await service.decisions.applied_everywhere(outcome.index, timeout_s=EVERYWHERE_S)
 
     async def remove_queues(self, queues: Sequence[str], log_id: UUID, epoch: int) -> None:
         """The queues' places are taken away; see `deletion.Cluster`."""
@@ -365,14 +364,14 @@ class View:
         service = self.service
         if service is None:
             return None
-        state, waits = service.state, service.waits
+        state, waits = service.state, service.coordination.waits
         own = state.nodes.get(service.identity.node)
         return ClusterStatus(
             version=state.version,
             incarnation=state.incarnation,
             coordinator=service.leader,
             term=service.driver.raft.term,
-            elections=service.elections,
+            elections=service.coordination.elections,
             registered=own is not None and own.start_id == service.identity.start_id,
             nodes=[_node_status(node, facts, service) for node, facts in state.nodes.items()],
             logs=[

@@ -31,15 +31,16 @@ import msgspec
 
 from mirrorlog import versions
 from mirrorlog.broker.membership.founder import Founder
-from mirrorlog.cluster.membership.founding import addresses_of, founding, founding_state
+from mirrorlog.cluster.membership.discovery import Answer, FoundCluster, Join, Looks, Wait, clusters, decide, in_order
+from mirrorlog.cluster.membership.founding import founding, founding_state
 from mirrorlog.cluster.membership.joining import FILE_NAME as JOIN_NAME
 from mirrorlog.cluster.membership.joining import JoinRecord
 from mirrorlog.cluster.membership.multicast import Prober
 from mirrorlog.cluster.membership.seeds import SeekingPort, ask_to_join, look_at
-from mirrorlog.cluster.membership.seeking import Answer, Found, Join, Looks, Wait, clusters, decide, in_order
-from mirrorlog.cluster.questions import AskJoin
 from mirrorlog.cluster.raft.messages import Snapshot
 from mirrorlog.cluster.raft.store import RaftStore
+from mirrorlog.cluster.requests import AskJoin
+from mirrorlog.cluster.state.commands import addresses_of
 from mirrorlog.cluster.state.state import decode_state
 from mirrorlog.commitlog.directory import IDENTITY_NAME, LOCK_NAME, LOGS_NAME, DataDirectory
 from mirrorlog.commitlog.files import Files, disk_named, read_file
@@ -180,7 +181,11 @@ class Entry:
         if not self._files.exists(self._path / JOIN_NAME):
             return None
         record = JoinRecord.open(self._files, self._path)
-        return self._as(record.member, _decoded(record.snapshot), directory) if record.member else None
+        return (
+            self._as(record.content.member, _decoded(record.content.snapshot), directory)
+            if record.content.member
+            else None
+        )
 
     def _check_same(self, owner: UUID, answers: Mapping[str, Answer]) -> None:
         """Seeds that are in another cluster, all of them, mean another one."""
@@ -211,7 +216,7 @@ class Entry:
         cluster_id = decision.cluster_id if isinstance(decision, Join) else self._new_id()
         directory = self._open(cluster_id)
         try:
-            if isinstance(decision, Found):
+            if isinstance(decision, FoundCluster):
                 return self._found(cluster_id, directory)
             if (entered := await self._try_to_join(decision, directory)) is not None:
                 return entered
@@ -220,7 +225,7 @@ class Entry:
             directory.close()
             raise
 
-    async def _look(self) -> Join | Found:
+    async def _look(self) -> Join | FoundCluster:
         settings = self._settings
         own = Looks(self._run, settings.node.id, settings.member.replication, in_order(settings.cluster.join))
         port = SeekingPort(own, settings.limits, self._credentials)
@@ -278,7 +283,7 @@ class Entry:
             node=settings.node.id,
             addresses=addresses_of(settings.member),
             witness=settings.node.witness,
-            token=record.token,
+            token=record.content.token,
             version=versions.OWN,
         )
         self._asked += 1

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from mirrorlog.cluster.coordination.liveness import Change, Life
 from mirrorlog.cluster.state.events import Event, events_of
-from mirrorlog.cluster.state.machine import Step
+from mirrorlog.cluster.state.machine import AppliedEntry
 from mirrorlog.cluster.state.state import ClusterState
 from mirrorlog.errors import Overloaded
 from mirrorlog.wire.messages.operators import ClusterEvent
@@ -41,7 +41,7 @@ class EventRing:
 
     # --- Chronicle ---
 
-    def applied(self, step: Step) -> None:
+    def applied(self, step: AppliedEntry) -> None:
         """One more entry."""
         time_us = self._now_us() if step.entry.index > self.known_to else 0
         for event in events_of(step):

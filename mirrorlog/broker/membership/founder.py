@@ -1,8 +1,8 @@
 """A node that founds a cluster together with others, and whose disk is blank. Thin.
 
-What the others say is asked for here, `cluster.founders` says what it means, and `cluster.returning` how the node comes
-back when the cluster is there. Until it knows it votes for nobody and answers for nothing: its replication port tells
-that it looks, and takes no member's connection.
+What the others say is asked for here, `membership.founding` says what it means, and `registration.come_back` how the
+node comes back when the cluster is there. Until it knows it votes for nobody and answers for nothing: its replication
+port tells that it looks, and takes no member's connection.
 
 Killed at any point it asks again. What makes it a member is the last thing that it writes (`JoinRecord`).
 """
@@ -20,16 +20,15 @@ from uuid import uuid4
 import msgspec
 
 from mirrorlog import versions
-from mirrorlog.cluster.membership.founders import ComeBack, Founders, Told, founding_key
-from mirrorlog.cluster.membership.founding import addresses_of
+from mirrorlog.cluster.membership.discovery import FoundCluster, Looks
+from mirrorlog.cluster.membership.founding import ComeBack, Founders, Told, founding_key
 from mirrorlog.cluster.membership.joining import JoinRecord
-from mirrorlog.cluster.membership.registration import RIVAL_S, Returned, come_back
+from mirrorlog.cluster.membership.registration import RIVAL_S, ReturnedNode, come_back
+from mirrorlog.cluster.membership.run_history import RunHistory
 from mirrorlog.cluster.membership.seeds import SeekingPort, ask_member, ask_to_join, look_at_founder
-from mirrorlog.cluster.membership.seeking import Found, Looks
-from mirrorlog.cluster.membership.starts import Starts
-from mirrorlog.cluster.questions import Applied, AskApply, AskJoin, AskState, Joined
+from mirrorlog.cluster.requests import Applied, AskApply, AskJoin, AskState, Joined
 from mirrorlog.cluster.service import ClusterService
-from mirrorlog.cluster.state.commands import FirstUserMade, NodeStarted, StartKind, encode_command
+from mirrorlog.cluster.state.commands import FirstUserMade, NodeStarted, StartKind, addresses_of, encode_command
 from mirrorlog.commitlog.files import Files
 from mirrorlog.config import Settings, check_private
 from mirrorlog.errors import BadRequest, ConfigError, DiskFailed, DiskFull, MirrorlogError, NotAMember
@@ -82,7 +81,7 @@ class Founder:
             port.news.clear()
             answers = await self._ask_others()
             decision = founders.decide(answers, loop.time(), self._dialled_by(port))
-            if isinstance(decision, Found):
+            if isinstance(decision, FoundCluster):
                 looking = {answer.run for _, answer in answers.values() if isinstance(answer, Looks)}
                 await port.until_known_to(looking, KNOWN_S)
                 return True
@@ -153,7 +152,7 @@ class Founder:
             node=settings.node.id,
             addresses=addresses_of(settings.member),
             witness=settings.node.witness,
-            token=JoinRecord.open(self._files, self._path).token,
+            token=JoinRecord.open(self._files, self._path).content.token,
             version=versions.OWN,
         )
         cluster_id = settings.cluster.cluster_id
@@ -161,10 +160,10 @@ class Founder:
         self._note_member(joined)
         logger.info("joined node=%s member=%s cluster_id=%s seed=%s", asked.node, joined.member, cluster_id, seed)
 
-    def _note_run(self, returned: Returned) -> None:
+    def _note_run(self, returned: ReturnedNode) -> None:
         """The run that the cluster knows now is known to the disk, before the node is a member by it. It counts as one
         that ended with its machine, unless there was nothing that it could have lost."""
-        starts = Starts.open(self._files, self._path, boot_id="", new_id=lambda: self._run)
+        starts = RunHistory.open(self._files, self._path, boot_id="", new_id=lambda: self._run)
         starts.begin()
         starts.registered()
         if returned.first:

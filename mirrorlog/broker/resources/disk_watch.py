@@ -18,7 +18,7 @@ from pathlib import Path
 from mirrorlog.broker.resources.disk_limits import DiskLimits, DiskReport, DiskSpace, DiskState
 from mirrorlog.broker.resources.watching import INTERVAL_S, Looking
 from mirrorlog.commitlog.directory import LOGS_NAME
-from mirrorlog.commitlog.recovery.former_copies import all_aside
+from mirrorlog.commitlog.quarantine import all_quarantined
 from mirrorlog.config import LogSettings
 from mirrorlog.errors import MirrorlogError
 
@@ -43,7 +43,7 @@ def _nobody(error: MirrorlogError) -> None:
 def find_aside(path: Path) -> tuple[str, ...]:
     """The copies that were set aside in a data directory; blocking. Raises OSError."""
     logs = path / LOGS_NAME
-    return tuple(str(each) for each in all_aside(logs)) if logs.exists() else ()
+    return tuple(str(each) for each in all_quarantined(logs)) if logs.exists() else ()
 
 
 class DiskWatch:

@@ -23,7 +23,7 @@ from mirrorlog.broker.consumer_groups.coordinator import Deliverer
 from mirrorlog.broker.log.publish import Publisher
 from mirrorlog.broker.log.replica import Replica
 from mirrorlog.commitlog.format.header import BatchHeader, Column
-from mirrorlog.commitlog.index.memory import Run
+from mirrorlog.commitlog.index.queue_order import QueuedBatch
 from mirrorlog.errors import MirrorlogError, Overloaded, QueueFull
 from mirrorlog.queues.arguments import REJECT_PUBLISH_DLX, dead_letters_of
 from mirrorlog.queues.changes import Change, encode_changes
@@ -283,7 +283,7 @@ class QueueLengths:
                 self._look_soon()
 
     @staticmethod
-    def _note(length: QueueLength, runs: Iterable[Run]) -> bool:
+    def _note(length: QueueLength, runs: Iterable[QueuedBatch]) -> bool:
         """Whether there was any."""
         before = length.sizes.end
         for run in runs:

@@ -45,7 +45,8 @@ from mirrorlog.broker.session.refused_access import (
     RefusedAccess,
 )
 from mirrorlog.cluster.state.commands import PasswordRenewed
-from mirrorlog.cluster.state.topology import ADMINISTRATOR, MAX_BINDINGS_AT_ONCE, User
+from mirrorlog.cluster.state.topology import ADMINISTRATOR, User
+from mirrorlog.cluster.state.topology_rules import MAX_BINDINGS_AT_ONCE
 from mirrorlog.errors import (
     AccessRefused,
     BadRequest,

@@ -22,7 +22,7 @@ from mirrorlog.broker.session.queue_requests import Requests
 from mirrorlog.broker.session.refused_access import CONNECTIONS
 from mirrorlog.broker.session.transactions import Transactions
 from mirrorlog.broker.session.user_quotas import UserMeter, UserQuotas
-from mirrorlog.cluster.asking import asked_by
+from mirrorlog.cluster.decisions import asked_by
 from mirrorlog.cluster.state.commands import PasswordRenewed
 from mirrorlog.cluster.state.events import Event
 from mirrorlog.cluster.state.topology import User
@@ -37,8 +37,8 @@ from mirrorlog.errors import (
     StalledFrame,
 )
 from mirrorlog.wire.endpoint import REST_MS, Endpoint
-from mirrorlog.wire.fairness.lines import Lines
-from mirrorlog.wire.fairness.places import Places
+from mirrorlog.wire.fairness.lines import LoopLines
+from mirrorlog.wire.fairness.places import PortPlaces
 from mirrorlog.wire.fairness.quotas import CONNECTIONS as USER_CONNECTIONS
 from mirrorlog.wire.frames import (
     FRAME_HEADER_SIZE,
@@ -52,11 +52,10 @@ from mirrorlog.wire.frames import (
     frame,
     read_fetch,
 )
-from mirrorlog.wire.greeting import check_hello
-from mirrorlog.wire.listening import Place, Port, listen
+from mirrorlog.wire.listening import Port, PortPlace, listen
 from mirrorlog.wire.messages.base import Message
 from mirrorlog.wire.messages.codec import decode, encode, error_frame
-from mirrorlog.wire.messages.handshake import Hello, Welcome
+from mirrorlog.wire.messages.handshake import Hello, Welcome, check_hello
 from mirrorlog.wire.messages.queues import DeclareQueue, Done
 from mirrorlog.wire.messages.topology import Login
 
@@ -85,7 +84,7 @@ class NativeDoor:
         has_heard: Callable[[], bool],
         login_helper: Executor,
         outgoing: OutgoingBudget[Endpoint],
-        lines: Lines,
+        lines: LoopLines,
         unpack_helper: Executor,
         tell: Callable[[Event], None],
         renew: Callable[[PasswordRenewed], None],
@@ -111,7 +110,7 @@ class NativeDoor:
         """Publishes of which nothing was stored, by the error's code."""
         self.log_of = logs.of_queue
         self._logs = logs
-        self.places: Places[Place] = Places(
+        self.places: PortPlaces[PortPlace] = PortPlaces(
             strangers_max=settings.limits.max_strangers,
             per_address_max=settings.limits.max_strangers_per_address,
             let_in_max=settings.limits.max_connections,
@@ -238,7 +237,7 @@ def _read_refused(receiver: Receiver, queue_id: int) -> MirrorlogError | None:
 class ClientSession:
     """One client's connection."""
 
-    def __init__(self, door: NativeDoor, place: Place) -> None:
+    def __init__(self, door: NativeDoor, place: PortPlace) -> None:
         self._door = door
         self._place = place
         self._endpoint: Endpoint | None = None

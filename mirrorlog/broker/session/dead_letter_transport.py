@@ -22,7 +22,7 @@ from uuid import UUID
 from mirrorlog.broker.hosting.hosted_log import HostedLog, HostedLogs
 from mirrorlog.broker.log.publish import not_master
 from mirrorlog.cluster.peers import FRAME_BYTES_MAX
-from mirrorlog.cluster.questions import AnyAnswer, AskQueue, AskTake, Noted, QueueFound, decode_answer, encode
+from mirrorlog.cluster.requests import AnyAnswer, AskQueue, AskTake, Noted, QueueFound, decode_answer, encode
 from mirrorlog.cluster.state.topology import VirtualHost
 from mirrorlog.commitlog.format.header import queue_of
 from mirrorlog.config import Member

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from mirrorlog import versions
 from mirrorlog.broker.hosting.hosted_log import HostedLog, HostedLogs
 from mirrorlog.broker.log.replica import Replica
-from mirrorlog.cluster.asking import asker
+from mirrorlog.cluster.decisions import asker
 from mirrorlog.cluster.state.topology import User
 from mirrorlog.config import Member, Settings
 from mirrorlog.queues.access import may_see

@@ -17,13 +17,19 @@ from mirrorlog.attempts import outcome_of
 from mirrorlog.broker.log.clock import now_us
 from mirrorlog.broker.membership.events import WAIT_MS_MAX, EventRing
 from mirrorlog.broker.session.topology_requests import RoutingRequests
-from mirrorlog.cluster.asking import asker
 from mirrorlog.cluster.coordination.coordinator import Away, Fence, away_from_home
 from mirrorlog.cluster.coordination.liveness import Life
-from mirrorlog.cluster.coordination.promotion import Report
-from mirrorlog.cluster.coordination.unclean import Unclean, best_of, lost_from, lost_to, unclean_promotion
+from mirrorlog.cluster.coordination.promotion import (
+    FenceReport,
+    Unclean,
+    best_of,
+    lost_from,
+    lost_to,
+    unclean_promotion,
+)
+from mirrorlog.cluster.decisions import asker
 from mirrorlog.cluster.service import ClusterService
-from mirrorlog.cluster.state.commands import AnyCommand, Holder, MasterWished, NodeDraining, NodeForgotten, Promoted
+from mirrorlog.cluster.state.commands import Command, Holder, MasterWished, NodeDraining, NodeForgotten, Promoted
 from mirrorlog.cluster.state.events import OF_USERS
 from mirrorlog.cluster.state.state import ClusterState, LogFacts, NodeFacts
 from mirrorlog.cluster.state.topology import ADMINISTRATOR
@@ -39,7 +45,7 @@ from mirrorlog.wire.messages.operators import (
     Events,
     ForgetNode,
     GetEvents,
-    Move,
+    MasterMove,
     PromoteCopy,
     Rebalance,
     Rebalanced,
@@ -100,10 +106,10 @@ class Operations:
                 raise outcome_of(error, in_doubt=count > 0, message=f"{count} of {len(wished)} logs go home") from None
         return Rebalanced(moves=[move for _, move in moves], done=not asked.dry_run)
 
-    def _move(self, away: Away) -> Move:
+    def _move(self, away: Away) -> MasterMove:
         log = self._state.logs[away.log_id]
         source = log.master.node if log.master is not None else ""
-        return Move(log_id=away.log_id, name=log.name, source=source, target=away.home, reason=away.reason)
+        return MasterMove(log_id=away.log_id, name=log.name, source=source, target=away.home, reason=away.reason)
 
     async def _wish(self, away: Away) -> None:
         """Decided when this returns: whoever coordinates hands the log over."""
@@ -158,14 +164,18 @@ class Operations:
             copies=copies,
         )
 
-    async def _fence(self, log_id: str, log: LogFacts, unclean: Unclean) -> tuple[dict[str, Report], list[CopyReport]]:
+    async def _fence(
+        self, log_id: str, log: LogFacts, unclean: Unclean
+    ) -> tuple[dict[str, FenceReport], list[CopyReport]]:
         """What the copies that are there hold; from here on none of them writes or acks an older epoch."""
         fences = [Fence(node, log_id, log.epoch + 1) for node in unclean.able]
-        answers = await asyncio.gather(*(self._service.ask_fence(fence) for fence in fences), return_exceptions=True)
-        reports: dict[str, Report] = {}
+        answers = await asyncio.gather(
+            *(self._service.coordination.ask_fence(fence) for fence in fences), return_exceptions=True
+        )
+        reports: dict[str, FenceReport] = {}
         copies = []
         for fence, answer in zip(fences, answers, strict=True):
-            if isinstance(answer, Report):
+            if isinstance(answer, FenceReport):
                 reports[fence.node] = answer
                 copies.append(
                     CopyReport(
@@ -250,7 +260,7 @@ class Operations:
         known = ", ".join(log.name for log in self._state.logs.values()) or "none"
         raise NoSuchLog(f"no log {name!r} in this cluster; there are {known}")
 
-    async def _decide(self, command: AnyCommand) -> None:
+    async def _decide(self, command: Command) -> None:
         """Raises Refused with the cluster's reason, RequestTimeout when no majority decides, OutcomeUnknown."""
         outcome = await self._service.propose(command, timeout_s=DECIDE_S)
         if outcome.refusal:

@@ -13,8 +13,8 @@ from typing import Any, Final, NamedTuple
 
 from mirrorlog.cluster.service import ClusterService
 from mirrorlog.cluster.state.commands import (
-    AnyCommand,
     Bound,
+    Command,
     ExchangeDeclared,
     ExchangeDeleted,
     PermissionsCleared,
@@ -27,7 +27,8 @@ from mirrorlog.cluster.state.commands import (
     VirtualHostRemoved,
     encode_command,
 )
-from mirrorlog.cluster.state.topology import MAX_BINDING_BYTES_AT_ONCE, NONE, Topology, User, VirtualHost
+from mirrorlog.cluster.state.topology import NONE, ClusterTopology, User, VirtualHost
+from mirrorlog.cluster.state.topology_rules import MAX_BINDING_BYTES_AT_ONCE
 from mirrorlog.errors import LimitReached, NoSuchVirtualHost, NotCurrent
 from mirrorlog.wire.fairness.quotas import UserLimits
 from mirrorlog.wire.messages.base import Message
@@ -96,7 +97,7 @@ class RoutingHistory:
         self._known = NONE
         self._changes: dict[str, deque[_Change]] = {}
 
-    def follow(self, topology: Topology) -> None:
+    def follow(self, topology: ClusterTopology) -> None:
         """What is known is this now."""
         before, self._known = self._known, topology
         if topology.virtual_hosts is before.virtual_hosts:
@@ -179,7 +180,7 @@ class RoutingRequests:
         }
 
     @property
-    def _topology(self) -> Topology:
+    def _topology(self) -> ClusterTopology:
         return self._service.state.routing
 
     # --- changes ---
@@ -202,12 +203,12 @@ class RoutingRequests:
             check_new("user", asked.name)
         return await self._decide(_COMMANDS[type(asked)](asked))
 
-    async def _decide(self, command: AnyCommand) -> Message:
+    async def _decide(self, command: Command) -> Message:
         _check_size(command)
         outcome = await self._service.decide(command, timeout_s=DECIDE_S)
         if outcome.refusal:
             raise outcome.error
-        await self._service.applied_everywhere(outcome.index, timeout_s=EVERYWHERE_S)
+        await self._service.decisions.applied_everywhere(outcome.index, timeout_s=EVERYWHERE_S)
         return Done()
 
     # --- what is there ---
@@ -249,7 +250,7 @@ class RoutingRequests:
         return host
 
 
-def _check_size(command: AnyCommand) -> None:
+def _check_size(command: Command) -> None:
     """What cannot be decided well is not even proposed: every node would write it to its disk first. Raises
     LimitReached."""
     most = BINDINGS_BYTES_MAX if isinstance(command, Bound) else COMMAND_BYTES_MAX
@@ -260,7 +261,7 @@ def _check_size(command: AnyCommand) -> None:
         )
 
 
-_COMMANDS: Final[Mapping[type[Message], Callable[[Any], AnyCommand]]] = {
+_COMMANDS: Final[Mapping[type[Message], Callable[[Any], Command]]] = {
     DeleteExchange: lambda asked: ExchangeDeleted(
         virtual_host=asked.virtual_host, name=asked.name, if_unused=asked.if_unused
     ),

@@ -43,17 +43,9 @@ from mirrorlog.queues.changes import Change, encode_changes
 from mirrorlog.queues.producers import REMEMBERED_BATCHES, Landed, ProducerTable
 from mirrorlog.queues.ranges import RangeSet
 from mirrorlog.queues.registry import log_number_of
-from mirrorlog.wire.frames import (
-    CONFIRM_DUPLICATE,
-    BatchReceipt,
-    How,
-    Settle,
-    Transact,
-    Transacted,
-    read_transact,
-    transacted_frame,
-)
+from mirrorlog.wire.frames import CONFIRM_DUPLICATE, How, Settle
 from mirrorlog.wire.names import shown
+from mirrorlog.wire.transaction_frames import BatchReceipt, Transact, Transacted, read_transact, transacted_frame
 
 _WHAT: Final = "transactions"
 _HOWS: Final = frozenset({How.ACK, How.RETURN, How.DEAD})

@@ -30,18 +30,15 @@ from mirrorlog.wire.frames import (
     PROTOCOL_VERSION_MIN,
     SETTLE_AGAIN,
     Batches,
-    BatchReceipt,
     Confirm,
     Credit,
     Deliver,
     Frame,
     FrameType,
-    Transacted,
     frame,
     read_batches,
     read_credit,
     read_deliver,
-    read_transacted,
     settle_frame,
 )
 from mirrorlog.wire.messages.base import Message
@@ -50,6 +47,7 @@ from mirrorlog.wire.messages.groups import Subscribe, Subscribed, Unsubscribe
 from mirrorlog.wire.messages.handshake import Hello, Welcome
 from mirrorlog.wire.messages.queues import Done
 from mirrorlog.wire.messages.topology import Login
+from mirrorlog.wire.transaction_frames import BatchReceipt, Transacted, read_transacted
 
 # Of a node that holds a user to his limits, and does not read what comes.
 _HELD_UNACKED_MS: Final = 20_000

@@ -13,8 +13,9 @@ from typing import Final, NamedTuple, Protocol, Self, TypeVar
 
 from mirrorlog.client.producer.record import BATCH_OVERHEAD_BYTES
 from mirrorlog.commitlog.format.attributes import Attributes
-from mirrorlog.commitlog.format.body import Draft, Header, draft_columns
+from mirrorlog.commitlog.format.body import Header
 from mirrorlog.commitlog.format.codec import compress_draft
+from mirrorlog.commitlog.format.drafts import Draft, draft_columns
 from mirrorlog.commitlog.format.header import Codec
 from mirrorlog.errors import BadRequest, MirrorlogError
 from mirrorlog.wire.frames import CONFIRM_DUPLICATE, Confirm, Durability

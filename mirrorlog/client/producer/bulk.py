@@ -22,9 +22,10 @@ from mirrorlog.client.producer.columns import (
 )
 from mirrorlog.client.producer.record import BATCH_OVERHEAD_BYTES, RECORD_OVERHEAD_BYTES
 from mirrorlog.commitlog.format.attributes import Attributes
-from mirrorlog.commitlog.format.body import BodyWriter, Draft, Int64s, Join, Part
+from mirrorlog.commitlog.format.body import Int64s
+from mirrorlog.commitlog.format.drafts import BodyWriter, Draft, Join, Part
 from mirrorlog.errors import BadInput, RecordTooLarge
-from mirrorlog.wire.messages.handshake import Limits
+from mirrorlog.wire.messages.handshake import NodeLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class Bulk:
     def __len__(self) -> int:
         return len(self.values)
 
-    def check(self, limits: Limits) -> None:
+    def check(self, limits: NodeLimits) -> None:
         """Raises RecordTooLarge, naming the first record that the node would refuse."""
         sizes = self.values.sizes()
         if (above := sizes > limits.max_record_bytes).any():

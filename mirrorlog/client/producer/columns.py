@@ -22,7 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mirrorlog.client.producer.record import as_headers, as_timestamp_us, headers_size
-from mirrorlog.commitlog.format.body import Bools, Int32s, Int64s, Part
+from mirrorlog.commitlog.format.body import Bools, Int32s, Int64s
+from mirrorlog.commitlog.format.drafts import Part
 from mirrorlog.commitlog.format.header import NO_TIMESTAMP
 from mirrorlog.errors import BadInput
 

@@ -38,8 +38,9 @@ from mirrorlog.client.producer.record import (
 from mirrorlog.client.producer.sender import Sender
 from mirrorlog.client.producer.window import SendWindow
 from mirrorlog.client.with_block import WithBlock
-from mirrorlog.commitlog.format.attributes import Asked, Attributes, asked_attributes
-from mirrorlog.commitlog.format.body import Header, Record, draft_record
+from mirrorlog.commitlog.format.attributes import Attributes, RecordOptions, asked_attributes
+from mirrorlog.commitlog.format.body import Header, Record
+from mirrorlog.commitlog.format.drafts import draft_record
 from mirrorlog.commitlog.format.header import NO_PRODUCER
 from mirrorlog.errors import (
     BadBatch,
@@ -50,7 +51,7 @@ from mirrorlog.errors import (
     RecordTooLarge,
     Refused,
 )
-from mirrorlog.wire.messages.handshake import Limits
+from mirrorlog.wire.messages.handshake import NodeLimits
 
 # Batches of a bulk between two turns of the loop, so that confirms are read while the rest is encoded.
 _BULK_BURST: Final = 4
@@ -140,7 +141,7 @@ class Producer(WithBlock):
         return not self._closed and self._sender.started
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> NodeLimits:
         """Of the master that was reached last. Raises ConnectionLost before the start."""
         return self._sender.limits
 
@@ -160,7 +161,7 @@ class Producer(WithBlock):
         key: bytes | None = None,
         headers: Headers | None = None,
         timestamp: datetime | int | None = None,
-        **asked: Unpack[Asked],
+        **asked: Unpack[RecordOptions],
     ) -> Receipt:
         """Send one record and await its confirm. Waits for room in the window first, behind those that wait already,
         at most the delivery timeout; from then on the record has one of its own.
@@ -220,7 +221,7 @@ class Producer(WithBlock):
         key: bytes | None = None,
         headers: Headers | None = None,
         timestamp: datetime | int | None = None,
-        **asked: Unpack[Asked],
+        **asked: Unpack[RecordOptions],
     ) -> Delivery:
         """Hand one record over; await the Delivery for its receipt. Batches leave when they are full, or when the loop
         turns; records of the same priority, time to live and delay share them.
@@ -249,7 +250,7 @@ class Producer(WithBlock):
         self._check_record(value, size)
         return pairs, timestamp_us, size
 
-    def _asked(self, asked: Asked) -> Attributes | None:
+    def _asked(self, asked: RecordOptions) -> Attributes | None:
         """Raises BadInput; BadRequest where the cluster takes none."""
         attributes = asked_attributes(**asked)
         if attributes is not None:
@@ -271,7 +272,7 @@ class Producer(WithBlock):
 
     # --- many records ---
 
-    def send_batch_nowait(self, records: Sequence[Record], **asked: Unpack[Asked]) -> Delivery:
+    def send_batch_nowait(self, records: Sequence[Record], **asked: Unpack[RecordOptions]) -> Delivery:
         """Hand over records that are stored as one batch, with nothing else in it; the Delivery is the first one's.
 
         Raises as `send_nowait`, and BatchTooLarge, BadBatch for none.
@@ -301,7 +302,7 @@ class Producer(WithBlock):
         keys: Any = None,
         headers: Any = None,
         timestamps: Any = None,
-        **asked: Unpack[Asked],
+        **asked: Unpack[RecordOptions],
     ) -> BulkDelivery:
         """Hand over many records as columns, in batches of their own; await the BulkDelivery for their Receipts.
 
@@ -332,7 +333,7 @@ class Producer(WithBlock):
         keys: Any = None,
         headers: Any = None,
         timestamps: Any = None,
-        **asked: Unpack[Asked],
+        **asked: Unpack[RecordOptions],
     ) -> Receipts:
         """Send many records and await their confirms; as `send_many_nowait`, but waits for room, batch by batch.
 

@@ -35,7 +35,7 @@ from mirrorlog.errors import (
     RequestTimeout,
 )
 from mirrorlog.wire.frames import Confirm, Credit, Level
-from mirrorlog.wire.messages.handshake import Limits
+from mirrorlog.wire.messages.handshake import NodeLimits
 
 # Failed batches that are remembered until `flush` tells of them.
 _FAILED_MAX: Final = 1000
@@ -70,7 +70,7 @@ class Sender:
         self.alone_bytes_max = 0
         self.routing = 0
         """What batches that are added say of how they were routed; see `Producer.routed_by`."""
-        self._limits: Limits | None = None
+        self._limits: NodeLimits | None = None
         self._client = client
         self._queue = queue
         self._pipeline = pipeline
@@ -97,7 +97,7 @@ class Sender:
     # --- for the producer ---
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> NodeLimits:
         """Of the master that was reached last. Raises ConnectionLost before the start."""
         if self._limits is None:
             raise ConnectionLost("the producer is not started; use it with `async with`, or await start()")

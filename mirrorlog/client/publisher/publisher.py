@@ -41,7 +41,7 @@ from mirrorlog.client.publisher.publications import Publication, Published, Publ
 from mirrorlog.client.publisher.queue_producers import StartedProducers
 from mirrorlog.client.publisher.routes import PublishRoutes
 from mirrorlog.client.with_block import WithBlock
-from mirrorlog.commitlog.format.attributes import NO_ATTRIBUTES, Asked, asked_attributes
+from mirrorlog.commitlog.format.attributes import NO_ATTRIBUTES, RecordOptions, asked_attributes
 from mirrorlog.errors import (
     ConnectionLost,
     MirrorlogError,
@@ -159,7 +159,7 @@ class Publisher(WithBlock):
         headers: Headers | None = None,
         timestamp: datetime | int | None = None,
         mandatory: bool | None = None,
-        **asked: Unpack[Asked],
+        **asked: Unpack[RecordOptions],
     ) -> Published:
         """Publish one message and await its confirm from every queue that it is routed to.
 
@@ -189,7 +189,7 @@ class Publisher(WithBlock):
         headers: Headers | None = None,
         timestamp: datetime | int | None = None,
         mandatory: bool | None = None,
-        **asked: Unpack[Asked],
+        **asked: Unpack[RecordOptions],
     ) -> Publication:
         """As `publish`, without awaiting the confirm: await the Publication for that. It waits for room only, for the
         first message to a queue, and while messages are routed anew. Messages keep the order of these calls."""

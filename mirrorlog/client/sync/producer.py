@@ -17,7 +17,7 @@ from mirrorlog.client.sync.blocking import MARGIN_S, Calls, ClosedFace, options_
 from mirrorlog.client.sync.record_buffer import Bunch, RecordBuffer
 from mirrorlog.commitlog.format.attributes import asked_attributes
 from mirrorlog.errors import ConnectionLost, MirrorlogError, OutcomeUnknown, Overloaded, RecordTooLarge
-from mirrorlog.wire.messages.handshake import Limits
+from mirrorlog.wire.messages.handshake import NodeLimits
 
 _T = TypeVar("_T")
 
@@ -224,7 +224,7 @@ class BlockingProducer(ClosedFace[Producer]):
                 except TimeoutError:
                     raise full from None
 
-    async def _start(self) -> Limits:
+    async def _start(self) -> NodeLimits:
         return (await self._of.start()).limits
 
     def _check_started(self) -> None:

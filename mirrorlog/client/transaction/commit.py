@@ -38,7 +38,7 @@ from mirrorlog.client.transaction.contents import (
     receipts_of,
     routed_by,
 )
-from mirrorlog.commitlog.format.body import encode_batch
+from mirrorlog.commitlog.format.drafts import encode_batch
 from mirrorlog.errors import (
     BadRequest,
     BatchTooLarge,
@@ -55,9 +55,10 @@ from mirrorlog.errors import (
     StaleProducerEpoch,
     StaleRouting,
 )
-from mirrorlog.wire.frames import CONFIRM_DUPLICATE, BatchReceipt, How, Transacted, settle_part, transact_payload
+from mirrorlog.wire.frames import CONFIRM_DUPLICATE, How
 from mirrorlog.wire.messages.queues import QueueInfo
 from mirrorlog.wire.names import qualified, shown, split
+from mirrorlog.wire.transaction_frames import BatchReceipt, Transacted, settle_part, transact_payload
 
 if TYPE_CHECKING:
     from mirrorlog.client.connection.connection import Connection

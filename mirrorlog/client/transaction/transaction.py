@@ -18,7 +18,7 @@ from mirrorlog.client.subscription.delivered import Settleable
 from mirrorlog.client.subscription.subscription import Subscription
 from mirrorlog.client.transaction.commit import Commit, Transactor
 from mirrorlog.client.transaction.contents import Routed, SentRecord, SettledPart, release, settle
-from mirrorlog.commitlog.format.attributes import Asked, asked_attributes
+from mirrorlog.commitlog.format.attributes import RecordOptions, asked_attributes
 from mirrorlog.commitlog.format.body import Record
 from mirrorlog.errors import BadRequest
 from mirrorlog.wire.frames import How
@@ -56,7 +56,7 @@ class Transaction:
         key: bytes | None = None,
         headers: Headers | None = None,
         timestamp: datetime | int | None = None,
-        **asked: Unpack[Asked],
+        **asked: Unpack[RecordOptions],
     ) -> int:
         """A record for `queue`; which of the receipts will be its. Options as of `Producer.send`. Raises BadInput."""
         self._check_open()
@@ -77,7 +77,7 @@ class Transaction:
         timestamp: datetime | int | None = None,
         mandatory: bool = False,
         virtual_host: str = DEFAULT_VIRTUAL_HOST,
-        **asked: Unpack[Asked],
+        **asked: Unpack[RecordOptions],
     ) -> Routed:
         """A message to an exchange, routed by the bindings that there are when it is committed; the result says where
         it is then. All queues that it leads to must be in the log of the others, or nothing of it counts.

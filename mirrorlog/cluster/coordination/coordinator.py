@@ -1,4 +1,4 @@
-"""What the leader of the metadata does about what is not as it should be. Pure, and level-triggered.
+"""The coordinator: it sees to it that every log has a living master and enough copies. Pure, and level-triggered.
 
 `step` compares the state with what is wanted and with who is there, and gives what is to be done next: one change per
 log at a time, and none that rests on what it did before. What it remembers are the promotions under way and since when
@@ -20,10 +20,10 @@ from uuid import UUID, uuid5
 
 from mirrorlog import versions
 from mirrorlog.cluster.coordination.liveness import Life
-from mirrorlog.cluster.coordination.promotion import Promotion, Report
-from mirrorlog.cluster.raft.members import Members
+from mirrorlog.cluster.coordination.promotion import FenceReport, Promotion
+from mirrorlog.cluster.raft.messages import Members
 from mirrorlog.cluster.state.commands import (
-    AnyCommand,
+    Command,
     InSyncShrunk,
     LogMade,
     ReplicaAdded,
@@ -31,7 +31,8 @@ from mirrorlog.cluster.state.commands import (
     RunEnded,
     VersionRaised,
 )
-from mirrorlog.cluster.state.state import ClusterState, LogFacts, behind, spares
+from mirrorlog.cluster.state.log_rules import spares
+from mirrorlog.cluster.state.state import ClusterState, LogFacts, behind
 
 _NUMBERS = 256
 
@@ -54,7 +55,7 @@ class Wanted:
 class Propose:
     """A command for the state machine."""
 
-    command: AnyCommand
+    command: Command
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ Action = Propose | ChangeMembers | Fence
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Observation:
     """What the leader sees besides the state. `life`: of a node, in whatever run; `life_of_run`: of the run of it that
     the state knows; `caught_up`: whether a member has all entries.
 
@@ -106,7 +107,7 @@ class Coordinator:
         self._searched: Mapping[str, str] | None = None
         self._empty: set[str] = set()
 
-    def step(self, state: ClusterState, seen: Seen) -> list[Action]:
+    def step(self, state: ClusterState, seen: Observation) -> list[Action]:
         """What is to be done now. Asked again after every change, and from time to time."""
         self._note_gone(state, seen)
         self.waits.clear()
@@ -117,7 +118,7 @@ class Coordinator:
         actions += self._ended_runs(state, seen)
         return actions
 
-    def fenced(self, log_id: str, epoch: int, node: str, report: Report) -> None:
+    def fenced(self, log_id: str, epoch: int, node: str, report: FenceReport) -> None:
         """A node's answer to a Fence."""
         promotion = self._promotions.get(log_id)
         if promotion is not None and promotion.epoch == epoch:
@@ -129,7 +130,7 @@ class Coordinator:
 
     # --- Raft's members ---
 
-    def _members(self, state: ClusterState, seen: Seen) -> Iterator[Action]:
+    def _members(self, state: ClusterState, seen: Observation) -> Iterator[Action]:
         """One step: first those who left, then those who may vote, then those who came."""
         members = seen.members
         known = {facts.member for facts in state.nodes.values()}
@@ -149,7 +150,7 @@ class Coordinator:
     # --- The cluster's version ---
 
     @staticmethod
-    def _version(state: ClusterState, seen: Seen) -> Iterator[Action]:
+    def _version(state: ClusterState, seen: Observation) -> Iterator[Action]:
         """One up, once all nodes can do it. All are there: one that is away may be on its way back to older software,
         and would be refused."""
         version = state.cluster_version + 1
@@ -160,7 +161,7 @@ class Coordinator:
 
     # --- Masters ---
 
-    def _masters(self, log_id: str, log: LogFacts, state: ClusterState, seen: Seen) -> list[Action]:
+    def _masters(self, log_id: str, log: LogFacts, state: ClusterState, seen: Observation) -> list[Action]:
         """Towards a master that lives; nothing when there is one."""
         to = ""
         if self._has_master(log, state, seen) and log.epoch >= self._elections.get(log_id, 0):
@@ -187,7 +188,7 @@ class Coordinator:
         self.waits[log_id] = promotion.waits_for or promotion.asked
         return actions
 
-    def _hands_over_to(self, log_id: str, log: LogFacts, state: ClusterState, seen: Seen) -> str:
+    def _hands_over_to(self, log_id: str, log: LogFacts, state: ClusterState, seen: Observation) -> str:
         """Whom a master that lives shall hand the log over to now; empty for nobody. One log after the other: each is
         without a master for a moment. What has begun goes on to its end, for the master may be fenced already."""
         under_way = self._promotions.get(log_id)
@@ -205,7 +206,7 @@ class Coordinator:
         return to
 
     @staticmethod
-    def _has_master(log: LogFacts, state: ClusterState, seen: Seen) -> bool:
+    def _has_master(log: LogFacts, state: ClusterState, seen: Observation) -> bool:
         master = log.master
         if master is None or master.node not in state.nodes:
             return False
@@ -215,7 +216,7 @@ class Coordinator:
 
     # --- Copies ---
 
-    def _copies(self, log_id: str, log: LogFacts, state: ClusterState, seen: Seen) -> list[Action]:
+    def _copies(self, log_id: str, log: LogFacts, state: ClusterState, seen: Observation) -> list[Action]:
         """One change of a log whose master is seen to live: a set that shrinks beside a dead one may be left with
         nobody who can be promoted."""
         if log.master is None or not self._has_master(log, state, seen):
@@ -236,17 +237,17 @@ class Coordinator:
             return [Propose(ReplicaRemoved(log_id=log_id, seen=log.seen, node=replaced[0]))]
         return []
 
-    def _note_gone(self, state: ClusterState, seen: Seen) -> None:
+    def _note_gone(self, state: ClusterState, seen: Observation) -> None:
         for node in state.nodes:
             if seen.life(node) is Life.DOWN:
                 self._gone_since.setdefault(node, seen.now)
             else:
                 self._gone_since.pop(node, None)
 
-    def _gone_for_long(self, node: str, seen: Seen) -> bool:
+    def _gone_for_long(self, node: str, seen: Observation) -> bool:
         return seen.now - self._gone_since.get(node, seen.now) >= self._wanted.replace_after_s
 
-    def _least_used(self, log: LogFacts, state: ClusterState, seen: Seen) -> str | None:
+    def _least_used(self, log: LogFacts, state: ClusterState, seen: Observation) -> str | None:
         """A node that lives and holds the fewest copies; of equals the first by name."""
         free = [node for node in _holders(state) if node not in log.replicas and seen.life(node) is Life.UP]
         held = {node: sum(node in each.replicas for each in state.logs.values()) for node in free}
@@ -254,7 +255,7 @@ class Coordinator:
 
     # --- What goes with a run ---
 
-    def _ended_runs(self, state: ClusterState, seen: Seen) -> Iterator[Action]:
+    def _ended_runs(self, state: ClusterState, seen: Observation) -> Iterator[Action]:
         """A node is down, and queues are there still that were not to outlive its run."""
         if self._searched is not state.queues:
             self._searched, self._empty = state.queues, set()
@@ -268,7 +269,7 @@ class Coordinator:
 
     # --- Homes ---
 
-    def _homes(self, state: ClusterState, seen: Seen) -> Iterator[Action]:
+    def _homes(self, state: ClusterState, seen: Observation) -> Iterator[Action]:
         """A log for a node that is there and home to none."""
         if not state.homes:
             return

@@ -1,4 +1,4 @@
-"""One log looks for its next master (invariant 6). Pure.
+"""Who becomes the next master of a log: fences, reports, and the choice among them (invariant 6). Pure.
 
 Everybody who may be it is fenced first: told the coming epoch, which it keeps, stops writing and acking the one before,
 and reports its end. A node that refuses the connection is as good as fenced: its process is gone, and another run must
@@ -10,8 +10,8 @@ Then the highest (last epoch, end) is it, and of equals the one that comes first
 Twice more is asked for, because nothing less can tell what was confirmed. Before the first promotion all replicas have
 to answer, for they may hold an older cluster's log. When every in-sync member is marked all of those have to, and the
 other copies are asked too: what is left of the log may be longest on one that had fallen behind. Should those who have
-answered hold nothing at all, all replicas are waited for, or an operator. An only copy that is
-damaged is left to an operator: what stands behind its bad bytes is nowhere else, and to promote it is to cut that.
+answered hold nothing at all, all replicas are waited for, or an operator. An only copy that is damaged is left to an
+operator: what stands behind its bad bytes is nowhere else, and to promote it is to cut that.
 
 A handover (`to`) asks the master alone first: it takes nothing more, lets its mirrors come to its end, and is fenced
 then. So the one that shall be master holds as much as any other, and is it; should it not, the highest is, which may be
@@ -19,19 +19,28 @@ the old master, and nothing is lost either. A master that does not answer is not
 
 Only the run that the cluster knows counts: a report of another one is late, or comes before it is registered, and by
 then the log has moved on. A report whose process has gone since is dropped; who is left holds everything as well.
+
+A promotion by hand is one of a copy that may lack what was confirmed. It is refused while a clean one is possible: the
+coordinator makes that by itself, and a loss that need not be is not declared. Who is not known to be gone counts as
+there. What the copies that are left hold is known exactly; what those held that are gone is not, so the loss has a
+start and no end until one of them returns.
+
+An only copy that is damaged is the one that is there, and the coordinator leaves it alone: it is promoted here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+from mirrorlog.cluster.coordination.liveness import Life
 from mirrorlog.cluster.state.commands import Holder, Promoted
-from mirrorlog.cluster.state.state import LogFacts
+from mirrorlog.cluster.state.state import ClusterState, LogFacts
+from mirrorlog.errors import Refused
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class FenceReport:
     """A fenced copy: the run that holds it, its last epoch, its end, and what it knows to be confirmed.
 
     `promised`: the epoch that it keeps. It is above the one that it was told when another coordinator, whose promotion
@@ -50,7 +59,7 @@ class Report:
         return self.end < self.confirmed
 
 
-def lost_behind(chosen: Report, reports: Iterable[Report], log: LogFacts) -> int:
+def lost_behind(chosen: FenceReport, reports: Iterable[FenceReport], log: LogFacts) -> int:
     """From which log offset on confirmed records may be lost when this copy becomes the log: its end. Where it lacks
     the log's last epoch its last bytes may be of a history that was given up, and only what is known to be confirmed is
     surely of this one. Another copy may be the only one to know it: when the last bytes of both are of one epoch they
@@ -78,7 +87,7 @@ class Promotion:
         self.to = to
         self._first = log.master.node if to and log.master is not None else ""
         self._give_up_at = now + wait_s
-        self._reports: dict[str, Report] = {}
+        self._reports: dict[str, FenceReport] = {}
         self._gone: set[str] = set()
 
     @property
@@ -106,7 +115,7 @@ class Promotion:
             if node not in self._reports and (node in self._needed or node not in self._gone)
         )
 
-    def reported(self, node: str, report: Report) -> None:
+    def reported(self, node: str, report: FenceReport) -> None:
         """A node is fenced."""
         if node in self.asked and self.log.in_sync.get(node, report.start_id) == report.start_id:
             self._reports[node] = report
@@ -167,3 +176,66 @@ class Promotion:
     def _rank(self, node: str) -> tuple[int, int, bool, int]:
         report = self._reports[node]
         return report.last_epoch, report.end, node == self.to, -self.log.replicas.index(node)
+
+
+@dataclass(frozen=True, slots=True)
+class Unclean:
+    """`missing`: who has everything, or all that is left of it, and is gone; `able`: who has a copy and is up. Both in
+    the order of the replicas."""
+
+    missing: tuple[str, ...]
+    able: tuple[str, ...]
+
+
+def unclean_promotion(log: LogFacts, state: ClusterState, life: Callable[[str], Life]) -> Unclean:
+    """Raises Refused when nothing needs to be lost, or nothing can be saved."""
+
+    def gone(node: str) -> bool:
+        facts = state.nodes.get(node)
+        return facts is None or facts.stopped or life(node) is Life.DOWN
+
+    master = log.master
+    if master is not None and not gone(master.node) and state.nodes[master.node].start_id == master.start_id:
+        raise Refused(f"log {log.name} is mastered by {master.node}, which is not known to be gone")
+    needed = log.promotable or tuple(node for node in log.replicas if node in log.in_sync)
+    if log.epoch == 0 or log.recovering:
+        needed = log.replicas  # `promotion` may wait for any of them
+    missing = tuple(node for node in needed if gone(node))
+    there = [node for node in needed if node not in missing]
+    # One whole copy is enough; of those that may have lost something all are needed.
+    if there and ((log.promotable and log.epoch) or not missing) and not _waits_for_operator(log):
+        raise Refused(
+            f"log {log.name} needs no promotion by hand: {', '.join(there)} is not known to be gone, and the cluster "
+            "promotes by itself; ask again when it does not"
+        )
+    able = tuple(
+        node
+        for node in log.replicas
+        if not gone(node) and life(node) is Life.UP and state.nodes[node].start_id and not state.nodes[node].witness
+    )
+    if not able:
+        nodes = ", ".join(log.replicas) or "nobody"
+        raise Refused(f"no node with a copy of log {log.name} is up; copies are on {nodes}")
+    return Unclean(missing, able)
+
+
+def _waits_for_operator(log: LogFacts) -> bool:
+    """An only copy that may have lost something: a damaged one is left to an operator, and any other is promoted before
+    one can ask."""
+    return log.recovering and len(log.replicas) == 1
+
+
+def best_of(log: LogFacts, reports: Mapping[str, FenceReport]) -> str:
+    """Whose copy has most: the highest (last epoch, end), of equals the first of the replicas."""
+    return max(reports, key=lambda node: (reports[node].last_epoch, reports[node].end, -log.replicas.index(node)))
+
+
+def lost_from(log: LogFacts, node: str, reports: Mapping[str, FenceReport]) -> int:
+    """From which log offset on confirmed records may be lost when this copy becomes the log: see `lost_behind`."""
+    return lost_behind(reports[node], reports.values(), log)
+
+
+def lost_to(log: LogFacts, node: str, reports: Mapping[str, FenceReport]) -> int | None:
+    """Up to where confirmed records are lost, as the copies that are there know; None when they know of none."""
+    confirmed = max(report.confirmed for report in reports.values())
+    return confirmed if confirmed > lost_from(log, node, reports) else None

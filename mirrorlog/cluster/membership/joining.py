@@ -5,7 +5,7 @@ A node may die at any time between asking and being a member. With the token it 
 node's Raft store is made the file goes. Left behind, it would bring a node whose Raft state was set aside back under
 its old number, its votes forgotten.
 
-The file `member` in the node's directory is a `RecordFile` of a `Content`, with the magic b"MLJN".
+The file `member` in the node's directory is a `RecordFile` of a `Joining`, with the magic b"MLJN".
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ from uuid import uuid4
 import msgspec
 from pydantic import ValidationError
 
-from mirrorlog.cluster.membership.founding import member_of
 from mirrorlog.cluster.membership.record_file import RecordFile
-from mirrorlog.cluster.questions import AskJoin, Joined
-from mirrorlog.cluster.raft.effects import Stored
-from mirrorlog.cluster.raft.messages import HardState
+from mirrorlog.cluster.raft.messages import HardState, Stored
 from mirrorlog.cluster.raft.store import RaftStore
+from mirrorlog.cluster.requests import AskJoin, Joined
+from mirrorlog.cluster.state.commands import member_of
 from mirrorlog.commitlog.files import Files, disk_named, replace_file
 from mirrorlog.errors import BadRequest, ProtocolError
 
@@ -49,8 +48,9 @@ def check_joining(asked: AskJoin) -> None:
         raise BadRequest(f"{first['loc'][0]} of the node that wants to join: {first['msg']}") from None
 
 
-class Content(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the file says. `member`: 0 until the node is let in."""
+class Joining(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the file says. `token`: made once for the node's disk; `member`: its number, 0 until it is let in, and with
+    it `cluster_id` and `snapshot`, what its Raft member begins with, encoded."""
 
     token: str
     member: int = 0
@@ -59,14 +59,13 @@ class Content(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class JoinRecord:
-    """One node's joining. `token`: made once for its disk; `member`: its number, 0 until it is let in, and with it
-    `cluster_id` and `snapshot`, what its Raft member begins with, encoded. Every method blocks. Not thread-safe."""
+    """One node's joining. Every method blocks. Not thread-safe."""
 
-    def __init__(self, files: Files, directory: Path, content: Content) -> None:
+    def __init__(self, files: Files, directory: Path, content: Joining) -> None:
         """`open` makes one."""
         self._files = files
         self._path = directory / FILE_NAME
-        self._content = content
+        self.content = content
 
     @classmethod
     def open(cls, files: Files, directory: Path, *, new_token: Callable[[], str] = lambda: str(uuid4())) -> Self:
@@ -78,7 +77,7 @@ class JoinRecord:
         with disk_named("open", path):
             content = _FILE.read(files, path)
             if content is None:
-                content = Content(new_token())
+                content = Joining(new_token())
                 replace_file(files, path, _FILE.encode(content))
             else:
                 # The process before may have been killed between the rename and its sync.
@@ -96,22 +95,6 @@ class JoinRecord:
             # Always: the process before may have been killed between the two.
             files.fsync_directory(directory)
 
-    @property
-    def token(self) -> str:
-        return self._content.token
-
-    @property
-    def member(self) -> int:
-        return self._content.member
-
-    @property
-    def cluster_id(self) -> str:
-        return self._content.cluster_id
-
-    @property
-    def snapshot(self) -> bytes:
-        return self._content.snapshot
-
     def joined(self, member: int, cluster_id: str, snapshot: bytes) -> None:
         """The node is let in. On disk when this returns.
 
@@ -122,10 +105,10 @@ class JoinRecord:
             raise ProtocolError(f"a node was let in as member {member} of cluster {cluster_id[:50]!r}, which cannot be")
         if not 0 < len(snapshot) <= STATE_BYTES_MAX:
             raise ProtocolError(f"the cluster's state has {len(snapshot)} bytes, 1 to {STATE_BYTES_MAX} can be")
-        content = msgspec.structs.replace(self._content, member=member, cluster_id=cluster_id, snapshot=snapshot)
+        content = msgspec.structs.replace(self.content, member=member, cluster_id=cluster_id, snapshot=snapshot)
         with disk_named("write", self._path):
             replace_file(self._files, self._path, _FILE.encode(content))
-        self._content = content
+        self.content = content
 
 
 def anew(files: Files, directory: Path, told: Joined) -> tuple[RaftStore, Stored]:
@@ -150,7 +133,7 @@ def anew(files: Files, directory: Path, told: Joined) -> tuple[RaftStore, Stored
 
 _FILE: Final = RecordFile(
     b"MLJN",
-    Content,
+    Joining,
     _FILE_BYTES_MAX,
     "remove it and let the node join again, and forget the node first if the cluster knows it already",
 )

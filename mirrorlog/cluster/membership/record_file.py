@@ -59,17 +59,18 @@ class RecordFile(Generic[_T]):
         if magic != self.magic or _CRC.unpack_from(content, _HEAD.size)[0] != crc32c(payload, crc32c(head)):
             raise self._corrupt(path, "its checksum does not match")
         if version != _VERSION:
-            raise _too_new(path, f"it has format {version}, this version knows {_VERSION}")
+            raise too_new(path, f"it has format {version}, this version knows {_VERSION}")
         try:
             return msgspec.msgpack.decode(payload, type=self.record)
         except msgspec.MsgspecError as error:  # its checksum is right, so this is what was written
-            raise _too_new(path, str(error)) from None
+            raise too_new(path, str(error)) from None
 
     def _corrupt(self, path: Path, reason: str) -> LogCorrupt:
         return LogCorrupt(f"{path} cannot be used: {reason}; {self.advice}", path=str(path))
 
 
-def _too_new(path: Path, reason: str) -> UnsupportedVersion:
+def too_new(path: Path, reason: str) -> UnsupportedVersion:
+    """The error for a file that a newer version has written."""
     return UnsupportedVersion(
         f"{path} says what this version of mirrorlog cannot read: {reason}; start the version that wrote it, or a "
         "newer one",

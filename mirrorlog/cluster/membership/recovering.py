@@ -3,7 +3,7 @@
 Nobody can decide anything any more, so what is left is decided here, by hand: the newest state that a survivor knows,
 without the lost nodes (`state.recovered`), as a new incarnation, in which the survivors alone vote. It has to be the
 same on each of them, byte for byte. So each survivor's disk is first read into a `Survivor`, a file that can be
-carried; from the same survivors everybody makes the same `Plan`; and each then does it on its own disk.
+carried; from the same survivors everybody makes the same `SurvivorPlan`; and each then does it on its own disk.
 
 It may be done again, and it may be cut short: the rename of a snapshot decides (`raft.store`), on each disk by itself.
 Should one survivor have gone on already, the others take over what it decided. The old files are copied aside first,
@@ -28,14 +28,13 @@ from uuid import UUID
 
 import msgspec
 
-from mirrorlog.cluster.membership.starts import Starts
-from mirrorlog.cluster.raft.effects import Effects, Stored
+from mirrorlog.cluster.membership.run_history import RunHistory
 from mirrorlog.cluster.raft.log import RaftLog
-from mirrorlog.cluster.raft.members import Members
-from mirrorlog.cluster.raft.messages import Entry, HardState, Snapshot
+from mirrorlog.cluster.raft.messages import Effects, HardState, Members, RaftEntry, Snapshot, Stored
 from mirrorlog.cluster.raft.store import RaftStore
 from mirrorlog.cluster.state.machine import Machine
-from mirrorlog.cluster.state.state import ClusterState, decode_state, encode_state, recovered
+from mirrorlog.cluster.state.node_rules import recovered
+from mirrorlog.cluster.state.state import ClusterState, decode_state, encode_state
 from mirrorlog.commitlog.directory import IDENTITY_NAME, DataDirectory
 from mirrorlog.commitlog.files import Files, disk_named, read_file, replace_file
 from mirrorlog.commitlog.format.checksum import crc32c
@@ -61,7 +60,7 @@ class Survivor(msgspec.Struct, frozen=True, kw_only=True):
     member: int
     term: int
     snapshot: Snapshot
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[RaftEntry, ...] = ()
     runs: tuple[str, ...] = ()
 
     @property
@@ -85,7 +84,7 @@ class Survivor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SurvivorPlan:
     """What the cluster shall be. `newest`: the survivor whose state it is; `lost`: the nodes that are left out;
     `snapshot`: what every survivor begins with; `decided`: a survivor has gone on with it already."""
 
@@ -104,7 +103,7 @@ class Plan:
 # --- What is to be done: pure ---------------------------------------------------------------------------------------
 
 
-def plan(survivors: Sequence[Survivor]) -> Plan:
+def plan(survivors: Sequence[Survivor]) -> SurvivorPlan:
     """The same for the same survivors, in whatever order. Raises BadInput for what cannot be one cluster's survivors,
     Refused when nothing is to be recovered."""
     _check_together(survivors)
@@ -135,7 +134,7 @@ def plan(survivors: Sequence[Survivor]) -> Plan:
     term = max(max(each.term, each.last[0]) for each in survivors) + RAISED
     changed = msgspec.structs.replace(changed, version=index)
     voters = Members(tuple(sorted(each.member for each in survivors)))
-    return Plan(changed, Snapshot(index, term, voters, encode_state(changed)), newest.node, lost)
+    return SurvivorPlan(changed, Snapshot(index, term, voters, encode_state(changed)), newest.node, lost)
 
 
 def _check_together(survivors: Sequence[Survivor]) -> None:
@@ -149,7 +148,7 @@ def _check_together(survivors: Sequence[Survivor]) -> None:
         raise BadInput(f"these nodes are of different clusters: {', '.join(sorted(clusters))}")
 
 
-def _taken_over(newest: Survivor, names: Sequence[str], states: dict[str, ClusterState]) -> Plan:
+def _taken_over(newest: Survivor, names: Sequence[str], states: dict[str, ClusterState]) -> SurvivorPlan:
     """A recovery that was begun: what the first one was given, the others are given too."""
     began = decode_state(newest.snapshot.state)
     if began.incarnation != states[newest.node].incarnation or sorted(began.nodes) != list(names):
@@ -159,7 +158,7 @@ def _taken_over(newest: Survivor, names: Sequence[str], states: dict[str, Cluste
         )
     before = min(states.values(), key=lambda state: state.incarnation)
     lost = tuple(sorted(before.nodes.keys() - set(names)))
-    return Plan(began, newest.snapshot, newest.node, lost, decided=True)
+    return SurvivorPlan(began, newest.snapshot, newest.node, lost, decided=True)
 
 
 def _with_runs(state: ClusterState, survivors: Sequence[Survivor]) -> ClusterState:
@@ -203,7 +202,7 @@ def read_survivor(files: Files, directory: Path) -> Survivor:
     with held(files, directory) as (cluster_id, node):
         store, stored = _opened(files, directory)
         store.close()
-        starts = Starts.open(files, directory, boot_id="")
+        starts = RunHistory.open(files, directory, boot_id="")
         return Survivor(
             node=node,
             cluster_id=cluster_id,
@@ -215,7 +214,7 @@ def read_survivor(files: Files, directory: Path) -> Survivor:
         )
 
 
-def recover(files: Files, directory: Path, agreed: Plan) -> bool:
+def recover(files: Files, directory: Path, agreed: SurvivorPlan) -> bool:
     """Let a stopped survivor begin as the plan says; on disk when this returns. Whether it had not already.
 
     What it had is copied aside first. Raises as `read_survivor`, BadInput for a node that the plan leaves out, Refused

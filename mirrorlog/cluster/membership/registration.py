@@ -1,4 +1,4 @@
-"""How one run of a node comes to be known to its cluster, and how it finds out that it is over.
+"""Registration: how the cluster comes to know of one run of a node, and how that run finds out that it is over.
 
 A start is a command like any other. What is refused is told apart by what the cluster's state says of the node, as
 somebody else has it: this member's own Raft may be one that hears nothing any more.
@@ -23,7 +23,7 @@ from typing import Final, Protocol
 import msgspec
 from msgspec.structs import replace
 
-from mirrorlog.cluster.questions import Applied, AskApply, AskState, Joined, decode_answer, encode
+from mirrorlog.cluster.requests import Applied, AskApply, AskState, Joined, decode_answer, encode
 from mirrorlog.cluster.state.commands import NodeStarted, encode_command
 from mirrorlog.cluster.state.state import ClusterState, NodeFacts, Outcome, decode_state
 from mirrorlog.errors import DiskFailed, MirrorlogError, NotAMember, NotLeader, ProtocolError, RequestTimeout
@@ -41,7 +41,7 @@ WATCH_S: Final = 1.0
 """How often a run that hears no leader asks others whether it is still the one."""
 
 
-class Member(Protocol):
+class RaftMember(Protocol):
     """The Raft member of this node, and the way to the others."""
 
     @property
@@ -76,7 +76,7 @@ class Registration:
     over."""
 
     def __init__(
-        self, started: Callable[[], NodeStarted], member: Member, *, failed: Callable[[MirrorlogError], None]
+        self, started: Callable[[], NodeStarted], member: RaftMember, *, failed: Callable[[MirrorlogError], None]
     ) -> None:
         self._started = started
         self._member = member
@@ -231,7 +231,7 @@ def _over(node: str, now: NodeFacts | None) -> NotAMember:
 # Done again from the beginning, whenever it was cut short, it comes to the same: what was decided shows in the state.
 
 
-class Cluster(Protocol):
+class ClusterAccess(Protocol):
     """Any member of it."""
 
     async def apply(self, command: NodeStarted) -> Applied:
@@ -243,7 +243,7 @@ class Cluster(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Returned:
+class ReturnedNode:
     """`joined`: which member it is now, and what that begins with; `first`: the cluster knew of no run of it."""
 
     joined: Joined
@@ -254,7 +254,7 @@ class _Unknown(Exception):
     """The cluster does not know the node."""
 
 
-async def come_back(started: NodeStarted, never: str, cluster: Cluster) -> Returned | None:
+async def come_back(started: NodeStarted, never: str, cluster: ClusterAccess) -> ReturnedNode | None:
     """`started`: the run that sees the disk blank; `never`: the start id of one that never was. None when the cluster
     does not know the node: it may join. Raises MirrorlogError: then it may be tried again with the same arguments; with
     `rival` in its details while the former run is still heard."""
@@ -264,11 +264,11 @@ async def come_back(started: NodeStarted, never: str, cluster: Cluster) -> Retur
         return None
 
 
-async def _come_back(started: NodeStarted, never: str, cluster: Cluster) -> Returned:
+async def _come_back(started: NodeStarted, never: str, cluster: ClusterAccess) -> ReturnedNode:
     node = started.node
     joined, facts = await _known(cluster, 0, node)
     if facts.start_id == started.start_id:
-        return Returned(joined, first=False)  # decided, and the answer was lost
+        return ReturnedNode(joined, first=False)  # decided, and the answer was lost
     if not facts.start_id:
         outcome = await cluster.apply(replace(started, start_id=never))
         _, facts = await _known(cluster, outcome.index, node)
@@ -277,10 +277,10 @@ async def _come_back(started: NodeStarted, never: str, cluster: Cluster) -> Retu
     joined, facts = await _known(cluster, outcome.index, node)
     if facts.start_id != started.start_id:
         raise NotLeader(outcome.refusal or f"run {facts.start_id} of node {node} was registered meanwhile")
-    return Returned(joined, first=seen == never)
+    return ReturnedNode(joined, first=seen == never)
 
 
-async def _known(cluster: Cluster, index: int, node: str) -> tuple[Joined, NodeFacts]:
+async def _known(cluster: ClusterAccess, index: int, node: str) -> tuple[Joined, NodeFacts]:
     try:
         told = await cluster.state(index)
     except NotAMember:

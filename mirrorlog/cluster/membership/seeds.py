@@ -15,9 +15,9 @@ from typing import Final, TypeVar
 from uuid import UUID
 
 from mirrorlog import __version__
-from mirrorlog.cluster.membership.founders import Told, Untouched
-from mirrorlog.cluster.membership.seeking import SEED_CHARS_MAX, Answer, InCluster, Looks, Silent
-from mirrorlog.cluster.questions import (
+from mirrorlog.cluster.membership.discovery import SEED_CHARS_MAX, Answer, InCluster, Looks, NoAnswer
+from mirrorlog.cluster.membership.founding import Told, Untouched
+from mirrorlog.cluster.requests import (
     AnyAnswer,
     AnyQuestion,
     Applied,
@@ -25,8 +25,8 @@ from mirrorlog.cluster.questions import (
     AskLooking,
     AskState,
     Joined,
-    Looking,
-    Question,
+    LookingAnswer,
+    MemberRequest,
     decode_answer,
     decode_question,
     encode,
@@ -37,13 +37,12 @@ from mirrorlog.wire.auth.credentials import OPEN, Credentials
 from mirrorlog.wire.auth.proof import AcceptedGreeting, DialledGreeting
 from mirrorlog.wire.dialling import LINK_UNACKED_MS, dial
 from mirrorlog.wire.endpoint import Endpoint
-from mirrorlog.wire.fairness.places import Places
+from mirrorlog.wire.fairness.places import PortPlaces
 from mirrorlog.wire.frames import PROTOCOL_VERSION_MAX, PROTOCOL_VERSION_MIN, Frame, FrameType, frame
-from mirrorlog.wire.greeting import check_hello
-from mirrorlog.wire.listening import Place, Port, listen
+from mirrorlog.wire.listening import Port, PortPlace, listen
 from mirrorlog.wire.messages import codec
 from mirrorlog.wire.messages.codec import as_error, error_frame, expect_message
-from mirrorlog.wire.messages.handshake import Failure, Hello, Limits, Welcome
+from mirrorlog.wire.messages.handshake import Failure, Hello, NodeLimits, Welcome, check_hello
 from mirrorlog.wire.tls import Refusals
 
 logger = logging.getLogger(__name__)
@@ -77,19 +76,19 @@ async def look_at(seed: str, *, node: str, run: str, credentials: Credentials = 
                 welcome = await link.welcome
                 if welcome.cluster_id:
                     return InCluster(UUID(welcome.cluster_id), welcome.cluster_name[:128], welcome.node_id[:128])
-                looking = decode_answer(await link.ask(encode(AskLooking())), Looking)
+                looking = decode_answer(await link.ask(encode(AskLooking())), LookingAnswer)
             finally:
                 link.close()
     except TimeoutError:
-        return Silent(f"no answer within {LOOK_S * 1000:.0f} ms")
+        return NoAnswer(f"no answer within {LOOK_S * 1000:.0f} ms")
     except MirrorlogError as error:
         if _refusals.is_news(f"{seed} {error}"):  # who sets its node up waits for it, and wants to know why
             logger.info("seed_not_used seed=%s reason=%r", seed, str(error))
-        return Silent(str(error))
+        return NoAnswer(str(error))
     except (OSError, UnicodeError, ValueError) as error:
-        return Silent(str(error))
+        return NoAnswer(str(error))
     if len(looking.seeds) > SEEDS_MAX or any(len(each) > SEED_CHARS_MAX for each in (looking.address, *looking.seeds)):
-        return Silent("an answer that cannot be")
+        return NoAnswer("an answer that cannot be")
     return Looks(welcome.start_id, welcome.node_id[:128], looking.address, looking.seeds)
 
 
@@ -119,7 +118,7 @@ async def ask_to_join(
 async def ask_member(
     address: str,
     cluster_id: UUID,
-    asked: Question,
+    asked: MemberRequest,
     kind: type[_A],
     *,
     node: str,
@@ -131,7 +130,7 @@ async def ask_member(
     return await _answered(address, _hello(node, run, cluster_id, role="member"), asked, kind, credentials)
 
 
-async def _answered(address: str, hello: Hello, asked: Question, kind: type[_A], credentials: Credentials) -> _A:
+async def _answered(address: str, hello: Hello, asked: MemberRequest, kind: type[_A], credentials: Credentials) -> _A:
     try:
         async with asyncio.timeout(JOIN_S):
             link = await _dialled(address, hello, JOINED_BYTES_MAX, credentials)
@@ -280,10 +279,8 @@ class SeekingPort:
         """Cluster and node of those who took this node for a member; what they say is not proven."""
         self._asked_by: set[str] = set()
         self._limits = limits
-        self._places: Places[Place] = Places(
-            strangers_max=limits.max_strangers,
-            per_address_max=limits.max_strangers_per_address,
-            let_in_max=LINKS_MAX,
+        self._places: PortPlaces[PortPlace] = PortPlaces(
+            strangers_max=limits.max_strangers, per_address_max=limits.max_strangers_per_address, let_in_max=LINKS_MAX
         )
         self._port: Port | None = None
 
@@ -323,7 +320,9 @@ class SeekingPort:
 
     def welcome(self, version: int) -> Welcome:
         """Of no cluster."""
-        limits = Limits(max_record_bytes=self._limits.max_record_bytes, max_batch_bytes=self._limits.max_batch_bytes)
+        limits = NodeLimits(
+            max_record_bytes=self._limits.max_record_bytes, max_batch_bytes=self._limits.max_batch_bytes
+        )
         return Welcome(
             version=version,
             cluster_id=self.cluster_id,
@@ -337,17 +336,17 @@ class SeekingPort:
     async def answer(self, question: AnyQuestion) -> AnyAnswer:
         """Raises NotLeader: this node lets nobody in."""
         if isinstance(question, AskLooking):
-            return Looking(address=self.own.address, seeds=self.own.seeds)
+            return LookingAnswer(address=self.own.address, seeds=self.own.seeds)
         raise NotLeader(f"node {self.own.node} is in no cluster yet")
 
-    def _endpoint(self, place: Place) -> Endpoint:
+    def _endpoint(self, place: PortPlace) -> Endpoint:
         return Endpoint(_SeekerLink(self, place), frame_bytes_max=FRAME_BYTES_MAX, outgoing_bytes_max=FRAME_BYTES_MAX)
 
 
 class _SeekerLink:
     """One connection to a node that looks."""
 
-    def __init__(self, port: SeekingPort, place: Place) -> None:
+    def __init__(self, port: SeekingPort, place: PortPlace) -> None:
         self._port = port
         self._place = place
         self._endpoint: Endpoint | None = None

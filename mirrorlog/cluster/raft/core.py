@@ -14,29 +14,31 @@ Rejected: pysyncobj and raft-rs bindings (`docs/decisions/0018-raft.md`); leases
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
 from enum import Enum
 from math import inf
 from typing import Protocol
 
-from mirrorlog.cluster.raft.effects import Effects, ReadReady, Stored
+from mirrorlog.cluster.raft.leadership import Leadership, RaftLimits, Timing
 from mirrorlog.cluster.raft.log import RaftLog
-from mirrorlog.cluster.raft.members import Members, encode_members
 from mirrorlog.cluster.raft.messages import (
     AnyMessage,
     Append,
     Appended,
     AskVote,
-    Entry,
+    Effects,
     EntryKind,
     HardState,
+    Members,
     PartTaken,
+    RaftEntry,
+    ReadReady,
     Snapshot,
     SnapshotPart,
+    Stored,
     TakeOver,
     Vote,
+    encode_members,
 )
-from mirrorlog.cluster.raft.progress import Progress, Stage
 from mirrorlog.errors import BadRequest, NotLeader, Overloaded
 
 
@@ -45,25 +47,6 @@ class Chance(Protocol):
 
     def random(self) -> float:
         """0 up to 1, exclusive."""
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """`heartbeat_s`: between two of a leader's; `election_s`: without a leader for so long, up to twice that, a voter
-    stands for election."""
-
-    heartbeat_s: float = 0.05
-    election_s: float = 0.25
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """`append_bytes_max`: of one Append's commands; a single command may be larger. `part_bytes_max`: of one piece of a
-    snapshot. `uncommitted_bytes_max`: of commands that wait for a majority; beyond it a proposal is refused."""
-
-    append_bytes_max: int = 256 * 1024
-    part_bytes_max: int = 256 * 1024
-    uncommitted_bytes_max: int = 16 * 1024 * 1024
 
 
 class Role(Enum):
@@ -76,6 +59,8 @@ class Role(Enum):
 class Raft:
     """One member. `leader`: as far as it knows, 0 for none."""
 
+    leadership: type[Leadership] = Leadership
+
     def __init__(
         self,
         own: int,
@@ -84,7 +69,7 @@ class Raft:
         chance: Chance,
         now: float,
         timing: Timing | None = None,
-        limits: Limits | None = None,
+        limits: RaftLimits | None = None,
     ) -> None:
         """`own`: this member's id; it may be in no configuration yet."""
         self.own = own
@@ -92,22 +77,15 @@ class Raft:
         self.leader = 0
         self.log = RaftLog(stored.snapshot, stored.entries)
         self._term, self._vote = stored.hard_state.term, stored.hard_state.vote
-        self._timing, self._limits = timing or Timing(), limits or Limits()
+        self._timing, self._limits = timing or Timing(), limits or RaftLimits()
         self._chance = chance
         # When a leader was heard last: for as long as an election takes nobody else is voted for.
         self._heard_at = self._contact_at = -inf
         # Who is the only voter has nobody to wait for.
         self._election_at = now if self.log.members.voters == (own,) else self._patience(now)
         self._votes: dict[int, bool] = {}
-        # The leader's part.
-        self._progress: dict[int, Progress] = {}
-        self._beat_at = inf
+        self._leads: Leadership | None = None
         self._round = 0
-        # Reads that wait for a round, each with the round and the index as of when it began; and those before theirs.
-        self._reads_in_round: list[tuple[int, int, Hashable]] = []
-        self._reads_asked: list[Hashable] = []
-        self._term_begin = 0
-        self._hand_over_to, self._hand_over_until = 0, -inf
         # A snapshot that is coming in: the term of who sends it, its index, and its pieces so far.
         self._incoming: tuple[int, int, bytearray] | None = None
         # What the disk has, what was given to it, and what was given to be applied.
@@ -136,13 +114,13 @@ class Raft:
     @property
     def settled(self) -> bool:
         """Whether this member leads and has committed an entry of its term: it knows all that ever was committed."""
-        return self.role is Role.LEADER and self.log.commit >= self._term_begin
+        return self._leads is not None and self.log.commit >= self._leads.begin
 
     def matched(self, member: int) -> int:
         """Leader: up to which index a member holds the log; 0 for one that is not in it."""
         if member == self.own:
             return self._stored_index
-        return self._progress[member].matched if member in self._progress else 0
+        return self._leads.matched(member) if self._leads is not None else 0
 
     def contact_at(self, now: float) -> float:
         """When this member heard a leader last, or, leading, a majority: of what was decided later it knows nothing.
@@ -156,20 +134,20 @@ class Raft:
 
     def heard_at(self, member: int) -> float:
         """Leader: when a member answered last; minus infinity for one that is not in."""
-        return self._progress[member].heard_at if member in self._progress else -inf
+        return self._leads.heard_at(member) if self._leads is not None else -inf
 
     @property
     def next_deadline(self) -> float:
         """When `tick` has something to do, at the latest."""
-        return self._beat_at if self.role is Role.LEADER else self._election_at
+        return self._leads.beat_at if self._leads is not None else self._election_at
 
     # --- what comes in ---
 
     def tick(self, now: float) -> None:
         """Time has passed."""
-        if self.role is Role.LEADER:
-            if now >= self._beat_at:
-                self._beat(now)
+        if self._leads is not None:
+            if now >= self._leads.beat_at and not self._leads.beat(now):
+                self._follow(self._term, 0, now)
         elif now >= self._election_at:
             self._stand(now, trial=True)
 
@@ -186,16 +164,17 @@ class Raft:
         match message:
             case Append():
                 self._append_from_leader(message, now)
-            case Appended():
-                self._appended(message, now)
+            case Appended() if self._leads is not None:
+                self._leads.appended(message, now, stored=self._stored_index)
+                self._reads += self._leads.answered_reads()
             case AskVote():
                 self._asked(message, now)
             case Vote():
                 self._voted(message, now)
             case SnapshotPart():
                 self._take_part(message, now)
-            case PartTaken():
-                self._part_taken(message, now)
+            case PartTaken() if self._leads is not None:
+                self._leads.part_taken(message, now)
             case TakeOver():
                 self._told_to_take_over(message, now)
 
@@ -214,25 +193,23 @@ class Raft:
         self._check_takes()
         if not self.settled or self.log.members_index > self.log.commit:
             raise Overloaded("another change of members is under way; ask again", limit="one change at a time")
-        if not _one_step(self.members, members):
+        if not self.members.one_step_to(members):
             raise BadRequest(f"members change one voter at a time: {self.members} cannot become {members}")
         return self._append(EntryKind.MEMBERS, encode_members(members))
 
     def read(self, token: Hashable) -> None:
         """Ask for the index up to which all that was committed before this call is included. Raises NotLeader."""
-        self._check_leads()
-        self._reads_asked.append(token)
+        self._check_leads().read(token)
 
     def hand_over(self, to: int, now: float) -> None:
         """Let a voter lead as soon as it holds everything; given up after the time that an election takes.
 
         Raises NotLeader, BadRequest for one that is no other voter.
         """
-        self._check_leads()
+        leads = self._check_leads()
         if to == self.own or to not in self.members.voters:
             raise BadRequest(f"member {to} is no other voter")
-        self._hand_over_to, self._hand_over_until = to, now + self._timing.election_s
-        self._go_on_handing_over()
+        leads.hand_over(to, now)
 
     def lost(self, member: int, now: float) -> None:
         """A member's process is known to be gone: its connection was reset and it cannot be reached."""
@@ -249,7 +226,7 @@ class Raft:
         if snapshot.index > self.log.snapshot.index:
             self.log.compact(snapshot, keep=keep)
 
-    def saved_entries(self, behind: int) -> tuple[Entry, ...]:
+    def saved_entries(self, behind: int) -> tuple[RaftEntry, ...]:
         """Those behind an index that bundles have given to the disk: what a store keeps behind a new snapshot of it.
 
         Only between `done` and `take`, and only for a snapshot newer than `log.snapshot`: else one that is coming in
@@ -262,13 +239,14 @@ class Raft:
 
     def take(self, now: float) -> Effects:
         """All that is to be done since the last one; `done` is due before the next."""
-        if self.role is Role.LEADER:
-            self._follow_members(now)
-            self._begin_round()
-            self._answer_reads()
-            self._send_entries()
+        if (leads := self._leads) is not None:
+            leads.follow_members(now)
+            if self.settled:
+                leads.begin_round()
+            self._reads += leads.answered_reads()
+            leads.send_entries()
             if self._has_left:
-                self._leave(now)
+                self._leave(leads, now)
         hard_state = HardState(self._term, self._vote)
         effects = Effects(
             hard_state=None if hard_state == self._saved_state else hard_state,
@@ -290,8 +268,8 @@ class Raft:
         """What the last bundle wanted stored is on disk."""
         if self._stored_index != self._given_index:
             self._stored_index = self._given_index
-            if self.role is Role.LEADER:
-                self._commit_agreed()
+            if self._leads is not None:
+                self._leads.commit_agreed(self._stored_index)
 
     # --- terms ---
 
@@ -317,15 +295,14 @@ class Raft:
         return True
 
     def _follow(self, term: int, leader: int, now: float) -> None:
-        if self.role is Role.LEADER:
+        if self._leads is not None:
             self._contact_at = max(self._contact_at, self.contact_at(now))
+            self._reads += self._leads.given_up_reads()
+            self._round, self._leads = self._leads.round, None
         if term > self._term:
             self._term, self._vote = term, 0
         self.role, self.leader = Role.FOLLOWER, leader
         self._votes.clear()
-        self._fail_reads()
-        self._progress.clear()
-        self._hand_over_to = 0
         self._election_at = self._patience(now)
 
     def _has_leader(self, now: float) -> bool:
@@ -398,9 +375,18 @@ class Raft:
     def _lead(self, now: float) -> None:
         self.role, self.leader = Role.LEADER, self.own
         self._votes = {}
-        self._term_begin = self._append(EntryKind.EMPTY, b"")
-        self._follow_members(now)
-        self._beat_at = now + self._timing.heartbeat_s
+        begin = self._append(EntryKind.EMPTY, b"")
+        self._leads = self.leadership(
+            self.own,
+            self._term,
+            self.log,
+            timing=self._timing,
+            limits=self._limits,
+            send=self._send,
+            round_=self._round,
+            begin=begin,
+            now=now,
+        )
 
     def _told_to_take_over(self, message: TakeOver, now: float) -> None:
         if self.role is Role.FOLLOWER and message.sender == self.leader:
@@ -408,175 +394,32 @@ class Raft:
 
     # --- the leader ---
 
-    def _check_leads(self) -> None:
-        if self.role is not Role.LEADER:
+    def _check_leads(self) -> Leadership:
+        if self._leads is None:
             raise NotLeader(
                 f"member {self.own} does not lead; {f'{self.leader} does' if self.leader else 'nobody is known to'}",
                 leader=self.leader,
             )
+        return self._leads
 
     def _check_takes(self) -> None:
-        self._check_leads()
-        if self._hand_over_to:
-            raise NotLeader("leadership is being handed over; ask again", leader=self._hand_over_to)
+        if to := self._check_leads().hand_over_to:
+            raise NotLeader("leadership is being handed over; ask again", leader=to)
 
     def _append(self, kind: EntryKind, data: bytes) -> int:
-        entry = Entry(self.log.last_index + 1, self._term, kind, data)
+        entry = RaftEntry(self.log.last_index + 1, self._term, kind, data)
         self.log.append(entry)
         return entry.index
-
-    def _follow_members(self, now: float) -> None:
-        """A Progress for each other member, and for nobody else. The newest entry is what a new one is tried with: what
-        brought it here, the term's begin or the change of members, is an entry in any case."""
-        others = [member for member in self.members.all if member != self.own]
-        self._progress = {
-            member: self._progress.get(member) or Progress(next_index=self.log.last_index, now=now) for member in others
-        }
-
-    def _beat(self, now: float) -> None:
-        self._beat_at = now + self._timing.heartbeat_s
-        if not self._hears_majority(now):
-            self._follow(self._term, 0, now)
-            return
-        if now >= self._hand_over_until:
-            self._hand_over_to = 0
-        self._heartbeats()
-
-    def _hears_majority(self, now: float) -> bool:
-        since = now - 2 * self._timing.election_s
-        return self.members.agree({self.own, *(each for each in self._progress if self.heard_at(each) >= since)})
-
-    def _heartbeats(self) -> None:
-        """A round of their own: by its answers what was sent before it and got lost is found."""
-        self._round += 1
-        for member, progress in self._progress.items():
-            self._send_heartbeat(member, progress)
-
-    def _send_heartbeat(self, member: int, progress: Progress) -> None:
-        """Behind what the member is known to hold, where it cannot be refused."""
-        before, before_term = progress.matched, self.log.term_of(progress.matched)
-        if before_term is None:
-            before, before_term = 0, 0
-        commit = min(self.log.commit, before)
-        self._send(Append(self.own, member, self._term, before, before_term, commit, self._round))
-
-    def _send_entries(self) -> None:
-        """What every member may be sent; and how far things are committed, where no entries tell it."""
-        for member, progress in self._progress.items():
-            while progress.may_send and self._send_next(member, progress):
-                pass
-            if progress.told < (commit := min(self.log.commit, progress.matched)):
-                progress.told = commit
-                self._send_heartbeat(member, progress)
-
-    def _send_next(self, member: int, progress: Progress) -> bool:
-        """Whether there were entries. If it needs some that are gone, a piece of the snapshot leaves instead."""
-        before = progress.next - 1
-        before_term = self.log.term_of(before)
-        if progress.stage is Stage.SNAPSHOT or before_term is None:
-            self._send_part(member, progress)
-            return False
-        if before == self.log.last_index:
-            return False
-        entries = self.log.entries_from(progress.next, self._limits.append_bytes_max)
-        self._send(Append(self.own, member, self._term, before, before_term, self.log.commit, self._round, entries))
-        progress.sent(entries[-1].index, self._round)
-        progress.told = max(progress.told, min(self.log.commit, entries[-1].index))
-        return True
-
-    def _send_part(self, member: int, progress: Progress) -> None:
-        snapshot = self.log.snapshot
-        if progress.stage is not Stage.SNAPSHOT or progress.snapshot_index != snapshot.index:
-            progress.send_snapshot(snapshot.index)
-        part = snapshot.state[progress.part_at : progress.part_at + self._limits.part_bytes_max]
-        self._send(
-            SnapshotPart(
-                self.own,
-                member,
-                self._term,
-                index=snapshot.index,
-                index_term=snapshot.term,
-                members=snapshot.members,
-                at=progress.part_at,
-                size=len(snapshot.state),
-                part=part,
-            )
-        )
-        progress.part_sent(self._round)
-
-    def _appended(self, message: Appended, now: float) -> None:
-        progress = self._progress.get(message.sender)
-        if progress is None:
-            return
-        if message.ok:
-            progress.taken(message.matched)
-            self._commit_agreed()
-            self._go_on_handing_over()
-        else:
-            progress.refused(self.log.last_with_term_up_to(message.hint_index, message.hint_term) + 1)
-        progress.answered(message.round, now)
-        self._answer_reads()
-
-    def _part_taken(self, message: PartTaken, now: float) -> None:
-        progress = self._progress.get(message.sender)
-        if progress is None:
-            return
-        progress.heard_at = now
-        if progress.stage is Stage.SNAPSHOT and progress.snapshot_index == message.index:
-            progress.wants_part(message.at)
-
-    def _commit_agreed(self) -> None:
-        """What a majority has on disk is committed, if it is of this term: older entries are by that, not before."""
-        held = {member: progress.matched for member, progress in self._progress.items()} | {
-            self.own: self._stored_index
-        }
-        agreed = self.members.agreed_index(held)
-        if agreed <= self.log.commit or self.log.term_of(agreed) != self._term:
-            return
-        self.log.commit = agreed
 
     @property
     def _has_left(self) -> bool:
         """Whether this member has led its own removal to the end."""
         return self.own not in self.members.voters and self.log.members_index <= self.log.commit
 
-    def _leave(self, now: float) -> None:
+    def _leave(self, leads: Leadership, now: float) -> None:
         """Somebody who holds everything leads at once, if there is one; else whoever waited longest."""
-        heir = max(self.members.voters, key=self.matched)
-        if self.matched(heir) == self.log.last_index:
-            self._send(TakeOver(self.own, heir, self._term))
+        leads.tell_to_take_over(max(self.members.voters, key=self.matched))
         self._follow(self._term, 0, now)
-
-    def _go_on_handing_over(self) -> None:
-        to = self._hand_over_to
-        if to and self.matched(to) == self.log.last_index:
-            self._send(TakeOver(self.own, to, self._term))
-
-    # --- reads ---
-
-    def _begin_round(self) -> None:
-        """All reads that were asked for since the last bundle share one."""
-        if not self._reads_asked or not self.settled:
-            return
-        self._heartbeats()
-        self._reads_in_round += [(self._round, self.log.commit, token) for token in self._reads_asked]
-        self._reads_asked.clear()
-
-    def _answer_reads(self) -> None:
-        waiting = self._reads_in_round
-        while waiting:
-            round_, index, token = waiting[0]
-            heard = {member for member, progress in self._progress.items() if progress.round >= round_}
-            if not self.members.agree(heard | {self.own}):
-                return
-            del waiting[0]
-            self._reads.append(ReadReady(token, index))
-
-    def _fail_reads(self) -> None:
-        tokens = [*(token for _, _, token in self._reads_in_round), *self._reads_asked]
-        self._reads_in_round.clear()
-        self._reads_asked.clear()
-        self._reads += [ReadReady(token, None) for token in tokens]
 
     # --- a follower ---
 
@@ -650,9 +493,3 @@ class Raft:
 
     def _send(self, message: AnyMessage) -> None:
         self._messages.append(message)
-
-
-def _one_step(before: Members, after: Members) -> bool:
-    """Whether any majority of the one and any of the other share a member, and `after` can be at all."""
-    can_be = after.voters and len(set(after.all)) == len(after.all)
-    return bool(can_be) and len(set(before.voters) ^ set(after.voters)) <= 1

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from mirrorlog.cluster.raft.members import Members, decode_members
-from mirrorlog.cluster.raft.messages import Entry, EntryKind, Snapshot
+from mirrorlog.cluster.raft.messages import EntryKind, Members, RaftEntry, Snapshot, decode_members
 
 
 class RaftLog:
     """`snapshot`: what stands before the first entry; `commit`: the last index that can never change."""
 
-    def __init__(self, snapshot: Snapshot, entries: Sequence[Entry] = ()) -> None:
+    def __init__(self, snapshot: Snapshot, entries: Sequence[RaftEntry] = ()) -> None:
         self.snapshot = snapshot
         self.commit = snapshot.index
         self._base_index, self._base_term = snapshot.index, snapshot.term
@@ -60,16 +59,16 @@ class RaftLog:
         """Whether a log that ends so has all that this one may have committed."""
         return (last_term, last_index) >= (self.last_term, self.last_index)
 
-    def entries(self, first: int, last: int) -> tuple[Entry, ...]:
+    def entries(self, first: int, last: int) -> tuple[RaftEntry, ...]:
         """`first` to `last`, both included, as far as they are there."""
         base = self._base_index
         return tuple(self._entries[max(first - base - 1, 0) : max(last - base, 0)])
 
-    def entries_from(self, first: int, bytes_max: int) -> tuple[Entry, ...]:
+    def entries_from(self, first: int, bytes_max: int) -> tuple[RaftEntry, ...]:
         """From `first` on, as many as fit; one at least, if there is one."""
         return tuple(self._up_to(first, bytes_max))
 
-    def _up_to(self, first: int, bytes_max: int) -> Iterator[Entry]:
+    def _up_to(self, first: int, bytes_max: int) -> Iterator[RaftEntry]:
         taken = 0
         for at in range(first - self._base_index - 1, len(self._entries)):
             entry = self._entries[at]
@@ -91,13 +90,13 @@ class RaftLog:
 
     # --- changes ---
 
-    def append(self, entry: Entry) -> None:
+    def append(self, entry: RaftEntry) -> None:
         """The next one."""
         assert entry.index == self.last_index + 1, (entry.index, self.last_index)
         self._entries.append(entry)
         self._note_members(entry)
 
-    def take_over(self, entries: Sequence[Entry]) -> int | None:
+    def take_over(self, entries: Sequence[RaftEntry]) -> int | None:
         """Append what a leader sent, which follows an entry that both have. The first index that changed, if one did.
 
         Raises AssertionError for a change of what is committed: then the algorithm is broken, here or there.
@@ -135,6 +134,6 @@ class RaftLog:
         while self._members[-1][0] >= first:
             self._members.pop()
 
-    def _note_members(self, entry: Entry) -> None:
+    def _note_members(self, entry: RaftEntry) -> None:
         if entry.kind == EntryKind.MEMBERS:
             self._members.append((entry.index, decode_members(entry.data)))

@@ -39,8 +39,7 @@ from typing import Final, NamedTuple, Self, TypeVar
 
 import msgspec
 
-from mirrorlog.cluster.raft.effects import Effects, Stored
-from mirrorlog.cluster.raft.messages import Entry, HardState, Snapshot
+from mirrorlog.cluster.raft.messages import Effects, HardState, RaftEntry, Snapshot, Stored
 from mirrorlog.commitlog.files import Directory, File, Files, begun, disk_error, disk_named
 from mirrorlog.commitlog.format.checksum import crc32c
 from mirrorlog.errors import DiskFailed, LogCorrupt, UnsupportedVersion
@@ -72,7 +71,7 @@ class Bundle(msgspec.Struct, frozen=True, array_like=True):
     index and all behind it."""
 
     hard_state: HardState | None
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[RaftEntry, ...] = ()
 
 
 _T = TypeVar("_T")
@@ -152,7 +151,7 @@ class RaftStore:
                 self._journal.fdatasync()
             self._end += len(frame)
 
-    def replace(self, snapshot: Snapshot, entries: tuple[Entry, ...]) -> None:
+    def replace(self, snapshot: Snapshot, entries: tuple[RaftEntry, ...]) -> None:
         """A snapshot takes the place of the one before and of the journal; `entries` follow it.
 
         Raises DiskFull when there is no space beside the old ones: they still hold, and what was asked for can be asked
@@ -164,7 +163,7 @@ class RaftStore:
         with closing(names):
             self._replace(names, snapshot, entries)
 
-    def _replace(self, names: Directory, snapshot: Snapshot, entries: tuple[Entry, ...]) -> None:
+    def _replace(self, names: Directory, snapshot: Snapshot, entries: tuple[RaftEntry, ...]) -> None:
         number = self._number + 1
         base, bundle = Base(self.own, snapshot), Bundle(self._hard_state, entries)
         try:
@@ -339,7 +338,7 @@ def _replayed(snapshot: Snapshot, journal: File, number: int, directory: Path) -
     content = _content(journal, path)
     view = memoryview(content)
     hard_state, last, end = HardState(), 0, 0
-    entries: list[Entry] = []
+    entries: list[RaftEntry] = []
     while (payload := _payload(view, number, end, path)) is not None:
         bundle = _decoded(_decode_bundle, payload, path)
         hard_state = bundle.hard_state or hard_state

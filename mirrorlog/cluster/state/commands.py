@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
+from functools import reduce
+from operator import or_
 from typing import Final
 
 import msgspec
 
 from mirrorlog import versions
+from mirrorlog.config import Member
 from mirrorlog.errors import UnsupportedVersion
 from mirrorlog.wire.fairness.quotas import UserLimits
 from mirrorlog.wire.routing import Binding, Exchange
@@ -34,6 +37,24 @@ class Addresses(msgspec.Struct, frozen=True, omit_defaults=True):
     replication: str = ""
     grpc: str = ""
     http: str = ""
+
+
+def addresses_of(member: Member) -> Addresses:
+    """Of a member of the configuration, as the cluster keeps them."""
+    return Addresses(
+        client=member.client, replication=member.replication, grpc=member.grpc or "", http=member.http or ""
+    )
+
+
+def member_of(node: str, addresses: Addresses) -> Member:
+    """A node as the configuration has it. Raises ValidationError for addresses that are none."""
+    return Member(
+        id=node,
+        client=addresses.client,
+        replication=addresses.replication,
+        grpc=addresses.grpc or None,
+        http=addresses.http or None,
+    )
 
 
 class Holder(msgspec.Struct, frozen=True, array_like=True):
@@ -286,22 +307,26 @@ class LossEndFound(Command, frozen=True):
     end: int
 
 
-# --- Virtual hosts, exchanges, users: see `cluster.topology` ----------------------------------------------------------
+# --- Virtual hosts, exchanges, users ---------------------------------------------------------------------------------
 
 
-class VirtualHostMade(Command, frozen=True):
+class TopologyCommand(Command, frozen=True):
+    """Base of those that `topology_rules` decides."""
+
+
+class VirtualHostMade(TopologyCommand, frozen=True):
     """One that is there stays as it is."""
 
     name: str
 
 
-class VirtualHostRemoved(Command, frozen=True):
+class VirtualHostRemoved(TopologyCommand, frozen=True):
     """With its exchanges, bindings and permissions. Refused while it has queues, and for the default one."""
 
     name: str
 
 
-class ExchangeDeclared(Command, frozen=True):
+class ExchangeDeclared(TopologyCommand, frozen=True):
     """One that is there stays as it is; refused when it has other properties."""
 
     virtual_host: str
@@ -309,7 +334,7 @@ class ExchangeDeclared(Command, frozen=True):
     exchange: Exchange
 
 
-class ExchangeDeleted(Command, frozen=True):
+class ExchangeDeleted(TopologyCommand, frozen=True):
     """With the bindings from and to it. `if_unused`: only while none leads from it."""
 
     virtual_host: str
@@ -317,21 +342,21 @@ class ExchangeDeleted(Command, frozen=True):
     if_unused: bool = False
 
 
-class Bound(Command, frozen=True):
+class Bound(TopologyCommand, frozen=True):
     """All of them or none. Those that are there stay."""
 
     virtual_host: str
     bindings: tuple[Binding, ...]
 
 
-class Unbound(Command, frozen=True):
+class Unbound(TopologyCommand, frozen=True):
     """An exchange that deletes itself goes with the last binding that leads from it."""
 
     virtual_host: str
     binding: Binding
 
 
-class UserSet(Command, frozen=True):
+class UserSet(TopologyCommand, frozen=True):
     """A new user, or other tags and another password of one. `password_hash`: see `wire.passwords`. None: as it was."""
 
     name: str
@@ -339,14 +364,14 @@ class UserSet(Command, frozen=True):
     tags: tuple[str, ...] | None = None
 
 
-class FirstUserMade(Command, frozen=True):
+class FirstUserMade(TopologyCommand, frozen=True):
     """An administrator who may do everything in the default virtual host. Where there are users, nothing changes."""
 
     name: str
     password_hash: str
 
 
-class PasswordRenewed(Command, frozen=True):
+class PasswordRenewed(TopologyCommand, frozen=True):
     """The user has another hash of the same password, from the node that he has shown it to. `seen`: the one that it
     was compared with. When he has another one by now, or is gone, nothing changes: the password may be another."""
 
@@ -355,13 +380,13 @@ class PasswordRenewed(Command, frozen=True):
     password_hash: str
 
 
-class UserRemoved(Command, frozen=True):
+class UserRemoved(TopologyCommand, frozen=True):
     """With all permissions."""
 
     name: str
 
 
-class PermissionsSet(Command, frozen=True):
+class PermissionsSet(TopologyCommand, frozen=True):
     """Regular expressions of names that the user may configure, write and read; an empty one matches nothing."""
 
     user: str
@@ -371,77 +396,23 @@ class PermissionsSet(Command, frozen=True):
     read: str
 
 
-class PermissionsCleared(Command, frozen=True):
+class PermissionsCleared(TopologyCommand, frozen=True):
     """The user has no way into the virtual host any more."""
 
     user: str
     virtual_host: str
 
 
-class UserLimitsSet(Command, frozen=True):
+class UserLimitsSet(TopologyCommand, frozen=True):
     """What the user may take of each node, in the place of what he had. Only since `versions.USER_LIMITS`."""
 
     user: str
     limits: UserLimits
 
 
-AnyCommand = (
-    NodeJoined
-    | NodeStarted
-    | NodeStopped
-    | NodeDraining
-    | NodeForgotten
-    | QueuesPlaced
-    | QueuesUnbound
-    | QueuesRemoved
-    | TransientLogMade
-    | RunEnded
-    | LogMade
-    | ReplicaAdded
-    | ReplicaRemoved
-    | Promoted
-    | MasterWished
-    | InSyncShrunk
-    | InSyncGrown
-    | LeapConfirmed
-    | LossEndFound
-    | QueueIdsGranted
-    | VersionRaised
-    | VirtualHostMade
-    | VirtualHostRemoved
-    | ExchangeDeclared
-    | ExchangeDeleted
-    | Bound
-    | Unbound
-    | UserSet
-    | FirstUserMade
-    | PasswordRenewed
-    | UserRemoved
-    | PermissionsSet
-    | PermissionsCleared
-    | UserLimitsSet
-)
-
-TOPOLOGY: Final = (
-    VirtualHostMade,
-    VirtualHostRemoved,
-    ExchangeDeclared,
-    ExchangeDeleted,
-    Bound,
-    Unbound,
-    UserSet,
-    FirstUserMade,
-    PasswordRenewed,
-    UserRemoved,
-    PermissionsSet,
-    PermissionsCleared,
-    UserLimitsSet,
-)
-"""What `cluster.topology` decides."""
-
 SINCE: Final[Mapping[type[Command], int]] = {
     VersionRaised: 2,
-    **dict.fromkeys(TOPOLOGY, versions.ROUTING),
+    **dict.fromkeys(TopologyCommand.__subclasses__(), versions.ROUTING),
     FirstUserMade: versions.FIRST_USER,
     PasswordRenewed: versions.RENEWED_HASHES,
     UserLimitsSet: versions.USER_LIMITS,
@@ -454,15 +425,18 @@ SINCE: Final[Mapping[type[Command], int]] = {
 """The cluster version that a command came with; those that are not named were there from the first one on."""
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[AnyCommand] = msgspec.msgpack.Decoder(AnyCommand)
+_KINDS: Final = [
+    kind for base in (Command, TopologyCommand) for kind in base.__subclasses__() if kind is not TopologyCommand
+]
+_decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(reduce(or_, _KINDS))
 
 
-def encode_command(command: AnyCommand) -> bytes:
+def encode_command(command: Command) -> bytes:
     """As an entry has it."""
     return _encoder.encode(command)
 
 
-def decode_command(data: bytes) -> AnyCommand:
+def decode_command(data: bytes) -> Command:
     """The other way. Raises UnsupportedVersion: whoever made it knew what it says, and so do all of its version."""
     try:
         return _decoder.decode(data)

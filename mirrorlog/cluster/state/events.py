@@ -1,4 +1,4 @@
-"""What an entry of the cluster's log means to who watches the cluster. Pure: a step in, events out.
+"""Events for whoever watches the cluster, made of the entries of its log. Pure: an applied entry in, events out.
 
 An entry that was refused, or that changed nothing, is no event: nobody needs to be told that nothing happened. What a
 command says and what it does may differ (a node that joins twice, a set that shrinks by less), so events are made from
@@ -12,35 +12,8 @@ from typing import Any, Final
 
 import msgspec
 
-from mirrorlog.cluster.state.commands import (
-    AnyCommand,
-    FirstUserMade,
-    InSyncGrown,
-    InSyncShrunk,
-    LeapConfirmed,
-    LogMade,
-    LossEndFound,
-    MasterWished,
-    NodeDraining,
-    NodeForgotten,
-    NodeJoined,
-    NodeStarted,
-    NodeStopped,
-    PasswordRenewed,
-    PermissionsCleared,
-    PermissionsSet,
-    Promoted,
-    QueuesRemoved,
-    ReplicaAdded,
-    ReplicaRemoved,
-    UserLimitsSet,
-    UserRemoved,
-    UserSet,
-    VersionRaised,
-    VirtualHostMade,
-    VirtualHostRemoved,
-)
-from mirrorlog.cluster.state.machine import Step
+from mirrorlog.cluster.state import commands
+from mirrorlog.cluster.state.machine import AppliedEntry
 from mirrorlog.cluster.state.state import ClusterState
 from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, split
 
@@ -72,7 +45,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     details: Mapping[str, Any] = {}
 
 
-def events_of(step: Step) -> list[Event]:
+def events_of(step: AppliedEntry) -> list[Event]:
     """What an entry has changed, if it is something to tell."""
     told = _TELLERS.get(type(step.command)) if step.command is not None else None
     if told is None or step.outcome.refusal or step.after is step.before:
@@ -90,7 +63,7 @@ def _asked_for(event: Event, by: str) -> Event:
 # --- Nodes ----------------------------------------------------------------------------------------------------------
 
 
-def _joined(step: Step, command: NodeJoined) -> Iterator[Event]:
+def _joined(step: AppliedEntry, command: commands.NodeJoined) -> Iterator[Event]:
     member = step.after.nodes[command.node].member
     role = "a witness" if command.witness else "a node"
     yield Event(
@@ -101,7 +74,7 @@ def _joined(step: Step, command: NodeJoined) -> Iterator[Event]:
     )
 
 
-def _started(step: Step, command: NodeStarted) -> Iterator[Event]:
+def _started(step: AppliedEntry, command: commands.NodeStarted) -> Iterator[Event]:
     facts = step.after.nodes[command.node]
     yield Event(
         kind="node_started",
@@ -127,16 +100,16 @@ def _started(step: Step, command: NodeStarted) -> Iterator[Event]:
             )
 
 
-def _stopped(step: Step, command: NodeStopped) -> Iterator[Event]:
+def _stopped(step: AppliedEntry, command: commands.NodeStopped) -> Iterator[Event]:
     yield Event(kind="node_stopped", text=f"node {command.node} stopped", node=command.node)
 
 
-def _draining(step: Step, command: NodeDraining) -> Iterator[Event]:
+def _draining(step: AppliedEntry, command: commands.NodeDraining) -> Iterator[Event]:
     kind, does = ("node_draining", "drains") if command.draining else ("node_undrained", "drains no more")
     yield Event(kind=kind, text=f"node {command.node} {does}", node=command.node)
 
 
-def _forgotten(step: Step, command: NodeForgotten) -> Iterator[Event]:
+def _forgotten(step: AppliedEntry, command: commands.NodeForgotten) -> Iterator[Event]:
     member = step.before.nodes[command.node].member
     yield Event(
         kind="node_left",
@@ -146,7 +119,7 @@ def _forgotten(step: Step, command: NodeForgotten) -> Iterator[Event]:
     )
 
 
-def _raised(step: Step, command: VersionRaised) -> Iterator[Event]:
+def _raised(step: AppliedEntry, command: commands.VersionRaised) -> Iterator[Event]:
     version = step.after.cluster_version
     yield Event(
         kind="version_raised", text=f"the cluster runs at version {version}, for good", details={"version": version}
@@ -156,7 +129,7 @@ def _raised(step: Step, command: VersionRaised) -> Iterator[Event]:
 # --- Queues ---------------------------------------------------------------------------------------------------------
 
 
-def _queues_removed(step: Step, command: QueuesRemoved) -> Iterator[Event]:
+def _queues_removed(step: AppliedEntry, command: commands.QueuesRemoved) -> Iterator[Event]:
     log = _name(step.after, command.log_id)
     for key in command.names:
         virtual_host, name = split(key)
@@ -174,17 +147,17 @@ def _queues_removed(step: Step, command: QueuesRemoved) -> Iterator[Event]:
 # Exchanges and bindings are no events: some clients make and delete one for each answer that they wait for.
 
 
-def _host_made(step: Step, command: VirtualHostMade) -> Iterator[Event]:
+def _host_made(step: AppliedEntry, command: commands.VirtualHostMade) -> Iterator[Event]:
     text = f"virtual host {command.name} was added"
     yield Event(kind="virtual_host_added", text=text, details={"virtual_host": command.name})
 
 
-def _host_removed(step: Step, command: VirtualHostRemoved) -> Iterator[Event]:
+def _host_removed(step: AppliedEntry, command: commands.VirtualHostRemoved) -> Iterator[Event]:
     text = f"virtual host {command.name} was deleted"
     yield Event(kind="virtual_host_deleted", text=text, details={"virtual_host": command.name})
 
 
-def _user_set(step: Step, command: UserSet | FirstUserMade) -> Iterator[Event]:
+def _user_set(step: AppliedEntry, command: commands.UserSet | commands.FirstUserMade) -> Iterator[Event]:
     """What of it has changed; never the hash."""
     before, after = (state.routing.users.get(command.name) for state in (step.before, step.after))
     assert after is not None
@@ -195,16 +168,16 @@ def _user_set(step: Step, command: UserSet | FirstUserMade) -> Iterator[Event]:
     yield Event(kind="user_set", text=f"{text}{', another password' if password and before else ''}", details=details)
 
 
-def _password_renewed(step: Step, command: PasswordRenewed) -> Iterator[Event]:
+def _password_renewed(step: AppliedEntry, command: commands.PasswordRenewed) -> Iterator[Event]:
     text = f"user {command.user} logged in, and has a new hash of that password"
     yield Event(kind="password_renewed", text=text, details={"user": command.user})
 
 
-def _user_removed(step: Step, command: UserRemoved) -> Iterator[Event]:
+def _user_removed(step: AppliedEntry, command: commands.UserRemoved) -> Iterator[Event]:
     yield Event(kind="user_deleted", text=f"user {command.name} was deleted", details={"user": command.name})
 
 
-def _permissions_set(step: Step, command: PermissionsSet) -> Iterator[Event]:
+def _permissions_set(step: AppliedEntry, command: commands.PermissionsSet) -> Iterator[Event]:
     rights = {"configure": command.configure, "write": command.write, "read": command.read}
     told = ", ".join(f"{right} {expression!r}" for right, expression in rights.items())
     yield Event(
@@ -214,7 +187,7 @@ def _permissions_set(step: Step, command: PermissionsSet) -> Iterator[Event]:
     )
 
 
-def _permissions_cleared(step: Step, command: PermissionsCleared) -> Iterator[Event]:
+def _permissions_cleared(step: AppliedEntry, command: commands.PermissionsCleared) -> Iterator[Event]:
     yield Event(
         kind="permissions_cleared",
         text=f"user {command.user} may do nothing any more in virtual host {command.virtual_host}",
@@ -222,7 +195,7 @@ def _permissions_cleared(step: Step, command: PermissionsCleared) -> Iterator[Ev
     )
 
 
-def _limits_set(step: Step, command: UserLimitsSet) -> Iterator[Event]:
+def _limits_set(step: AppliedEntry, command: commands.UserLimitsSet) -> Iterator[Event]:
     limits = command.limits.given
     told = ", ".join(f"{name} {value}" for name, value in limits.items()) or "none"
     text = f"user {command.user} has these limits on each node: {told}"
@@ -232,7 +205,7 @@ def _limits_set(step: Step, command: UserLimitsSet) -> Iterator[Event]:
 # --- Logs -----------------------------------------------------------------------------------------------------------
 
 
-def _made(step: Step, command: LogMade) -> Iterator[Event]:
+def _made(step: AppliedEntry, command: commands.LogMade) -> Iterator[Event]:
     nodes = ", ".join(command.replicas)
     yield Event(
         kind="log_made",
@@ -242,19 +215,19 @@ def _made(step: Step, command: LogMade) -> Iterator[Event]:
     )
 
 
-def _replica_added(step: Step, command: ReplicaAdded) -> Iterator[Event]:
+def _replica_added(step: AppliedEntry, command: commands.ReplicaAdded) -> Iterator[Event]:
     name = _name(step.after, command.log_id)
     yield Event(kind="replica_added", text=f"log {name} gets a copy on {command.node}", node=command.node, log=name)
 
 
-def _replica_removed(step: Step, command: ReplicaRemoved) -> Iterator[Event]:
+def _replica_removed(step: AppliedEntry, command: commands.ReplicaRemoved) -> Iterator[Event]:
     name = _name(step.after, command.log_id)
     yield Event(
         kind="replica_removed", text=f"log {name} has no copy on {command.node} any more", node=command.node, log=name
     )
 
 
-def _promoted(step: Step, command: Promoted) -> Iterator[Event]:
+def _promoted(step: AppliedEntry, command: commands.Promoted) -> Iterator[Event]:
     before, after = step.before.logs[command.log_id], step.after.logs[command.log_id]
     was = before.master.node if before.master is not None else ""
     node, epoch = command.holder.node, command.epoch
@@ -277,13 +250,13 @@ def _promoted(step: Step, command: Promoted) -> Iterator[Event]:
         )
 
 
-def _wished(step: Step, command: MasterWished) -> Iterator[Event]:
+def _wished(step: AppliedEntry, command: commands.MasterWished) -> Iterator[Event]:
     name, wished = _name(step.after, command.log_id), step.after.logs[command.log_id].wished
     text = f"log {name} shall be handed over to {wished}" if wished else f"log {name} stays where it is"
     yield Event(kind="master_wished", text=text, node=wished, log=name)
 
 
-def _shrunk(step: Step, command: InSyncShrunk) -> Iterator[Event]:
+def _shrunk(step: AppliedEntry, command: commands.InSyncShrunk) -> Iterator[Event]:
     before, after = step.before.logs[command.log_id], step.after.logs[command.log_id]
     for node in before.in_sync:
         if node not in after.in_sync:
@@ -298,7 +271,7 @@ def _shrunk(step: Step, command: InSyncShrunk) -> Iterator[Event]:
             )
 
 
-def _grown(step: Step, command: InSyncGrown) -> Iterator[Event]:
+def _grown(step: AppliedEntry, command: commands.InSyncGrown) -> Iterator[Event]:
     log = step.after.logs[command.log_id]
     yield Event(
         kind="in_sync_grown",
@@ -309,12 +282,12 @@ def _grown(step: Step, command: InSyncGrown) -> Iterator[Event]:
     )
 
 
-def _leap_confirmed(step: Step, command: LeapConfirmed) -> Iterator[Event]:
+def _leap_confirmed(step: AppliedEntry, command: commands.LeapConfirmed) -> Iterator[Event]:
     name = _name(step.after, command.log_id)
     yield Event(kind="leap_confirmed", text=f"log {name}: the queue offsets are past what was lost", log=name)
 
 
-def _loss_end_found(step: Step, command: LossEndFound) -> Iterator[Event]:
+def _loss_end_found(step: AppliedEntry, command: commands.LossEndFound) -> Iterator[Event]:
     log = step.after.logs[command.log_id]
     for loss in log.losses:
         if loss.epoch == command.epoch:
@@ -330,30 +303,30 @@ def _name(state: ClusterState, log_id: str) -> str:
     return state.logs[log_id].name
 
 
-_TELLERS: Final[Mapping[type[AnyCommand], Callable[[Step, Any], Iterator[Event]]]] = {
-    NodeJoined: _joined,
-    NodeStarted: _started,
-    NodeStopped: _stopped,
-    NodeDraining: _draining,
-    NodeForgotten: _forgotten,
-    LogMade: _made,
-    ReplicaAdded: _replica_added,
-    ReplicaRemoved: _replica_removed,
-    Promoted: _promoted,
-    MasterWished: _wished,
-    InSyncShrunk: _shrunk,
-    InSyncGrown: _grown,
-    LeapConfirmed: _leap_confirmed,
-    LossEndFound: _loss_end_found,
-    VersionRaised: _raised,
-    QueuesRemoved: _queues_removed,
-    VirtualHostMade: _host_made,
-    VirtualHostRemoved: _host_removed,
-    UserSet: _user_set,
-    FirstUserMade: _user_set,
-    PasswordRenewed: _password_renewed,
-    UserRemoved: _user_removed,
-    PermissionsSet: _permissions_set,
-    PermissionsCleared: _permissions_cleared,
-    UserLimitsSet: _limits_set,
+_TELLERS: Final[Mapping[type[commands.Command], Callable[[AppliedEntry, Any], Iterator[Event]]]] = {
+    commands.NodeJoined: _joined,
+    commands.NodeStarted: _started,
+    commands.NodeStopped: _stopped,
+    commands.NodeDraining: _draining,
+    commands.NodeForgotten: _forgotten,
+    commands.LogMade: _made,
+    commands.ReplicaAdded: _replica_added,
+    commands.ReplicaRemoved: _replica_removed,
+    commands.Promoted: _promoted,
+    commands.MasterWished: _wished,
+    commands.InSyncShrunk: _shrunk,
+    commands.InSyncGrown: _grown,
+    commands.LeapConfirmed: _leap_confirmed,
+    commands.LossEndFound: _loss_end_found,
+    commands.VersionRaised: _raised,
+    commands.QueuesRemoved: _queues_removed,
+    commands.VirtualHostMade: _host_made,
+    commands.VirtualHostRemoved: _host_removed,
+    commands.UserSet: _user_set,
+    commands.FirstUserMade: _user_set,
+    commands.PasswordRenewed: _password_renewed,
+    commands.UserRemoved: _user_removed,
+    commands.PermissionsSet: _permissions_set,
+    commands.PermissionsCleared: _permissions_cleared,
+    commands.UserLimitsSet: _limits_set,
 }

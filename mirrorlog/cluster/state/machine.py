@@ -1,5 +1,9 @@
 """The state machine behind Raft: entries in, the cluster's state and the outcomes of proposals out. Pure.
 
+Every node applies the same commands in the same order and has the same state. What a command may not do is refused when
+it is applied, by the rules, and nowhere else: a coordinator that is wrong, late or no coordinator any more changes
+nothing that the rules do not allow. A refused command changes nothing, and its outcome says why.
+
 Whoever proposed a command waits for its entry by (index, term): what comes back at that index with another term is
 somebody else's, and the command is lost for good. Whether a command that got no answer was applied shows in the state
 only.
@@ -7,24 +11,29 @@ only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any, Final
+
+from msgspec.structs import replace
 
 from mirrorlog import versions
-from mirrorlog.cluster.raft.messages import Entry, EntryKind, Snapshot
-from mirrorlog.cluster.state.commands import AnyCommand, decode_command
-from mirrorlog.cluster.state.state import ClusterState, Outcome, applied, decode_state, encode_state
+from mirrorlog.cluster.raft.messages import EntryKind, RaftEntry, Snapshot
+from mirrorlog.cluster.state import commands, log_rules, node_rules, queue_rules
+from mirrorlog.cluster.state.commands import SINCE, Command, TopologyCommand, decode_command
+from mirrorlog.cluster.state.state import ClusterState, Forbidden, Outcome, behind, decode_state, encode_state
+from mirrorlog.errors import MirrorlogError, NotAMember, UnsupportedVersion
 
 Done = Callable[[Outcome | None], None]
 """Called with what came of a proposal; None: it was never applied, and never will be."""
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class AppliedEntry:
     """One entry that was applied. `command`: None where the entry is not the state machine's."""
 
-    entry: Entry
-    command: AnyCommand | None
+    entry: RaftEntry
+    command: Command | None
     before: ClusterState
     after: ClusterState
     outcome: Outcome
@@ -43,7 +52,7 @@ class Machine:
         """Tell `done` what comes of the entry that was proposed there."""
         self._waiting[index] = term, done
 
-    def apply(self, entries: Iterable[Entry]) -> list[Step]:
+    def apply(self, entries: Iterable[RaftEntry]) -> list[AppliedEntry]:
         """The next entries, each exactly once. Raises UnsupportedVersion."""
         return [self._apply(entry) for entry in entries]
 
@@ -63,7 +72,7 @@ class Machine:
         """For a snapshot as of `index`."""
         return encode_state(self.state)
 
-    def _apply(self, entry: Entry) -> Step:
+    def _apply(self, entry: RaftEntry) -> AppliedEntry:
         assert entry.index == self.index + 1, f"entry {entry.index} after {self.index}"
         before, outcome, command = self.state, Outcome(entry.index), None
         if entry.kind == EntryKind.COMMAND:
@@ -75,4 +84,63 @@ class Machine:
         if entry.index in self._waiting:
             term, done = self._waiting.pop(entry.index)
             done(outcome if term == entry.term else None)
-        return Step(entry, command, before, self.state, outcome)
+        return AppliedEntry(entry, command, before, self.state, outcome)
+
+
+def applied(state: ClusterState, index: int, command: Command) -> tuple[ClusterState, Outcome]:
+    """The state after entry `index`, and what came of it."""
+    try:
+        changed = HANDLERS[type(command)](state, index, command)
+    except Forbidden as refusal:
+        return state, Outcome(index, str(refusal))
+    except MirrorlogError as refusal:
+        return state, Outcome(index, refusal.message, refusal.code, refusal.details)
+    if changed == state:
+        return state, Outcome(index)
+    return replace(changed, version=index), Outcome(index)
+
+
+def check_proposal(state: ClusterState, command: Command) -> None:
+    """Before a command becomes an entry, which everybody has to read. Raises UnsupportedVersion for one that the
+    cluster's version does not have, NotAMember for the start of a node whose software does not fit it.
+
+    A start of software that is too old is refused when it is applied, too; here it costs no entry, however often it is
+    asked for.
+    """
+    if isinstance(command, commands.NodeStarted):
+        if reason := versions.misfit(versions.version_of(command.start_id), state.cluster_version):
+            raise NotAMember(f"the cluster does not let this node in: {reason}")
+        return
+    since = SINCE.get(type(command), versions.FIRST)
+    # The raise is of the version that it leads to: it is not the cluster that has to have that, but everybody in it.
+    if since > state.cluster_version and not (isinstance(command, commands.VersionRaised) and not behind(state, since)):
+        raise UnsupportedVersion(
+            f"the cluster runs at version {state.cluster_version} until all nodes are updated, and "
+            f"{type(command).__name__} came with version {since}; not updated: {', '.join(behind(state, since))}"
+        )
+
+
+HANDLERS: Final[Mapping[type[Command], Callable[[ClusterState, int, Any], ClusterState]]] = {
+    commands.NodeJoined: node_rules.joined,
+    commands.NodeStarted: node_rules.started,
+    commands.NodeStopped: node_rules.stopped,
+    commands.NodeDraining: node_rules.draining,
+    commands.NodeForgotten: node_rules.forgotten,
+    commands.QueuesPlaced: queue_rules.placed,
+    commands.QueuesUnbound: queue_rules.unbound,
+    commands.QueuesRemoved: queue_rules.removed,
+    commands.TransientLogMade: queue_rules.transient_made,
+    commands.RunEnded: queue_rules.run_ended,
+    commands.LogMade: log_rules.made,
+    commands.ReplicaAdded: log_rules.replica_added,
+    commands.ReplicaRemoved: log_rules.replica_removed,
+    commands.Promoted: log_rules.promoted,
+    commands.MasterWished: log_rules.master_wished,
+    commands.InSyncShrunk: log_rules.in_sync_shrunk,
+    commands.InSyncGrown: log_rules.in_sync_grown,
+    commands.LeapConfirmed: log_rules.leap_confirmed,
+    commands.LossEndFound: log_rules.loss_end_found,
+    commands.QueueIdsGranted: log_rules.queue_ids_granted,
+    commands.VersionRaised: node_rules.version_raised,
+    **dict.fromkeys(TopologyCommand.__subclasses__(), queue_rules.topology_changed),
+}

@@ -59,7 +59,7 @@ class Attributes(NamedTuple):
 NO_ATTRIBUTES: Final = Attributes()
 
 
-class Asked(TypedDict, total=False):
+class RecordOptions(TypedDict, total=False):
     """What may be asked for with a record, as keywords. Rejected: three parameters of their own, whose defaults cost
     those who name none a tenth of handing over a record."""
 

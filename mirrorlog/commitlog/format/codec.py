@@ -20,7 +20,8 @@ from typing import Final
 import lz4.block
 import zstandard
 
-from mirrorlog.commitlog.format.body import Body, Draft, check_columns, check_names, parse_body
+from mirrorlog.commitlog.format.body import Body, check_columns, check_names, parse_body
+from mirrorlog.commitlog.format.drafts import Draft
 from mirrorlog.commitlog.format.header import BatchHeader, Buffer, Codec, aligned, read_header
 from mirrorlog.errors import BadBatch
 

@@ -46,7 +46,7 @@ _INNER: Final = int(Flag.INNER)
 _KINDS: Final = frozenset({int(Kind.DATA), int(Kind.QUEUE_STATE)})
 
 
-class Part(NamedTuple):
+class EnvelopePart(NamedTuple):
     """A whole batch, as checked (`check_producer_part`), and the queue offset of its first record; 0 of a change.
     `flags`: besides `INNER`."""
 
@@ -61,7 +61,7 @@ def envelope_bytes(parts: Sequence[memoryview | bytearray]) -> int:
 
 
 def seal_envelope(
-    parts: Sequence[Part], *, log_offset: int, append_time_us: int, epoch: int, seed: int
+    parts: Sequence[EnvelopePart], *, log_offset: int, append_time_us: int, epoch: int, seed: int
 ) -> tuple[bytearray, list[BatchHeader]]:
     """The bytes of the envelope that stands at `log_offset`, and its header and those inside, in log order."""
     envelope = bytearray(envelope_bytes([part.batch for part in parts]))
@@ -125,16 +125,6 @@ def holds_data(inside: memoryview | bytes) -> bool:
             return True
         at += batch_length(inside[at : at + HEADER_SIZE])
     return False
-
-
-def is_envelope(header: BatchHeader) -> bool:
-    """Whether other batches stand inside."""
-    return header.kind == _TRANSACTION
-
-
-def is_inner(header: BatchHeader) -> bool:
-    """Whether it stands inside of another batch."""
-    return bool(header.flags & _INNER)
 
 
 def inner_bytes(envelope: memoryview, outer: BatchHeader, inner: BatchHeader) -> memoryview:

@@ -128,6 +128,10 @@ class Flag(IntFlag):
     REFUSED = 4
 
 
+_TRANSACTION: Final = int(Kind.TRANSACTION)
+_INNER: Final = int(Flag.INNER)
+
+
 class BatchHeader(NamedTuple):
     """The 96 bytes, decoded. A named tuple because one is made per batch on the hot path (0.4 against 1.6 µs for
     a frozen dataclass)."""
@@ -171,6 +175,16 @@ class BatchHeader(NamedTuple):
     @property
     def next_sequence(self) -> int:
         return self.sequence + self.record_count
+
+
+def is_envelope(header: BatchHeader) -> bool:
+    """Whether other batches stand inside; see `envelope`."""
+    return header.kind == _TRANSACTION
+
+
+def is_inner(header: BatchHeader) -> bool:
+    """Whether it stands inside of another batch."""
+    return bool(header.flags & _INNER)
 
 
 def aligned(size: int) -> int:

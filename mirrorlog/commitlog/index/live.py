@@ -11,8 +11,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from mirrorlog.commitlog.index.memory import Run
-from mirrorlog.commitlog.index.past import Past, Place
+from mirrorlog.commitlog.index.past import Past, QueuePlace
+from mirrorlog.commitlog.index.queue_order import QueuedBatch
 from mirrorlog.commitlog.index.table import SegmentTable
 from mirrorlog.commitlog.retention import PART, SegmentParts
 from mirrorlog.errors import IndexDoubtful
@@ -40,7 +40,7 @@ class LiveRun(NamedTuple):
     """A batch of a queue that may be the only one with its records."""
 
     queue_id: int
-    run: Run
+    run: QueuedBatch
 
 
 class LiveRuns:
@@ -102,7 +102,7 @@ class LiveRuns:
         """Of a stretch that ends before `following`."""
         return not self.expired or queue_id in self.own or following > self._floors.get(queue_id, following)
 
-    def _runs(self, past: Past, table: SegmentTable, queue_id: int, at: int, following: int) -> Iterator[Run]:
+    def _runs(self, past: Past, table: SegmentTable, queue_id: int, at: int, following: int) -> Iterator[QueuedBatch]:
         while at < following:
             place = past.index.segment_of(queue_id, at)
             if place is None or place.base > at:
@@ -112,7 +112,7 @@ class LiveRuns:
                 yield from self._runs_in(table, queue_id, at, place)
             at = place.next
 
-    def _runs_in(self, table: SegmentTable, queue_id: int, at: int, place: Place) -> Iterator[Run]:
+    def _runs_in(self, table: SegmentTable, queue_id: int, at: int, place: QueuePlace) -> Iterator[QueuedBatch]:
         while at < place.next:
             runs = table.entries(queue_id, at, _READ_BYTES, until=place.next)
             if not runs or runs[0].base_queue_offset > at:

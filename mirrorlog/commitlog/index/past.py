@@ -33,7 +33,7 @@ import lmdb
 
 from mirrorlog.commitlog.files import DIRECTORY_MODE, FILE_MODE, OS_FILES, disk_error
 from mirrorlog.commitlog.format.checksum import crc32c
-from mirrorlog.commitlog.index.memory import Run
+from mirrorlog.commitlog.index.queue_order import QueuedBatch
 from mirrorlog.commitlog.index.table import SegmentTable, TableHead
 from mirrorlog.commitlog.index.tables import Tables
 from mirrorlog.errors import DiskFull, IndexDoubtful
@@ -61,7 +61,7 @@ _VERSION: Final = 1
 _OFFSET_END: Final = 2**64 - 1
 
 
-class Place(NamedTuple):
+class QueuePlace(NamedTuple):
     """A stretch of a queue, queue offsets [base, next), in the segment that begins at this log offset.
 
     `last_append_time_us` is not below that of any of its batches.
@@ -89,13 +89,7 @@ class PastIndex:
         with self._named_errors():
             path.mkdir(DIRECTORY_MODE, parents=True, exist_ok=True)
             self._env = lmdb.open(
-                str(path),
-                map_size=_map_bytes(path),
-                mode=FILE_MODE,
-                max_dbs=2,
-                lock=False,
-                sync=False,
-                readahead=False,
+                str(path), map_size=_map_bytes(path), mode=FILE_MODE, max_dbs=2, lock=False, sync=False, readahead=False
             )
             self._places = self._env.open_db(b"places")
             self._tables = self._env.open_db(b"tables")
@@ -163,14 +157,14 @@ class PastIndex:
 
     # --- Lookups --------------------------------------------------------------------------------------------------
 
-    def segment_of(self, queue_id: int, queue_offset: int) -> Place | None:
+    def segment_of(self, queue_id: int, queue_offset: int) -> QueuePlace | None:
         """The stretch that holds a queue offset, or the first one after it; None when there is none."""
         if not 0 <= queue_offset < _OFFSET_END:
             return None
         with self._cursor() as cursor:
             return _place_at(cursor, queue_id, queue_offset)
 
-    def segment_at_time(self, queue_id: int, append_time_us: int) -> Place | None:
+    def segment_at_time(self, queue_id: int, append_time_us: int) -> QueuePlace | None:
         """The first stretch with a batch that was appended at or after a time (µs UTC); None when there is none."""
         with self._cursor() as cursor:
             first, last = _place_at(cursor, queue_id, 0), _last_place(cursor, queue_id)
@@ -305,11 +299,11 @@ class Past:
         self.index = index
         self.tables = tables
 
-    def entries(self, queue_id: int, from_queue_offset: int, max_bytes: int, *, until: int) -> list[Run]:
+    def entries(self, queue_id: int, from_queue_offset: int, max_bytes: int, *, until: int) -> list[QueuedBatch]:
         """Batches in order, from the one that holds `from_queue_offset` or the first after it, of those that begin
         below the queue offset `until`: as many as fit into `max_bytes`, at least one, out of at most 16 stretches; they
         end before a leap. Empty when there is none: then the memory goes on at `until` (`QueueIndex.past_until`)."""
-        runs: list[Run] = []
+        runs: list[QueuedBatch] = []
         for _ in range(_SEGMENTS_AT_ONCE):
             place = self.index.segment_of(queue_id, from_queue_offset)
             if place is None or place.base >= until or (runs and place.base > from_queue_offset):
@@ -365,13 +359,13 @@ class Past:
         self.tables.close()
         self.index.close()
 
-    def _table(self, place: Place) -> SegmentTable:
+    def _table(self, place: QueuePlace) -> SegmentTable:
         if place.segment not in self.tables.heads:
             raise IndexDoubtful(f"the index speaks of segment {place.segment}, which has no table")
         return self.tables.get(place.segment)
 
 
-def _first_behind(table: SegmentTable, queue_id: int, place: Place, begin: int) -> int | None:
+def _first_behind(table: SegmentTable, queue_id: int, place: QueuePlace, begin: int) -> int | None:
     """The first queue offset of a place whose batch stands at or behind a log offset: batches rise with both."""
     if table.start >= begin:
         return place.base
@@ -396,23 +390,23 @@ def delete(path: Path) -> None:
 # --- Entries --------------------------------------------------------------------------------------------------------
 
 
-def _entry(cursor: Any, queue_id: int) -> Place | None:
+def _entry(cursor: Any, queue_id: int) -> QueuePlace | None:
     """Where the cursor stands, if that is of the queue."""
     found, base = _KEY.unpack(cursor.key())
-    return Place(base, *_VALUE.unpack(cursor.value())) if found == queue_id else None
+    return QueuePlace(base, *_VALUE.unpack(cursor.value())) if found == queue_id else None
 
 
-def _place_before(cursor: Any, queue_id: int, queue_offset: int) -> Place | None:
+def _place_before(cursor: Any, queue_id: int, queue_offset: int) -> QueuePlace | None:
     """The last place that begins below a queue offset."""
     there = cursor.set_range(_KEY.pack(queue_id, queue_offset))
     return _entry(cursor, queue_id) if (cursor.prev() if there else cursor.last()) else None
 
 
-def _last_place(cursor: Any, queue_id: int) -> Place | None:
+def _last_place(cursor: Any, queue_id: int) -> QueuePlace | None:
     return _place_before(cursor, queue_id, _OFFSET_END)
 
 
-def _place_at(cursor: Any, queue_id: int, queue_offset: int) -> Place | None:
+def _place_at(cursor: Any, queue_id: int, queue_offset: int) -> QueuePlace | None:
     before = _place_before(cursor, queue_id, queue_offset + 1)
     if before is not None and queue_offset < before.next:
         return before
@@ -430,7 +424,7 @@ def _carve(cursor: Any, queue_id: int, base: int, following: int) -> None:
             return
 
 
-def _put(cursor: Any, queue_id: int, place: Place) -> None:
+def _put(cursor: Any, queue_id: int, place: QueuePlace) -> None:
     cursor.put(_KEY.pack(queue_id, place.base), _VALUE.pack(*place[1:]))
 
 

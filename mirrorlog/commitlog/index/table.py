@@ -49,14 +49,8 @@ import numpy as np
 from mirrorlog.commitlog.files import File, Files
 from mirrorlog.commitlog.format.checksum import crc32c
 from mirrorlog.commitlog.format.header import ALIGNMENT
-from mirrorlog.commitlog.index.blocks import (
-    BLOCK_BYTES,
-    CheckedBlocks,
-    Rows,
-    Section,
-    blocks_for,
-)
-from mirrorlog.commitlog.index.memory import Run
+from mirrorlog.commitlog.index.blocks import BLOCK_BYTES, CheckedBlocks, Rows, Section, blocks_for
+from mirrorlog.commitlog.index.queue_order import QueuedBatch
 from mirrorlog.commitlog.segments.segment import segment_name, segment_start
 from mirrorlog.errors import BadRequest, IndexDoubtful
 
@@ -124,7 +118,7 @@ class TableHead(NamedTuple):
         return 1 + sum(blocks_for(count, dtype.itemsize) for count, dtype in zip(self.counts, _SECTIONS, strict=True))
 
 
-class Stretch(NamedTuple):
+class QueueStretch(NamedTuple):
     """A dense stretch of a queue within one segment: queue offsets [base, next)."""
 
     queue_id: int
@@ -229,16 +223,16 @@ class SegmentTable:
 
     # --- By queue ---
 
-    def find(self, queue_id: int, queue_offset: int) -> Run | None:
+    def find(self, queue_id: int, queue_offset: int) -> QueuedBatch | None:
         """The batch that holds a queue offset, or the first one of the queue in this segment after it."""
         found = self._find(queue_id, queue_offset)
         return self._run(found[1]) if found is not None else None
 
-    def entries(self, queue_id: int, from_queue_offset: int, max_bytes: int, *, until: int) -> list[Run]:
+    def entries(self, queue_id: int, from_queue_offset: int, max_bytes: int, *, until: int) -> list[QueuedBatch]:
         """Batches that follow one another without a hole, from the one that `find` gives, and begin below the queue
         offset `until`: as many as fit into `max_bytes`, at least one. Empty when there is none."""
         found = self._find(queue_id, from_queue_offset)
-        runs: list[Run] = []
+        runs: list[QueuedBatch] = []
         if found is not None:
             stretch, number = found
             for row in range(number, stretch.first_row + stretch.batches):
@@ -314,7 +308,7 @@ class SegmentTable:
 
     # --- Inside ---
 
-    def _find(self, queue_id: int, queue_offset: int) -> tuple[Stretch, int] | None:
+    def _find(self, queue_id: int, queue_offset: int) -> tuple[QueueStretch, int] | None:
         """(stretch, batch row)."""
         index = bisect_right(range(self._stretches.count), (queue_id, queue_offset), key=self._stretch_key) - 1
         if index >= 0:
@@ -328,11 +322,11 @@ class SegmentTable:
                 return stretch, stretch.first_row
         return None
 
-    def _rows_of(self, stretch: Stretch) -> range:
+    def _rows_of(self, stretch: QueueStretch) -> range:
         return range(stretch.first_row, stretch.first_row + stretch.batches)
 
-    def _stretch(self, number: int) -> Stretch:
-        return Stretch._make(_STRETCH.unpack_from(*self._stretches.row(number)))
+    def _stretch(self, number: int) -> QueueStretch:
+        return QueueStretch._make(_STRETCH.unpack_from(*self._stretches.row(number)))
 
     def _stretch_key(self, number: int) -> tuple[int, int]:
         stretch = self._stretch(number)
@@ -342,9 +336,9 @@ class SegmentTable:
         """(base queue offset, append time, position, length, records)."""
         return _BATCH.unpack_from(*self._batches.row(number))
 
-    def _run(self, number: int) -> Run:
+    def _run(self, number: int) -> QueuedBatch:
         base, _, position, length, records = self._batch(number)
-        return Run(self._log_offset(position), base, records, length)
+        return QueuedBatch(self._log_offset(position), base, records, length)
 
     def _log_offset(self, position: int) -> int:
         return self.head.start + position * ALIGNMENT

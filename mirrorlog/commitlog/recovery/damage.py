@@ -1,4 +1,4 @@
-"""What stands at and behind a place where a batch must begin and none does."""
+"""How far damage reaches: what stands behind a place where a batch must begin and none does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from mirrorlog.commitlog.files import Files
 from mirrorlog.commitlog.format.header import ALIGNMENT
-from mirrorlog.commitlog.segments.scan import BlockReader, Rules, find_batch, ignore_batch, nonzero_end, walk
+from mirrorlog.commitlog.segments.scan import BatchRules, BlockReader, find_batch, ignore_batch, nonzero_end, walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Range:
         return f"{self.first}..{self.last} ({self.reason})"
 
 
-class Stretch(NamedTuple):
+class FileStretch(NamedTuple):
     """A file, from position `at` on; `start` is the log offset of its first byte."""
 
     start: int
@@ -41,7 +41,7 @@ class Damage(NamedTuple):
     valid: Range | None
 
 
-def assess(files: Files, rules: Rules, *, place: int, reason: str, stretches: Sequence[Stretch]) -> Damage:
+def assess(files: Files, rules: BatchRules, *, place: int, reason: str, stretches: Sequence[FileStretch]) -> Damage:
     """Search the stretches, the first of which begins at `place` or behind it. Raises OSError."""
     first = last = None
     nonzero = place
@@ -57,14 +57,14 @@ def assess(files: Files, rules: Rules, *, place: int, reason: str, stretches: Se
     return Damage(Range(place, first[0], reason), Range(first[0], last[1], "valid batches behind bad bytes"))
 
 
-def next_valid(files: Files, rules: Rules, stretch: Stretch) -> int | None:
+def next_valid(files: Files, rules: BatchRules, stretch: FileStretch) -> int | None:
     """The log offset of the first valid batch in `stretch`. Raises OSError."""
     with closing(files.open(stretch.path)) as file:
         header = find_batch(BlockReader(file), start=stretch.start, at=stretch.at, rules=rules)
         return None if header is None else header.log_offset
 
 
-def _valid_runs(reader: BlockReader, stretch: Stretch, rules: Rules) -> Iterator[tuple[int, int]]:
+def _valid_runs(reader: BlockReader, stretch: FileStretch, rules: BatchRules) -> Iterator[tuple[int, int]]:
     """Log offsets [first, end) of each run of valid batches."""
     at = stretch.at
     while (header := find_batch(reader, start=stretch.start, at=at, rules=rules)) is not None:

@@ -5,10 +5,10 @@ epochs          see `epochs`
 checkpoint      see `checkpoint`
 <20 digits>     segments, see `chain`
 <digits>.table  where the batches of a sealed segment stand, see `table`
-lossy           what a recovery lost that nobody has acted on yet, see `loss`
-doubtful        bad bytes were met while the log was in use, see `doubt`
+lossy           what a recovery lost that nobody has acted on yet, see `recovery.LossNote`
+doubtful        bad bytes were met while the log was in use, see `Doubt`
 index/          which segment holds which records, see `past`
-spare-<n>       a file prepared for the next segment, see `prepare`
+spare-<n>       a file prepared for the next segment, see `preallocation`
 
 Bad bytes below the flushed offset are LogCorrupt. Whoever can do without them opens the log once more with that error:
 then it ends where they begin, can be read and compared, and takes nothing; its files stay as they are.
@@ -22,36 +22,29 @@ from pathlib import Path
 from typing import Final, NamedTuple
 from uuid import UUID
 
-from mirrorlog.commitlog.checkpoint import FILE_NAME as CHECKPOINT_NAME
-from mirrorlog.commitlog.checkpoint import Checkpoint, CheckpointFile
+from mirrorlog.commitlog.directory import check_identity, write_identity
 from mirrorlog.commitlog.epochs import FILE_NAME as EPOCHS_NAME
 from mirrorlog.commitlog.epochs import EpochList, load_epochs, store_epochs
 from mirrorlog.commitlog.files import Files
-from mirrorlog.commitlog.flush import Flusher
-from mirrorlog.commitlog.identity import check_identity, write_identity
+from mirrorlog.commitlog.flush import FILE_NAME as CHECKPOINT_NAME
+from mirrorlog.commitlog.flush import Checkpoint, CheckpointFile, Flusher
 from mirrorlog.commitlog.index.tables import Tables
 from mirrorlog.commitlog.recovery.damage import Range
-from mirrorlog.commitlog.recovery.loss import Loss
-from mirrorlog.commitlog.recovery.recovery import Recovery, RecoveryReport
+from mirrorlog.commitlog.recovery.recovery import LossNote, Recovery, RecoveryReport
 from mirrorlog.commitlog.segments.chain import SegmentChain
-from mirrorlog.commitlog.segments.preallocation import Preparer
-from mirrorlog.commitlog.segments.scan import OnBatch, Rules
+from mirrorlog.commitlog.segments.preallocation import Preparer, Warmer
+from mirrorlog.commitlog.segments.scan import BatchRules, OnBatch
 from mirrorlog.commitlog.segments.segment import Segment, segment_name, segment_start
-from mirrorlog.commitlog.segments.warmer import Warmer
 from mirrorlog.config import LogSettings
 from mirrorlog.errors import ForeignDirectory, IndexDoubtful, LogCorrupt
-
-# That bytes of the past were found bad while the log was in use: the next opening believes no table before it has read
-# what the table speaks of.
-#
-# An empty file, `doubtful`: a name may still be taken by a disk that takes no more bytes.
-
 
 FILE_NAME: Final = "doubtful"
 
 
 class Doubt:
-    """The mark in a log's directory. Every method blocks and raises OSError."""
+    """The mark in a log's directory that bad bytes were met while the log was in use: the next opening believes no
+    table before it has read what the table speaks of. An empty file: a name may still be taken by a disk that takes no
+    more bytes. Every method blocks and raises OSError."""
 
     def __init__(self, files: Files, directory: Path) -> None:
         self._files = files
@@ -93,7 +86,7 @@ class OpenedLog:
     warmer: Warmer
     preparer: Preparer
     tables: Tables
-    loss: Loss
+    loss: LossNote
     doubt: Doubt
     epochs: EpochList
     report: RecoveryReport
@@ -139,7 +132,7 @@ def open_directory(
     recovery = Recovery(
         files,
         directory,
-        Rules(seed, epochs),
+        BatchRules(seed, epochs),
         recorded or Checkpoint(_first_start(files, directory), 0, 0),
         tables,
         stop_at=corrupt.first if corrupt is not None else None,
@@ -154,7 +147,7 @@ def open_directory(
         on_past(tables)
     on_recorded(recovery.recorded.confirmed)
     recovery.scan(on_batch)
-    loss = Loss(files, directory)
+    loss = LossNote(files, directory)
     begin, flushed, confirmed, state = recovery.recorded
     checkpoint = Checkpoint(begin, min(flushed, recovery.end), min(confirmed, recovery.end), min(state, recovery.end))
     if corrupt is None:

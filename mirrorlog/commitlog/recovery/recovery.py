@@ -10,29 +10,33 @@ Where no batch stands at the place at which the next one must begin:
 
 A file that is missing or misnamed, a batch that reaches past its file and an epoch that the list does not give are
 all "no batch stands here". Running it again finds nothing left to report.
+
+A recovery that finds whole batches behind bad ones cuts them, and the next start would look complete. So before
+anything is cut the loss is written down, and a start counts as lossy as long as the note is there (invariant 7). What
+further starts lose is added: a recovery that is interrupted finds less the next time.
 """
 
 from __future__ import annotations
 
 import errno
+import json
 from collections.abc import Container
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from mirrorlog.commitlog.checkpoint import Checkpoint
-from mirrorlog.commitlog.files import File, Files, disk_error
-from mirrorlog.commitlog.format.envelope import is_inner
-from mirrorlog.commitlog.format.header import ALIGNMENT, HEADER_SIZE, BatchHeader
+from mirrorlog.commitlog.files import File, Files, disk_error, read_file, replace_file
+from mirrorlog.commitlog.flush import Checkpoint
+from mirrorlog.commitlog.format.header import ALIGNMENT, HEADER_SIZE, BatchHeader, is_inner
 from mirrorlog.commitlog.index.table import TableHead, table_start
 from mirrorlog.commitlog.index.tables import Tables, table_from_segment
-from mirrorlog.commitlog.recovery.damage import Damage, Range, Stretch, assess, next_valid
+from mirrorlog.commitlog.recovery.damage import Damage, FileStretch, Range, assess, next_valid
 from mirrorlog.commitlog.segments.preallocation import SPARE_PREFIX
 from mirrorlog.commitlog.segments.scan import (
+    BatchRules,
     BlockReader,
     OnBatch,
-    Rules,
     bad_bytes,
     find_starts,
     nonzero_end,
@@ -102,7 +106,7 @@ class Recovery:
 
     files: Files
     directory: Path
-    rules: Rules
+    rules: BatchRules
     recorded: Checkpoint
     tables: Tables
     stop_at: int | None = None
@@ -113,7 +117,7 @@ class Recovery:
     last_append_time_us: int = 0
     damage: Damage | None = None
     held: int = 0
-    _waiting: list[Stretch] = field(default_factory=list)
+    _waiting: list[FileStretch] = field(default_factory=list)
     _leftover: list[Path] = field(default_factory=list)
     _unnamed: set[Path] = field(default_factory=set)
     _doubtful: list[str] = field(default_factory=list)
@@ -171,10 +175,12 @@ class Recovery:
 
     def _held_behind(self, flushed: int) -> int:
         """Where the last valid batch behind the flushed offset ends; that, when there is none."""
-        files = [Stretch(segment.start, segment.path, 0) for segment in self.segments]
+        files = [FileStretch(segment.start, segment.path, 0) for segment in self.segments]
         files += [stretch for stretch in self._waiting if stretch.start > (self.segments[-1].start if files else -1)]
         holder = max((each.start for each in files if each.start <= flushed), default=0)
-        rest = [Stretch(each.start, each.path, max(0, flushed - each.start)) for each in files if each.start >= holder]
+        rest = [
+            FileStretch(each.start, each.path, max(0, flushed - each.start)) for each in files if each.start >= holder
+        ]
         valid = assess(self.files, self.rules, place=flushed, reason="", stretches=rest).valid
         return flushed if valid is None else valid.last
 
@@ -237,7 +243,7 @@ class Recovery:
             corrupt, self.held,
         )  # fmt: skip
 
-    def _table(self, stretch: Stretch, end: int) -> TableHead | None:
+    def _table(self, stretch: FileStretch, end: int) -> TableHead | None:
         """The table of a segment, made if need be; None when there is no space for it."""
         if self.check_past:
             self._made_anew(stretch.path, stretch.start, end)
@@ -261,7 +267,7 @@ class Recovery:
 
     # --- Which files ----------------------------------------------------------------------------------------------
 
-    def _list_files(self) -> list[Stretch]:
+    def _list_files(self) -> list[FileStretch]:
         """The files that hold the log from its begin on, in order; leftovers are put aside."""
         found: dict[int, Path] = {}
         spares: list[Path] = []
@@ -283,7 +289,7 @@ class Recovery:
             self._unnamed.add(path)
             for start in self._starts_of(path, lowest=max(begin, self.recorded.flushed)):
                 found.setdefault(start, path)
-        return [Stretch(start, found[start], 0) for start in sorted(found)]
+        return [FileStretch(start, found[start], 0) for start in sorted(found)]
 
     @staticmethod
     def _is_orphan(name: str, starts: Container[int]) -> bool:
@@ -363,7 +369,7 @@ class Recovery:
         """
         if self._waiting and self._waiting[0].start == segment.end:
             return False
-        rest = Stretch(segment.start, segment.path, segment.end - segment.start + ALIGNMENT)
+        rest = FileStretch(segment.start, segment.path, segment.end - segment.start + ALIGNMENT)
         return next_valid(self.files, self.rules, rest) is not None
 
     def _missing_file(self) -> None:
@@ -374,7 +380,7 @@ class Recovery:
         self.damage = assess(self.files, self.rules, place=self.end, reason=reason, stretches=self._waiting)
 
     def _bad_bytes(self, segment: Segment, reason: str) -> None:
-        rest = Stretch(segment.start, segment.path, segment.end - segment.start + ALIGNMENT)
+        rest = FileStretch(segment.start, segment.path, segment.end - segment.start + ALIGNMENT)
         if self.end < self.recorded.flushed:
             file_end = segment.start + segment.capacity
             last = next_valid(self.files, self.rules, rest) or file_end
@@ -395,3 +401,60 @@ class Recovery:
                 zero_out(file, at, file.size())
             file.fdatasync()
         return True
+
+
+FILE_NAME: Final = "lossy"
+EARLIER: Final = "lost by an earlier start"
+_BYTES_MAX: Final = 64 * 1024
+
+
+class LossNote:
+    """The note in a log's directory. Reading it and every method raise OSError."""
+
+    def __init__(self, files: Files, directory: Path) -> None:
+        self._files = files
+        self._path = directory / FILE_NAME
+        self._noted = files.exists(self._path)
+        self._earlier = self._read() if self._noted else None
+
+    def note(self, report: RecoveryReport) -> None:
+        """Write down what a start loses, with what earlier ones lost; on disk when this returns."""
+        lost = _joined(_lost(report), self._earlier)
+        content = {"first": lost.first, "last": lost.last}
+        replace_file(self._files, self._path, (json.dumps(content) + "\n").encode())
+
+    def told(self, report: RecoveryReport) -> RecoveryReport:
+        """The report of a start, with what earlier ones lost and nobody has acted on."""
+        if not self._noted:
+            return report
+        lost = self._earlier or Range(report.end, report.end, f"{EARLIER}, whose note cannot be read")
+        return replace(report, cut_valid=_joined(_lost(report), lost) if report.lossy else lost)
+
+    def settle(self) -> None:
+        """The loss was acted on: this copy has been compared with the others."""
+        if self._files.exists(self._path):
+            self._files.unlink(self._path)
+        # Always: an unlink whose sync failed was not seen to be on disk.
+        self._files.fsync_directory(self._path.parent)
+
+    def _read(self) -> Range | None:
+        """None when what was lost cannot be read any more; that something was, is known."""
+        try:
+            content = json.loads(read_file(self._files, self._path, max_bytes=_BYTES_MAX))
+            return Range(int(content["first"]), int(content["last"]), EARLIER)
+        except (ValueError, KeyError, TypeError, OverflowError):
+            return None
+
+
+def _lost(report: RecoveryReport) -> Range:
+    """All that a lossy start lost: what it cut, and what was confirmed and is not there."""
+    gone = report.recorded.confirmed
+    missing = Range(report.end, gone, "confirmed and not there") if report.end < gone else None
+    return _joined(missing, report.cut_valid) if missing else report.cut_valid or Range(report.end, report.end, "")
+
+
+def _joined(one: Range, other: Range | None) -> Range:
+    """From the first to the last that is in either."""
+    if other is None:
+        return one
+    return Range(min(one.first, other.first), max(one.last, other.last), other.reason)

@@ -17,8 +17,17 @@ import numpy as np
 
 from mirrorlog.commitlog.epochs import EpochList
 from mirrorlog.commitlog.files import File, Files
-from mirrorlog.commitlog.format.envelope import inner_bytes, is_envelope, is_inner, open_envelope
-from mirrorlog.commitlog.format.header import ALIGNMENT, HEADER_SIZE, MAGIC_AT, BatchHeader, check_body, check_stamped
+from mirrorlog.commitlog.format.envelope import inner_bytes, open_envelope
+from mirrorlog.commitlog.format.header import (
+    ALIGNMENT,
+    HEADER_SIZE,
+    MAGIC_AT,
+    BatchHeader,
+    check_body,
+    check_stamped,
+    is_envelope,
+    is_inner,
+)
 from mirrorlog.errors import BadBatch, LogCorrupt
 
 OnBatch = Callable[[BatchHeader, memoryview], None]
@@ -83,7 +92,7 @@ class Checked(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class BatchRules:
     """What makes bytes a batch of this log: its seed and its epochs. No size limit but the file's: a setting that
     was lowered must not turn stored batches into bad ones."""
 
@@ -112,7 +121,7 @@ class Stop(NamedTuple):
     reason: str
 
 
-def walk(reader: BlockReader, *, start: int, at: int, until: int, rules: Rules, on_batch: OnBatch) -> Stop:
+def walk(reader: BlockReader, *, start: int, at: int, until: int, rules: BatchRules, on_batch: OnBatch) -> Stop:
     """Give every batch from `at` on to `on_batch`, up to file position `until` or the first place that holds none.
 
     Transactions are given whole, or not at all.
@@ -129,7 +138,9 @@ def walk(reader: BlockReader, *, start: int, at: int, until: int, rules: Rules, 
     return Stop(at, "")
 
 
-def scan_file(files: Files, path: Path, *, start: int, first: int, last: int, rules: Rules, on_batch: OnBatch) -> None:
+def scan_file(
+    files: Files, path: Path, *, start: int, first: int, last: int, rules: BatchRules, on_batch: OnBatch
+) -> None:
     """Give the batches of [first, last), log offsets, to `on_batch`. Raises LogCorrupt and OSError."""
     with closing(files.open(path)) as file:
         stop = walk(
@@ -163,7 +174,7 @@ def nonzero_end(reader: BlockReader, at: int) -> int:
     return min(end + -end % ALIGNMENT, reader.size)
 
 
-def find_batch(reader: BlockReader, *, start: int, at: int, rules: Rules) -> BatchHeader | None:
+def find_batch(reader: BlockReader, *, start: int, at: int, rules: BatchRules) -> BatchHeader | None:
     """The first valid batch at or after `at`: aligned, checksums right, at its own place, of the right epoch.
 
     Blocks are multiples of 8 bytes and so is `at`, so no aligned magic is cut in two by a block's border.
@@ -177,7 +188,7 @@ def find_batch(reader: BlockReader, *, start: int, at: int, rules: Rules) -> Bat
     return None
 
 
-def find_starts(reader: BlockReader, rules: Rules, *, lowest: int) -> list[int]:
+def find_starts(reader: BlockReader, rules: BatchRules, *, lowest: int) -> list[int]:
     """The log offsets, from `lowest` on, that the first byte of a file may have whose name does not say it, by the
     batches of this log that stand in it; none without one.
 

@@ -26,7 +26,7 @@ from mirrorlog.errors import (
     NotCurrent,
     OffsetOutOfRange,
 )
-from mirrorlog.wire.messages.handshake import Limits
+from mirrorlog.wire.messages.handshake import NodeLimits
 from mirrorlog.wire.messages.queues import GetMetadata, Metadata, Position, QueueInfo
 
 _RETRY_S: Final = 0.1
@@ -48,10 +48,10 @@ class ConsumeReader:
         self._info: QueueInfo | None = None
         self._failed_node = ""
         self._until: int | None = None
-        self._limits: Limits | None = None
+        self._limits: NodeLimits | None = None
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> NodeLimits:
         """Of the node that was reached last."""
         assert self._limits is not None, "the reader is not open"
         return self._limits

@@ -14,13 +14,14 @@ from typing import Final
 
 from mirrorlog.client.producer.record import as_timestamp_us
 from mirrorlog.commitlog.format.attributes import Attributes, asked_attributes
-from mirrorlog.commitlog.format.body import Record, encode_batch
+from mirrorlog.commitlog.format.body import Record
+from mirrorlog.commitlog.format.drafts import encode_batch
 from mirrorlog.commitlog.format.header import MAGIC, NO_PRODUCER, Buffer, read_header
 from mirrorlog.errors import BadBatch, BadRequest, BatchTooLarge
 from mirrorlog.pb.v1 import common_pb2 as common
 from mirrorlog.pb.v1 import producer_pb2 as pb
 from mirrorlog.wire.frames import Durability, Level
-from mirrorlog.wire.messages.handshake import Limits
+from mirrorlog.wire.messages.handshake import NodeLimits
 
 _LENGTH: Final = rb"([\x80-\xff]{0,4}[\x00-\x7f])"
 # Nine bytes are 63 bits: a negative tag has ten, and is protobuf's.
@@ -210,7 +211,7 @@ def number_records(
     return bytes(encoded)
 
 
-def check_size(batch: Buffer, limits: Limits) -> None:
+def check_size(batch: Buffer, limits: NodeLimits) -> None:
     """Raises BatchTooLarge: the node would close the connection, which other streams use too."""
     if len(batch) > limits.max_batch_bytes:
         raise BatchTooLarge(
@@ -218,7 +219,7 @@ def check_size(batch: Buffer, limits: Limits) -> None:
         )
 
 
-def check_ready(batch: Buffer, opening: Opening, *, queue_id: int, limits: Limits) -> bool:
+def check_ready(batch: Buffer, opening: Opening, *, queue_id: int, limits: NodeLimits) -> bool:
     """Whether the ready batch is idempotent. Raises BatchTooLarge or BadBatch.
 
     Not whether it is whole: the node checks that at its ingest, and stores nothing of a batch whose header was damaged

@@ -35,7 +35,7 @@ from mirrorlog.errors import BadRequest, ConnectionLost, MasterChanged, Mirrorlo
 from mirrorlog.pb.v1 import common_pb2 as common
 from mirrorlog.pb.v1 import producer_pb2 as pb
 from mirrorlog.wire.frames import CONFIRM_DUPLICATE, Confirm, Durability
-from mirrorlog.wire.messages.handshake import Limits
+from mirrorlog.wire.messages.handshake import NodeLimits
 
 # One Publish stream between its opening and its end: batches in, results out in the same order. Knows no gRPC.
 #
@@ -161,7 +161,7 @@ def _confirm(receipt: Receipt) -> pb.Confirm:
 class Retrying:
     """The way of a stream's records when it has no identity. Use it with `async with`."""
 
-    def __init__(self, client: Client, opening: Opening, limits: Limits) -> None:
+    def __init__(self, client: Client, opening: Opening, limits: NodeLimits) -> None:
         self._opening = opening
         # Not by client.producer: the level is the wire's already, and it ends with its stream, never with the client.
         self._producer = Producer(
@@ -222,7 +222,7 @@ class OneAttempt:
         return cls(client, opening, connection, queue.queue_id)
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> NodeLimits:
         """Of the master that was reached last."""
         return self._connection.welcome.limits
 

@@ -18,7 +18,7 @@ from mirrorlog.commitlog.files import File, disk_error
 from mirrorlog.commitlog.format.body import Body
 from mirrorlog.commitlog.format.codec import open_body
 from mirrorlog.commitlog.format.header import BatchHeader
-from mirrorlog.commitlog.index.memory import Run
+from mirrorlog.commitlog.index.queue_order import QueuedBatch
 from mirrorlog.commitlog.index.table import SegmentTable
 from mirrorlog.commitlog.log_directory import FILES
 from mirrorlog.errors import BadBatch, IndexDoubtful
@@ -227,7 +227,7 @@ class LogReader:
 
     # --- Bytes ----------------------------------------------------------------------------------------------------
 
-    def _read(self, queue: KnownQueue, piece: LogPiece, runs: Sequence[Run]) -> list[_Item]:
+    def _read(self, queue: KnownQueue, piece: LogPiece, runs: Sequence[QueuedBatch]) -> list[_Item]:
         items: list[_Item] = []
         try:
             with closing(FILES.open(piece.path)) as file:
@@ -240,7 +240,7 @@ class LogReader:
             raise disk_error(error, "read", piece.path) from None
         return items
 
-    def _read_group(self, queue: KnownQueue, piece: LogPiece, file: File, group: Sequence[Run]) -> list[_Item]:
+    def _read_group(self, queue: KnownQueue, piece: LogPiece, file: File, group: Sequence[QueuedBatch]) -> list[_Item]:
         first = group[0].log_offset
         content = memoryview(bytearray(group[-1].log_offset + group[-1].length - first))
         try:
@@ -254,7 +254,7 @@ class LogReader:
         view = content.toreadonly()  # what is given out is the log's, whoever looks at it
         return [self._proven(queue, run, view[run.log_offset - first :][: run.length]) for run in group]
 
-    def _proven(self, queue: KnownQueue, run: Run, raw: memoryview) -> _Item:
+    def _proven(self, queue: KnownQueue, run: QueuedBatch, raw: memoryview) -> _Item:
         try:
             header = checked_batch(raw, run.log_offset, self.view.log.rules)
             if (header.queue_id, *_run_of(header)) != (queue.queue_id, *run):
@@ -263,7 +263,7 @@ class LogReader:
             return self._bad(queue.name, run, error.message)
         return _StoredBatch(queue.name, header, raw)
 
-    def _bad(self, queue: str, run: Run, reason: str) -> BadStretch:
+    def _bad(self, queue: str, run: QueuedBatch, reason: str) -> BadStretch:
         """Raises Freed when that is because the place is no part of the log any more."""
         self.view.check_there(run.log_offset)
         path = next((each.path for each in self.view.pieces if run.log_offset < each.end), self.view.log.path)
@@ -326,7 +326,7 @@ def _last_hole_end(spans: Sequence[_Span]) -> int:
     return found
 
 
-def _groups(runs: Sequence[Run]) -> Iterator[Sequence[Run]]:
+def _groups(runs: Sequence[QueuedBatch]) -> Iterator[Sequence[QueuedBatch]]:
     """Runs that are read by one call each: those that stand close together."""
     cuts = [
         number
@@ -337,5 +337,5 @@ def _groups(runs: Sequence[Run]) -> Iterator[Sequence[Run]]:
         yield runs[first:end]
 
 
-def _run_of(header: BatchHeader) -> Run:
-    return Run(header.log_offset, header.base_queue_offset, header.record_count, header.length)
+def _run_of(header: BatchHeader) -> QueuedBatch:
+    return QueuedBatch(header.log_offset, header.base_queue_offset, header.record_count, header.length)

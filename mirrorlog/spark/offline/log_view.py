@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NoReturn
 
-from mirrorlog.commitlog.checkpoint import Checkpoint
 from mirrorlog.commitlog.files import disk_error
+from mirrorlog.commitlog.flush import Checkpoint
 from mirrorlog.commitlog.format.header import BatchHeader, Buffer, Kind
 from mirrorlog.commitlog.log_directory import FILES, LogDirectory, SegmentFile, read_log_directory
 from mirrorlog.commitlog.recovery.damage import Range

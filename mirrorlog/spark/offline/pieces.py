@@ -24,14 +24,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorlog.commitlog.files import File
-from mirrorlog.commitlog.format.envelope import is_envelope
-from mirrorlog.commitlog.format.header import ALIGNMENT, HEADER_SIZE, BatchHeader, check_body, check_stamped
+from mirrorlog.commitlog.format.header import (
+    ALIGNMENT,
+    HEADER_SIZE,
+    BatchHeader,
+    check_body,
+    check_stamped,
+    is_envelope,
+)
 from mirrorlog.commitlog.format.rows import pack_row
 from mirrorlog.commitlog.index.table import SegmentTable, table_name
-from mirrorlog.commitlog.index.table_builder import build_table
+from mirrorlog.commitlog.index.tables import build_table
 from mirrorlog.commitlog.log_directory import FILES
 from mirrorlog.commitlog.recovery.damage import Range
-from mirrorlog.commitlog.segments.scan import BlockReader, Rules, find_batch
+from mirrorlog.commitlog.segments.scan import BatchRules, BlockReader, find_batch
 from mirrorlog.errors import BadBatch
 
 _LARGE_BATCH_BYTES: Final = 64 * 1024
@@ -123,7 +129,7 @@ def sealed_piece(path: Path, *, start: int, end: int, seed: int) -> LogPiece:
         return piece
 
 
-def walk_file(path: Path, *, start: int, first: int, until: int, flushed: int, ends: bool, rules: Rules) -> Walked:
+def walk_file(path: Path, *, start: int, first: int, until: int, flushed: int, ends: bool, rules: BatchRules) -> Walked:
     """The batches from `first` up to `until`, log offsets, of the file that begins at `start`.
 
     `ends`: no other file follows. Below `flushed` there must be batches; above it the first place without one is the
@@ -136,7 +142,7 @@ def walk_file(path: Path, *, start: int, first: int, until: int, flushed: int, e
 class _Walk:
     """One pass over a file."""
 
-    def __init__(self, file: File, path: Path, start: int, flushed: int, rules: Rules) -> None:
+    def __init__(self, file: File, path: Path, start: int, flushed: int, rules: BatchRules) -> None:
         self._file = file
         self._path = path
         self._start = start
@@ -226,7 +232,7 @@ class _Walk:
         return self._window[at - self._window_at :][:HEADER_SIZE]
 
 
-def checked_batch(batch: memoryview, log_offset: int, rules: Rules) -> BatchHeader:
+def checked_batch(batch: memoryview, log_offset: int, rules: BatchRules) -> BatchHeader:
     """The header of a whole batch, found at a log offset, if it is one of this log there. Raises BadBatch."""
     header = check_stamped(batch, 0, log_offset=log_offset, seed=rules.seed, max_batch_bytes=len(batch))
     check_epoch(header, rules)
@@ -234,7 +240,7 @@ def checked_batch(batch: memoryview, log_offset: int, rules: Rules) -> BatchHead
     return header
 
 
-def check_epoch(header: BatchHeader, rules: Rules) -> None:
+def check_epoch(header: BatchHeader, rules: BatchRules) -> None:
     """Raises BadBatch for a header of a history that was cut."""
     if header.epoch != rules.epochs.at(header.log_offset):
         raise BadBatch(f"epoch {header.epoch} where the epoch list has {rules.epochs.at(header.log_offset)}")

@@ -14,8 +14,17 @@ import msgspec
 
 from mirrorlog.commitlog.format.attributes import Attributes, attributes_of
 from mirrorlog.commitlog.format.body import parse_batch_body
-from mirrorlog.commitlog.format.envelope import is_envelope, is_inner
-from mirrorlog.commitlog.format.header import NO_PRODUCER, NO_TIMESTAMP, BatchHeader, Codec, Column, Flag, Kind
+from mirrorlog.commitlog.format.header import (
+    NO_PRODUCER,
+    NO_TIMESTAMP,
+    BatchHeader,
+    Codec,
+    Column,
+    Flag,
+    Kind,
+    is_envelope,
+    is_inner,
+)
 from mirrorlog.errors import BadBatch
 from mirrorlog.tools.common.output import NOTHING, time_text
 from mirrorlog.tools.common.records import attributes_text

@@ -27,8 +27,7 @@ from mirrorlog.commitlog.format.header import BatchHeader
 from mirrorlog.commitlog.format.rows import ROW_BYTES, pack_row
 from mirrorlog.commitlog.index.past import DIRECTORY_NAME, PastIndex
 from mirrorlog.commitlog.index.table import SegmentTable
-from mirrorlog.commitlog.index.table_builder import build_table
-from mirrorlog.commitlog.index.tables import Tables
+from mirrorlog.commitlog.index.tables import Tables, build_table
 from mirrorlog.commitlog.log_directory import FILES, LogDirectory, SegmentFile
 from mirrorlog.commitlog.segments.scan import BlockReader, walk
 from mirrorlog.errors import DiskFailed, DiskFull, IndexDoubtful, LogCorrupt

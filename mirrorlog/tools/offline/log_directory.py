@@ -9,15 +9,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from mirrorlog.commitlog.checkpoint import FILE_NAME as CHECKPOINT_NAME
 from mirrorlog.commitlog.directory import LOGS_NAME
 from mirrorlog.commitlog.epochs import FILE_NAME as EPOCHS_NAME
 from mirrorlog.commitlog.files import OsFile, disk_error
+from mirrorlog.commitlog.flush import FILE_NAME as CHECKPOINT_NAME
 from mirrorlog.commitlog.index.past import DIRECTORY_NAME as INDEX_NAME
 from mirrorlog.commitlog.index.table import table_start
 from mirrorlog.commitlog.log_directory import ASIDE, FILES, LogDirectory, SegmentFile
-from mirrorlog.commitlog.recovery.loss import FILE_NAME as LOSS_NAME
 from mirrorlog.commitlog.recovery.opening import IDENTITY_NAME
+from mirrorlog.commitlog.recovery.recovery import FILE_NAME as LOSS_NAME
 from mirrorlog.commitlog.segments.preallocation import SPARE_PREFIX
 from mirrorlog.commitlog.segments.scan import BlockReader, find_starts
 from mirrorlog.commitlog.segments.segment import segment_start

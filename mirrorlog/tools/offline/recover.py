@@ -18,10 +18,10 @@ from uuid import UUID
 
 import typer
 
-from mirrorlog.commitlog.checkpoint import Checkpoint
 from mirrorlog.commitlog.directory import IDENTITY_NAME as NODE_IDENTITY_NAME
 from mirrorlog.commitlog.directory import DataDirectory
 from mirrorlog.commitlog.files import disk_error
+from mirrorlog.commitlog.flush import Checkpoint
 from mirrorlog.commitlog.index.past import DIRECTORY_NAME as INDEX_NAME
 from mirrorlog.commitlog.index.past import PastIndex
 from mirrorlog.commitlog.index.past import delete as delete_index
@@ -30,9 +30,8 @@ from mirrorlog.commitlog.index.tables import Tables
 from mirrorlog.commitlog.log import CommitLog
 from mirrorlog.commitlog.log_directory import FILES, LogDirectory, read_log_directory
 from mirrorlog.commitlog.recovery.damage import Range
-from mirrorlog.commitlog.recovery.loss import Loss
 from mirrorlog.commitlog.recovery.opening import IDENTITY_NAME
-from mirrorlog.commitlog.recovery.recovery import Recovery, RecoveryReport
+from mirrorlog.commitlog.recovery.recovery import LossNote, Recovery, RecoveryReport
 from mirrorlog.commitlog.segments.scan import ignore_batch
 from mirrorlog.commitlog.segments.segment import segment_name, segment_start
 from mirrorlog.config import LimitSettings, LogSettings
@@ -90,7 +89,7 @@ def plan_start(log: LogDirectory) -> StartPlan:
 
 
 def _planned(log: LogDirectory, recovery: Recovery, report: RecoveryReport, made: list[int]) -> StartPlan:
-    told = Loss(FILES, log.path).told(report)
+    told = LossNote(FILES, log.path).told(report)
     kept = {segment.path.name: segment_name(segment.start) for segment in recovery.segments}
     inventory = take_inventory(log)
     candidates = [*inventory.leftovers, *(segment.path.name for segment in log.holding)]

@@ -10,8 +10,8 @@ import typer
 
 from mirrorlog.cluster.membership.recovering import (
     FILE_BYTES_MAX,
-    Plan,
     Survivor,
+    SurvivorPlan,
     aside_of,
     decode_survivor,
     encode_survivor,
@@ -115,7 +115,7 @@ def _check_names(survivors: Sequence[Survivor], named: str) -> None:
 # --- As text and JSON -----------------------------------------------------------------------------------------------
 
 
-def _lines(agreed: Plan, done: dict[str, bool], asides: dict[str, str]) -> Iterator[str]:
+def _lines(agreed: SurvivorPlan, done: dict[str, bool], asides: dict[str, str]) -> Iterator[str]:
     state = agreed.state
     yield f"cluster {state.name} goes on as incarnation {state.incarnation} with {', '.join(sorted(state.nodes))}"
     if agreed.lost:
@@ -137,7 +137,7 @@ def _lines(agreed: Plan, done: dict[str, bool], asides: dict[str, str]) -> Itera
             yield f"node {node} had begun anew already"
 
 
-def _fields(agreed: Plan, done: dict[str, bool], asides: dict[str, str]) -> dict[str, Any]:
+def _fields(agreed: SurvivorPlan, done: dict[str, bool], asides: dict[str, str]) -> dict[str, Any]:
     state = agreed.state
     return {
         "incarnation": state.incarnation,

@@ -22,11 +22,10 @@ from typing import Any, BinaryIO, Final
 
 import msgspec
 
-from mirrorlog.commitlog.checkpoint import FILE_NAME as CHECKPOINT_NAME
 from mirrorlog.commitlog.epochs import FILE_NAME as EPOCHS_NAME
 from mirrorlog.commitlog.files import disk_error
-from mirrorlog.commitlog.format.envelope import is_envelope, is_inner
-from mirrorlog.commitlog.format.header import BatchHeader
+from mirrorlog.commitlog.flush import FILE_NAME as CHECKPOINT_NAME
+from mirrorlog.commitlog.format.header import BatchHeader, is_envelope, is_inner
 from mirrorlog.commitlog.log_directory import LogDirectory
 from mirrorlog.commitlog.recovery.opening import IDENTITY_NAME
 from mirrorlog.commitlog.segments.segment import segment_name

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from mirrorlog.commitlog.files import disk_error
-from mirrorlog.commitlog.format.envelope import is_envelope
-from mirrorlog.commitlog.format.header import ALIGNMENT, HEADER_SIZE, BatchHeader
+from mirrorlog.commitlog.format.header import ALIGNMENT, HEADER_SIZE, BatchHeader, is_envelope
 from mirrorlog.commitlog.log_directory import LogDirectory, SegmentFile
 from mirrorlog.commitlog.recovery.damage import Range
 from mirrorlog.commitlog.segments.scan import BlockReader, OnBatch, Stop, find_batch, nonzero_end, walk

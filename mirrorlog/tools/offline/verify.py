@@ -20,7 +20,7 @@ from mirrorlog.commitlog.format.codec import open_body
 from mirrorlog.commitlog.format.header import BatchHeader, Codec, Kind
 from mirrorlog.commitlog.log_directory import LogDirectory, read_log_directory
 from mirrorlog.commitlog.recovery.damage import Range
-from mirrorlog.commitlog.recovery.loss import FILE_NAME as LOSS_NAME
+from mirrorlog.commitlog.recovery.recovery import FILE_NAME as LOSS_NAME
 from mirrorlog.commitlog.segments.scan import OnBatch, ignore_batch
 from mirrorlog.errors import BadBatch, IndexDoubtful, LogCorrupt, MirrorlogError
 from mirrorlog.tools.common.options import AsJson, LogPath

@@ -1,4 +1,4 @@
-"""Whose password is compared next, and how long who was wrong waits to be told so. Pure.
+"""Turns of logins: whose password is compared next, and how long a wrong one waits for its answer. Pure.
 
 A comparison is dear on purpose, and one helper makes them: in order of arrival, forty guessers are forty comparisons
 ahead of everybody else. So addresses take turns, and within an address its users do: who guesses is in line behind

@@ -1,4 +1,4 @@
-"""Who may be connected to a port: strangers in places of their own, and those that were let in. Pure.
+"""Limits on the connections to a port: places for strangers, and places for those that were let in. Pure.
 
 A connection is a stranger from `accept` on: in its TLS handshake, in its greeting, in its login. There are so many
 places for strangers, and so many of them for one address. When those of its address are taken, the oldest stranger of
@@ -21,7 +21,7 @@ _V6_BITS: Final = 64
 """An address of IPv6 is one of 2^64 that whoever has it may take as he likes."""
 
 
-class Places(Generic[_T]):
+class PortPlaces(Generic[_T]):
     """Of one port. A key stands for a connection: it comes once, may be let in, and leaves."""
 
     def __init__(self, *, strangers_max: int, per_address_max: int, let_in_max: int) -> None:

@@ -1,4 +1,4 @@
-"""What a user may take of a node: the limits that the cluster gives him, and whether he is within them. Pure.
+"""Quotas: the limits that the cluster gives a user on each node, and whether he is within them. Pure.
 
 Each rate is a bucket of one second's worth. What is taken is taken off whole, so a frame that is larger leaves a debt,
 and who is in debt waits until it is paid off: nothing is refused, and over any time not more than the rate, one second
@@ -69,7 +69,7 @@ class UserLimits(msgspec.Struct, frozen=True, omit_defaults=True):
 _NONE: Final = UserLimits()
 
 
-class Bucket:
+class TokenBucket:
     """`rate`: a second. `now`: s of a clock that only goes on."""
 
     __slots__ = ("_at", "_left", "rate")
@@ -94,7 +94,7 @@ class Quota:
 
     def __init__(self, limits: UserLimits, now: float) -> None:
         self.limits = limits
-        self._buckets: dict[str, Bucket] = {}
+        self._buckets: dict[str, TokenBucket] = {}
         self.change(limits, now)
 
     def change(self, limits: UserLimits, now: float) -> None:
@@ -103,7 +103,7 @@ class Quota:
         rates = {name: limits.given[name] for name in RATES if name in limits.given}
         former = self._buckets
         self._buckets = {
-            name: former[name] if name in former and former[name].rate == rate else Bucket(rate, now)
+            name: former[name] if name in former and former[name].rate == rate else TokenBucket(rate, now)
             for name, rate in rates.items()
         }
 

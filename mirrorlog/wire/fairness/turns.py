@@ -1,8 +1,8 @@
-"""Whose turn it is: how much of a node's loop a connection may use at once, and who waits in line for more. Pure.
+"""Fair turns on a node's loop: how much a connection may use of it at once, and who waits in line for more. Pure.
 
-Connections of one class share a `Line`. In each of its turns it has so much time; a connection gets a slice of that. If
-it has more to say it waits in line, and what it has sent stays in its kernel's buffer. A line's turn is taken once per
-turn of the loop, so members' frames, timers and everybody else come between two of them.
+Connections of one class share a `LoopLine`. In each of its turns it has so much time; a connection gets a slice of
+that. If it has more to say it waits in line, and what it has sent stays in its kernel's buffer. A line's turn is taken
+once per turn of the loop, so members' frames, timers and everybody else come between two of them.
 
 In line are two rows. Who has used little of the loop lately stands in the first and is served before the others of the
 second, but for one of those: so a client that asks now and then does not wait behind fifty that never stop, and those
@@ -50,11 +50,11 @@ class Share:
 
     __slots__ = ("debt_s", "ended_at", "heavy_until", "line", "serve", "waits")
 
-    def __init__(self, line: Line, serve: Callable[[], None]) -> None:
+    def __init__(self, line: LoopLine, serve: Callable[[], None]) -> None:
         self.line = line
         """Of its class; one that changes while it waits is served where it stands."""
         self.serve = serve
-        self.waits: Line | None = None
+        self.waits: LoopLine | None = None
         """Where it stands in line now."""
         self.debt_s = 0.0
         self.ended_at = 0.0
@@ -66,7 +66,7 @@ class Share:
             self.waits.drop(self)
 
 
-class Line:
+class LoopLine:
     """Of one class of connections, on one node."""
 
     def __init__(self, budget: Budget) -> None:
@@ -110,11 +110,6 @@ class Line:
         share.debt_s = max(0.0, share.debt_s + took_s - self.budget.slice_s)
         if more and share.waits is None:
             self._wait(share, light=False)
-
-    def charge(self, share: Share, took_s: float, now: float) -> None:
-        """Something was done for it outside of its turns, as an answer that takes several steps is."""
-        self._used(share, took_s, now)
-        share.debt_s += took_s
 
     def drop(self, share: Share) -> None:
         """It stands in line no more."""

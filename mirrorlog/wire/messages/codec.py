@@ -2,103 +2,26 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import or_
 from typing import Final, TypeVar
 
 import msgspec
 
 from mirrorlog.errors import MirrorlogError, ProtocolError, from_code
 from mirrorlog.wire.frames import Frame, FrameType, frame
+from mirrorlog.wire.messages import groups, handshake, operators, queues, replication, status, topology
 from mirrorlog.wire.messages.base import Message
-from mirrorlog.wire.messages.groups import (
-    DeleteGroup,
-    ExtendLease,
-    GroupsFound,
-    GroupsReset,
-    Lease,
-    Leases,
-    LeasesSettled,
-    ListGroups,
-    Purged,
-    PurgeGroup,
-    Redrive,
-    Redriven,
-    ResetGroups,
-    SettleLease,
-    Subscribe,
-    Subscribed,
-    SubscriptionEnded,
-    Unsubscribe,
-)
-from mirrorlog.wire.messages.handshake import Challenge, Failure, Hello, Proof, Welcome
-from mirrorlog.wire.messages.operators import (
-    CopyPromoted,
-    Drained,
-    DrainNode,
-    Events,
-    ForgetNode,
-    GetEvents,
-    PromoteCopy,
-    Rebalance,
-    Rebalanced,
-)
-from mirrorlog.wire.messages.queues import (
-    CommitPosition,
-    DeclareQueue,
-    Deleted,
-    DeleteQueue,
-    Done,
-    EndHold,
-    FetchPosition,
-    FindOffset,
-    FoundOffset,
-    FoundPosition,
-    GetMetadata,
-    HoldGiven,
-    HoldsFound,
-    ListHolds,
-    Metadata,
-    SetHold,
-)
-from mirrorlog.wire.messages.replication import Follow, History, Pull
-from mirrorlog.wire.messages.status import GetStatus, Status
-from mirrorlog.wire.messages.topology import (
-    AddVirtualHost,
-    Bind,
-    ClearPermissions,
-    DeclareExchange,
-    DeleteExchange,
-    DeleteUser,
-    DeleteVirtualHost,
-    GetRouting,
-    ListUsers,
-    ListVirtualHosts,
-    Login,
-    Routing,
-    SetPermissions,
-    SetUser,
-    SetUserLimits,
-    Unbind,
-    Users,
-    VirtualHosts,
-)
+from mirrorlog.wire.messages.handshake import Failure
 
 _M = TypeVar("_M", bound=Message)
 
-AnyMessage = (
-    Hello | Challenge | Proof | Welcome | Failure | Follow | History | Pull
-    | GetMetadata | Metadata | DeclareQueue | DeleteQueue | Deleted | FindOffset | FoundOffset
-    | CommitPosition | FetchPosition | FoundPosition | Done | GetStatus | Status
-    | SetHold | HoldGiven | EndHold | ListHolds | HoldsFound
-    | Subscribe | Subscribed | Unsubscribe | SubscriptionEnded | Lease | Leases | SettleLease | ExtendLease
-    | LeasesSettled | PurgeGroup | Purged | DeleteGroup | ListGroups | GroupsFound | ResetGroups | GroupsReset
-    | Redrive | Redriven | DeclareExchange | DeleteExchange | Bind | Unbind | GetRouting | Routing
-    | AddVirtualHost | DeleteVirtualHost | ListVirtualHosts | VirtualHosts
-    | SetUser | DeleteUser | SetPermissions | ClearPermissions | SetUserLimits | ListUsers | Users | Login
-    | DrainNode | Drained | ForgetNode | Rebalance | Rebalanced | PromoteCopy | CopyPromoted | GetEvents | Events
-)  # fmt: skip
-
+_MODULES: Final = (groups, handshake, operators, queues, replication, status, topology)
+_KINDS: Final = [
+    kind for module in _MODULES for kind in vars(module).values() if getattr(kind, "__base__", None) is Message
+]
 _ENCODER: Final = msgspec.msgpack.Encoder()
-_DECODER: Final = msgspec.msgpack.Decoder(AnyMessage)
+_DECODER: Final[msgspec.msgpack.Decoder[Message]] = msgspec.msgpack.Decoder(reduce(or_, _KINDS))
 
 
 class Encoded(Message, frozen=True):
@@ -111,10 +34,10 @@ def encode(message: Message) -> bytes:
     return message.data if type(message) is Encoded else _ENCODER.encode(message)
 
 
-def decode(payload: memoryview | bytes) -> AnyMessage:
+def decode(payload: memoryview | bytes) -> Message:
     """The message in a frame's payload. Raises ProtocolError naming what does not fit."""
     try:
-        message: AnyMessage = _DECODER.decode(payload)
+        message = _DECODER.decode(payload)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"a control message does not fit: {error}") from None
     return message

@@ -37,7 +37,7 @@ class Rebalance(Message, frozen=True):
     dry_run: bool = False
 
 
-class Move(msgspec.Struct, frozen=True, kw_only=True):
+class MasterMove(msgspec.Struct, frozen=True, kw_only=True):
     """A log that is not mastered by its home, the first of its replicas. `reason`: why it stays; empty when it is, or
     would be, handed over."""
 
@@ -51,7 +51,7 @@ class Move(msgspec.Struct, frozen=True, kw_only=True):
 class Rebalanced(Message, frozen=True):
     """What is handed over from here on is decided: it happens whoever coordinates. `done`: not for a dry run."""
 
-    moves: list[Move]
+    moves: list[MasterMove]
     done: bool
 
 

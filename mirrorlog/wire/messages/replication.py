@@ -16,7 +16,7 @@ class EpochEntry(msgspec.Struct, frozen=True, array_like=True):
     start_id: str = ""
 
 
-class Follow(Message, frozen=True):
+class FollowRequest(Message, frozen=True, tag="Follow"):
     """Mirror to master: what it holds. `confirmed`: the confirmed offset it knows, below which it never truncates.
 
     `start`: where a copy that has to begin anew wants to begin: at the log's begin, or at its last segment.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from mirrorlog.cluster.questions import AskState, QueueFound, decode_answer, decode_question, encode
+from mirrorlog.cluster.requests import AskState, QueueFound, decode_answer, decode_question, encode
 from mirrorlog.errors import ProtocolError, UnsupportedVersion
 
 

@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 import msgspec
 import pytest
 
-from mirrorlog.cluster.membership.promises import EPOCH_MAX, FILE_NAME, SLOT_BYTES, Promises
+from mirrorlog.cluster.membership.fenced_epochs import EPOCH_MAX, FILE_NAME, SLOT_BYTES, FencedEpochs
 from mirrorlog.commitlog.files import OS_FILES, File, Files
 from mirrorlog.commitlog.format.checksum import crc32c
 from mirrorlog.errors import BadRequest, DiskFailed, DiskFull, LogCorrupt, Overloaded, UnsupportedVersion
@@ -34,7 +34,7 @@ MODELS: Final = {
 
 def told(files: Files, *log_ids: str) -> list[int]:
     """What a start finds for these logs."""
-    promises = Promises.open(files, DIRECTORY)
+    promises = FencedEpochs.open(files, DIRECTORY)
     return [promises.of(log_id) for log_id in log_ids]
 
 
@@ -44,19 +44,19 @@ def files() -> SimulatedFiles:
 
 
 @pytest.fixture
-def promises(files: SimulatedFiles) -> Promises:
-    return Promises.open(files, DIRECTORY)
+def promises(files: SimulatedFiles) -> FencedEpochs:
+    return FencedEpochs.open(files, DIRECTORY)
 
 
 # --- Promises -------------------------------------------------------------------------------------------------------
 
 
-def test_nothing_was_promised_on_a_blank_disk(promises: Promises) -> None:
+def test_nothing_was_promised_on_a_blank_disk(promises: FencedEpochs) -> None:
     """By asking."""
     assert promises.of("log-a") == 0
 
 
-def test_a_promise_is_found_after_a_power_loss(files: SimulatedFiles, promises: Promises) -> None:
+def test_a_promise_is_found_after_a_power_loss(files: SimulatedFiles, promises: FencedEpochs) -> None:
     """For each log its own, up to the highest epoch there is; by promises for two logs."""
     assert promises.keep("log-a", 7) == 7
     assert promises.keep("log-b", EPOCH_MAX) == EPOCH_MAX
@@ -65,16 +65,16 @@ def test_a_promise_is_found_after_a_power_loss(files: SimulatedFiles, promises: 
     assert told(files.after_power_loss(), "log-a", "log-b", "log-c") == [9, EPOCH_MAX, 0]
 
 
-def test_a_promise_is_never_lowered(files: SimulatedFiles, promises: Promises) -> None:
+def test_a_promise_is_never_lowered(files: SimulatedFiles, promises: FencedEpochs) -> None:
     """Who asks for a lower epoch is told which one holds; by doing so in this life and in the next."""
     promises.keep("log-a", 9)
     assert promises.keep("log-a", 8) == 9
     next_life = files.after_power_loss()
-    assert Promises.open(next_life, DIRECTORY).keep("log-a", 1) == 9
+    assert FencedEpochs.open(next_life, DIRECTORY).keep("log-a", 1) == 9
     assert told(next_life.after_power_loss(), "log-a") == [9]
 
 
-def test_a_promise_costs_one_sync_and_a_known_one_none(files: SimulatedFiles, promises: Promises) -> None:
+def test_a_promise_costs_one_sync_and_a_known_one_none(files: SimulatedFiles, promises: FencedEpochs) -> None:
     """A failover waits for it, the first one for a log as well; by counting what changes the disk."""
     for log_id, epoch, syncs in (("log-a", 3, 1), ("log-b", 3, 1), ("log-a", 4, 1), ("log-a", 4, 0), ("log-b", 1, 0)):
         before = files.faults.calls.copy()
@@ -84,7 +84,7 @@ def test_a_promise_costs_one_sync_and_a_known_one_none(files: SimulatedFiles, pr
     assert files.settled
 
 
-def test_a_promise_needs_no_space(files: SimulatedFiles, promises: Promises) -> None:
+def test_a_promise_needs_no_space(files: SimulatedFiles, promises: FencedEpochs) -> None:
     """A full disk does not stop a failover; by one that is full."""
     files.model = DiskModel(capacity_bytes=sum(map(len, files.tree().values())))
     for log_id in LOGS:
@@ -92,7 +92,7 @@ def test_a_promise_needs_no_space(files: SimulatedFiles, promises: Promises) -> 
     assert told(files.after_power_loss(), *LOGS) == [5] * len(LOGS)
 
 
-def test_a_log_that_is_gone_is_forgotten(files: SimulatedFiles, promises: Promises) -> None:
+def test_a_log_that_is_gone_is_forgotten(files: SimulatedFiles, promises: FencedEpochs) -> None:
     """Alone, and for good; by forgetting one of two, twice."""
     promises.keep("log-a", 3)
     promises.keep("log-b", 4)
@@ -103,7 +103,7 @@ def test_a_log_that_is_gone_is_forgotten(files: SimulatedFiles, promises: Promis
 
 
 @pytest.mark.parametrize("epoch", [-1, 0, EPOCH_MAX + 1])
-def test_an_epoch_that_cannot_be_is_refused(promises: Promises, epoch: int) -> None:
+def test_an_epoch_that_cannot_be_is_refused(promises: FencedEpochs, epoch: int) -> None:
     """Another node sends it; by those beside the borders."""
     with pytest.raises(BadRequest, match="epochs go from 1"):
         promises.keep("log-a", epoch)
@@ -111,13 +111,13 @@ def test_an_epoch_that_cannot_be_is_refused(promises: Promises, epoch: int) -> N
 
 
 @pytest.mark.parametrize("log_id", ["", "ü" * 128])
-def test_an_id_that_cannot_be_is_refused(promises: Promises, log_id: str) -> None:
+def test_an_id_that_cannot_be_is_refused(promises: FencedEpochs, log_id: str) -> None:
     """By none, and by one that is too long."""
     with pytest.raises(BadRequest, match="has 1 to 255 bytes"):
         promises.keep(log_id, 1)
 
 
-def test_too_many_logs_are_refused(files: SimulatedFiles, promises: Promises) -> None:
+def test_too_many_logs_are_refused(files: SimulatedFiles, promises: FencedEpochs) -> None:
     """What is there stays, and can still be raised; by as many of the usual length as there is room for."""
     log_ids = [f"{number:036}" for number in range(SLOT_BYTES // 43)]
     for log_id in log_ids[:-1]:
@@ -135,7 +135,7 @@ def test_too_many_logs_are_refused(files: SimulatedFiles, promises: Promises) ->
 
 def test_two_threads_keep_all_that_they_promise(tmp_path: Path) -> None:
     """By both raising promises of their own logs and of one that they share, on a real disk."""
-    promises = Promises.open(OS_FILES, tmp_path)
+    promises = FencedEpochs.open(OS_FILES, tmp_path)
     together = threading.Barrier(2)
 
     def promise(own: str, first: int) -> None:
@@ -148,7 +148,7 @@ def test_two_threads_keep_all_that_they_promise(tmp_path: Path) -> None:
         for each in [pool.submit(promise, "log-a", 1), pool.submit(promise, "log-b", 2)]:
             each.result(timeout=30)
     promises.close()
-    again = Promises.open(OS_FILES, tmp_path)
+    again = FencedEpochs.open(OS_FILES, tmp_path)
     assert [again.of(log_id) for log_id in ("log-a", "log-b", "shared")] == [59, 58, 59]
     again.close()
 
@@ -168,7 +168,7 @@ class _Held:
             assert self.go.wait(timeout=10)
 
 
-def test_nobody_is_told_of_a_promise_before_it_is_on_disk(files: SimulatedFiles, promises: Promises) -> None:
+def test_nobody_is_told_of_a_promise_before_it_is_on_disk(files: SimulatedFiles, promises: FencedEpochs) -> None:
     """Neither who asks for the promises nor a second thread that promises the same; by a sync that takes long."""
     held = _Held(files)
     with ThreadPoolExecutor(2) as pool:
@@ -209,7 +209,7 @@ def test_a_crash_at_any_operation_leaves_the_old_or_the_new(model: DiskModel, se
     files = SimulatedFiles(DIRECTORY, seed=seed, model=model)
     kept = dict.fromkeys(LOGS, 0)
     for _ in range(2):
-        promises, left = crashes(files, lambda: Promises.open(files, DIRECTORY))
+        promises, left = crashes(files, lambda: FencedEpochs.open(files, DIRECTORY))
         for disk in left:
             assert_found(disk, [list(kept.values())])
         for log_id in random.sample(LOGS, 50):
@@ -234,7 +234,9 @@ def assert_found(disk: SimulatedFiles, allowed: list[list[int]]) -> None:
         assert told(each, *LOGS) in allowed
 
 
-def test_what_was_found_in_memory_only_is_on_disk_before_it_is_told(files: SimulatedFiles, promises: Promises) -> None:
+def test_what_was_found_in_memory_only_is_on_disk_before_it_is_told(
+    files: SimulatedFiles, promises: FencedEpochs
+) -> None:
     """The next process answers by it, and syncs nothing for a promise that it knows; by syncs that fail and leave their
     pages clean, restarts and power losses."""
     files.model = DiskModel(forgets=True)
@@ -244,7 +246,7 @@ def test_what_was_found_in_memory_only_is_on_disk_before_it_is_told(files: Simul
         with pytest.raises(DiskFailed, match="check the disk"):
             promises.keep("log-a", epoch)
         files = files.after_kill()
-        promises = Promises.open(files, DIRECTORY)
+        promises = FencedEpochs.open(files, DIRECTORY)
         files.evict()
         found = promises.of("log-a")
         assert told(files.after_power_loss(), "log-a") == [found]
@@ -259,7 +261,7 @@ def test_what_was_found_in_memory_only_is_on_disk_before_it_is_told(files: Simul
 @pytest.mark.parametrize("operation", ["pwrite", "fdatasync"])
 @pytest.mark.parametrize("forgets", [False, True])
 def test_a_promise_that_failed_was_not_given_and_can_be_given_again(
-    files: SimulatedFiles, promises: Promises, operation: str, code: int, forgets: bool
+    files: SimulatedFiles, promises: FencedEpochs, operation: str, code: int, forgets: bool
 ) -> None:
     """What was promised before stays throughout; by several failures in a row, and then none."""
     files.model = DiskModel(forgets=forgets)
@@ -283,7 +285,7 @@ def test_a_promise_that_failed_was_not_given_and_can_be_given_again(
 def test_a_crash_behind_a_failed_promise_spoils_no_other(seed: int) -> None:
     """What a failed sync tore may be torn still; by crashes at each operation of the promise after it."""
     files = SimulatedFiles(DIRECTORY, seed=seed, model=DiskModel(forgets=seed % 2 == 0))
-    promises = Promises.open(files, DIRECTORY)
+    promises = FencedEpochs.open(files, DIRECTORY)
     old = EPOCH_MAX // 2  # a large number, so that a slot has two sectors
     for log_id in LOGS:
         promises.keep(log_id, old)
@@ -322,10 +324,10 @@ def test_a_start_that_failed_is_said_and_loses_nothing(kept: int, operation: str
     """By a failure of each of its operations, on a blank disk and on one with a promise."""
     files = SimulatedFiles(DIRECTORY, seed=first, model=DiskModel(forgets=True, ordered_names=False))
     if kept:
-        Promises.open(files, DIRECTORY).keep("log-a", kept)
+        FencedEpochs.open(files, DIRECTORY).keep("log-a", kept)
     files.faults.fail(operation, first=first, times=1)
     with pytest.raises(DiskFailed, match=str(PATH)):
-        Promises.open(files, DIRECTORY)
+        FencedEpochs.open(files, DIRECTORY)
     assert told(files.after_power_loss(), "log-a") == [kept]
     assert told(files, "log-a") == [kept]
 
@@ -344,10 +346,10 @@ def write(file: File, content: bytes, at: int) -> None:
     file.close()
 
 
-def test_one_damaged_slot_is_repaired(files: SimulatedFiles, promises: Promises) -> None:
+def test_one_damaged_slot_is_repaired(files: SimulatedFiles, promises: FencedEpochs) -> None:
     """A start has written both, so either will do; by flipping a bit of each byte of one, and later of the other."""
     promises.keep("log-a", 5)
-    promises = Promises.open(files, DIRECTORY)
+    promises = FencedEpochs.open(files, DIRECTORY)
     length = len(files.content(PATH)[:SLOT_BYTES].rstrip(b"\0"))
     for at in range(length):
         damaged = files.after_kill()
@@ -356,7 +358,7 @@ def test_one_damaged_slot_is_repaired(files: SimulatedFiles, promises: Promises)
             assert told(damaged, "log-a") == [5]
 
 
-def test_damage_to_both_slots_is_refused(files: SimulatedFiles, promises: Promises) -> None:
+def test_damage_to_both_slots_is_refused(files: SimulatedFiles, promises: FencedEpochs) -> None:
     """A promise may be gone; by flipping a bit of each, and by cutting the file."""
     damaged = files.after_kill()
     damaged.flip_bit(PATH, 3, 1)
@@ -366,27 +368,27 @@ def test_damage_to_both_slots_is_refused(files: SimulatedFiles, promises: Promis
         write(disk.open(PATH, create=True), content, 0)
     for disk in (damaged, short, empty):
         with pytest.raises(LogCorrupt, match="remove it and the file `starts`"):
-            Promises.open(disk, DIRECTORY)
+            FencedEpochs.open(disk, DIRECTORY)
 
 
-def test_what_a_newer_version_wrote_is_named_so(files: SimulatedFiles, promises: Promises) -> None:
+def test_what_a_newer_version_wrote_is_named_so(files: SimulatedFiles, promises: FencedEpochs) -> None:
     """Its promises count too; by a slot of the next format, and by promises that are no numbers."""
     for content in (slot(90, b"?", version=2), slot(90, msgspec.msgpack.encode({"log-a": "all"}))):
         write(files.open(PATH), content, 0)
         with pytest.raises(UnsupportedVersion, match="start the version that wrote it"):
-            Promises.open(files, DIRECTORY)
+            FencedEpochs.open(files, DIRECTORY)
 
 
 def test_it_works_on_a_real_disk(tmp_path: Path) -> None:
     """By promises of two lives in a real directory."""
     for epoch in (3, 5):
-        promises = Promises.open(OS_FILES, tmp_path)
+        promises = FencedEpochs.open(OS_FILES, tmp_path)
         assert promises.keep("log-a", epoch) == epoch
         promises.close()
         promises.close()
         with pytest.raises(DiskFailed):
             promises.keep("log-a", 9)
-    promises = Promises.open(OS_FILES, tmp_path)
+    promises = FencedEpochs.open(OS_FILES, tmp_path)
     assert promises.of("log-a") == 5
     promises.close()
     assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]

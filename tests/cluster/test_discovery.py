@@ -8,9 +8,19 @@ from uuid import UUID
 
 import pytest
 
+from mirrorlog.cluster.membership.discovery import (
+    Answer,
+    FoundCluster,
+    InCluster,
+    Join,
+    Looks,
+    NoAnswer,
+    Wait,
+    decide,
+    in_order,
+)
 from mirrorlog.cluster.membership.seeds import LINKS_MAX, SeekingPort, ask_to_join, look_at
-from mirrorlog.cluster.membership.seeking import Answer, Found, InCluster, Join, Looks, Silent, Wait, decide, in_order
-from mirrorlog.cluster.questions import AskJoin
+from mirrorlog.cluster.requests import AskJoin
 from mirrorlog.cluster.state.commands import Addresses
 from mirrorlog.config import ClusterSettings, LimitSettings
 from mirrorlog.errors import ConnectionLost, NotLeader, WrongCluster
@@ -22,7 +32,7 @@ from mirrorlog.wire.messages.handshake import Hello
 ONE, OTHER = UUID(int=1), UUID(int=2)
 SEEDS = ("a:1", "b:1", "c:1")
 ANY = ClusterSettings()
-SILENT = Silent("refused")
+SILENT = NoAnswer("refused")
 
 
 def looks(place: int, seeds: tuple[str, ...] = SEEDS) -> Looks:
@@ -45,8 +55,8 @@ def test_a_cluster_that_is_there_is_joined() -> None:
 def test_the_first_seed_founds_once_a_majority_looks() -> None:
     """By answers of one, two and three of three; and of two with one that is asked under two addresses."""
     assert isinstance(decided(0, looks(0), SILENT, SILENT), Wait)
-    assert decided(0, looks(0), looks(1), SILENT) == Found()
-    assert decided(0, SILENT, SILENT, looks(2)) == Found(), "it need not reach itself"
+    assert decided(0, looks(0), looks(1), SILENT) == FoundCluster()
+    assert decided(0, SILENT, SILENT, looks(2)) == FoundCluster(), "it need not reach itself"
     assert isinstance(decided(0, looks(0), looks(0), looks(0)), Wait), "one is one, however it is reached"
 
 
@@ -72,7 +82,7 @@ def test_those_that_look_among_other_seeds_do_not_count() -> None:
     decision = decided(0, looks(0), looks(1, ("a:1", "b:1")), SILENT)
     assert isinstance(decision, Wait)
     assert "give all nodes the same" in decision.reason
-    assert decided(0, looks(0), looks(1, ("a:1", "b:1")), looks(2)) == Found()
+    assert decided(0, looks(0), looks(1, ("a:1", "b:1")), looks(2)) == FoundCluster()
 
 
 @pytest.mark.parametrize(
@@ -106,7 +116,7 @@ def test_whoever_sees_whom_one_founds_at_most(seed: int) -> None:
     founders: dict[str, frozenset[str]] = {}
     for address, own in nodes.items():
         seen = {seed: nodes[seed] if chance.random() < 0.7 else SILENT for seed in own.seeds}
-        if decide(own, ANY, seen) == Found():
+        if decide(own, ANY, seen) == FoundCluster():
             like = {each for each in own.seeds if nodes[each].seeds == own.seeds}
             founders[address] = frozenset(like)
     assert len(founders) <= len(set(lists)), f"seed {seed}"
@@ -136,7 +146,7 @@ def test_a_node_that_looks_answers_others_that_do_and_lets_nobody_in() -> None:
                 await ask_to_join(own.address, ONE, asked, run="run 2")
         finally:
             await port.stop()
-        assert isinstance(await look_at(own.address, node="n2", run="run 2"), Silent)
+        assert isinstance(await look_at(own.address, node="n2", run="run 2"), NoAnswer)
         with pytest.raises(ConnectionLost):
             await ask_to_join(own.address, ONE, asked, run="run 2")
 

@@ -1,11 +1,11 @@
-"""A node's runs, as its disk tells of them: what the next start needs to say what it is worth (invariant 7).
+"""The runs of a node as its disk remembers them: by that a start knows whether it may have lost data (invariant 7).
 
 The cluster knows one start id of each node, the last that was registered. The disk tells which one that can be, and
 what the runs since may have lost. So a run is written down before it changes anything else on the disk, and what it is
 worth stays written down until the cluster is known to have heard of it: a run may die before it hears that it is in,
 and what it lost is lost.
 
-The file `starts` in the node's directory is a `RecordFile` of a `Record`, with the magic b"MLST".
+The file `starts` in the node's directory is a `RecordFile` of a `RunRecord`, with the magic b"MLST".
 
 Beside it `starts.failed`, an empty file: a disk failed in the last run. It is a name and no field, because a disk that
 takes no more bytes may still take a name; and after a failure it is the page cache of this boot that lies, so the name
@@ -47,7 +47,7 @@ BOOT_ID_PATH: Final = Path("/proc/sys/kernel/random/boot_id")
 _FROM_BEST: Final = (StartKind.CLEAN, StartKind.DIED, StartKind.LOSSY)
 
 
-class Record(msgspec.Struct, frozen=True, omit_defaults=True):
+class RunRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the file says. `before`: the last run that is known to be registered; `since`: the runs after it, the last
     one included; `kind`: the worst of these; `damaged`: logs whose copies lost something in them, or after they were
     registered; `boot_id`: of the last run; `clean`: the run that stopped cleanly."""
@@ -65,7 +65,7 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.since[-1] if self.since else self.before
 
 
-class Starts:
+class RunHistory:
     """This run, and what the disk knows of those before. `start_id`: of this run; `kind`: the worst of those in `since`
     and this one.
 
@@ -73,7 +73,9 @@ class Starts:
     `disk_failed` whenever; `registered` once; `stopped` as the last thing.
     """
 
-    def __init__(self, files: Files, directory: Path, *, record: Record, start_id: str, boot_id: str, kind: StartKind):
+    def __init__(
+        self, files: Files, directory: Path, *, record: RunRecord, start_id: str, boot_id: str, kind: StartKind
+    ):
         """`open` makes one."""
         self.start_id = start_id
         self.kind = kind
@@ -96,7 +98,7 @@ class Starts:
         version wrote, DiskFailed.
         """
         with disk_named("read", directory / FILE_NAME):
-            record = RECORD_FILE.read(files, directory / FILE_NAME) or Record()
+            record = RECORD_FILE.read(files, directory / FILE_NAME) or RunRecord()
             failed = files.exists(directory / FAILED_NAME)
         kind = _worse(record.kind, _own_kind(record, boot_id, failed=failed))
         return cls(files, directory, record=record, start_id=new_id(), boot_id=boot_id, kind=kind)
@@ -200,7 +202,7 @@ class Starts:
                 self._record = msgspec.structs.replace(self._record, clean=self.start_id)
                 self._write(self._record)
 
-    def _write(self, record: Record) -> None:
+    def _write(self, record: RunRecord) -> None:
         path = self._directory / FILE_NAME
         self._unwritten = True
         with disk_named("write", path):
@@ -224,7 +226,7 @@ def own_boot_id(path: Path = BOOT_ID_PATH) -> str:
 # --- What a start is worth ------------------------------------------------------------------------------------------
 
 
-def _own_kind(record: Record, boot_id: str, *, failed: bool) -> StartKind:
+def _own_kind(record: RunRecord, boot_id: str, *, failed: bool) -> StartKind:
     """Of a start on what the last run left, that run alone."""
     if failed:
         return StartKind.LOSSY
@@ -242,7 +244,7 @@ def _worse(one: StartKind, other: StartKind) -> StartKind:
 
 RECORD_FILE: Final = RecordFile(
     b"MLST",
-    Record,
+    RunRecord,
     FILE_BYTES_MAX,
     "remove it, then the node counts as set back to an earlier state and what it holds is compared with the other "
     "copies",

@@ -12,18 +12,19 @@ from typing import Final, NamedTuple
 import msgspec
 import pytest
 
-from mirrorlog.cluster.membership import starts as starts_module
-from mirrorlog.cluster.membership.starts import (
+from mirrorlog.cluster.membership import run_history
+from mirrorlog.cluster.membership.run_history import (
     BOOT_ID_PATH,
     FAILED_NAME,
     FILE_NAME,
     SINCE_MAX,
-    Record,
-    Starts,
+    RunHistory,
+    RunRecord,
     own_boot_id,
 )
 from mirrorlog.cluster.state.commands import Addresses, NodeStarted, StartKind
-from mirrorlog.cluster.state.state import ClusterState, NodeFacts, applied
+from mirrorlog.cluster.state.machine import applied
+from mirrorlog.cluster.state.state import ClusterState, NodeFacts
 from mirrorlog.commitlog.files import OS_FILES, Files
 from mirrorlog.commitlog.format.checksum import crc32c
 from mirrorlog.errors import DiskFailed, DiskFull, LogCorrupt, UnsupportedVersion
@@ -50,11 +51,11 @@ class Told(NamedTuple):
     damaged: tuple[str, ...]
 
 
-def opened(files: Files, start_id: str = "next", *, boot_id: str = BOOT, directory: Path = DIRECTORY) -> Starts:
-    return Starts.open(files, directory, boot_id=boot_id, new_id=lambda: start_id)
+def opened(files: Files, start_id: str = "next", *, boot_id: str = BOOT, directory: Path = DIRECTORY) -> RunHistory:
+    return RunHistory.open(files, directory, boot_id=boot_id, new_id=lambda: start_id)
 
 
-def begun(files: Files, start_id: str, *, boot_id: str = BOOT) -> Starts:
+def begun(files: Files, start_id: str, *, boot_id: str = BOOT) -> RunHistory:
     starts = opened(files, start_id, boot_id=boot_id)
     starts.begin()
     return starts
@@ -83,7 +84,7 @@ def test_a_blank_disk_has_lost_nothing(files: SimulatedFiles) -> None:
 
 def test_each_run_has_an_id_of_its_own(files: SimulatedFiles) -> None:
     """By two starts that choose it themselves."""
-    assert len({Starts.open(files, DIRECTORY, boot_id=BOOT).start_id for _ in range(2)}) == 2
+    assert len({RunHistory.open(files, DIRECTORY, boot_id=BOOT).start_id for _ in range(2)}) == 2
 
 
 @pytest.mark.parametrize("boot_id", [BOOT, LATER])
@@ -106,9 +107,9 @@ def test_after_a_death_the_boot_decides(files: SimulatedFiles) -> None:
 
 def test_a_clean_mark_counts_only_for_the_run_that_it_names(files: SimulatedFiles) -> None:
     """By one of an earlier run beside a later one, as no run of this version leaves it."""
-    write(files, Record(before="r1", since=("r2",), boot_id=BOOT, clean="r1"))
+    write(files, RunRecord(before="r1", since=("r2",), boot_id=BOOT, clean="r1"))
     assert told(files).kind is DIED
-    write(files, Record(before="r1", since=("r2",), boot_id=BOOT, clean="r2"))
+    write(files, RunRecord(before="r1", since=("r2",), boot_id=BOOT, clean="r2"))
     assert told(files).kind is CLEAN
 
 
@@ -133,7 +134,7 @@ def test_the_newest_runs_are_remembered(files: SimulatedFiles) -> None:
     for run in runs[1:]:
         begun(files, run, boot_id=LATER)
     assert told(files, boot_id=LATER) == Told("r0", tuple(runs[-SINCE_MAX:]), LOSSY, ())
-    assert len(files.content(PATH)) < starts_module.FILE_BYTES_MAX // 10
+    assert len(files.content(PATH)) < run_history.FILE_BYTES_MAX // 10
 
 
 # --- Damage and disks that failed -----------------------------------------------------------------------------------
@@ -235,14 +236,14 @@ def test_a_disk_that_takes_nothing_gets_no_clean_mark(files: SimulatedFiles, cap
 
 # --- Crashes and failures -------------------------------------------------------------------------------------------
 
-Step = Callable[[Starts], object]
+Step = Callable[[RunHistory], object]
 RUNS: Final[tuple[tuple[str, tuple[Step, ...]], ...]] = (
-    (BOOT, (Starts.begin, lambda starts: starts.damage(["log-a"]), lambda starts: starts.registered(["log-a"]))),
-    (BOOT, (Starts.begin, Starts.registered, Starts.stopped)),
-    (BOOT, (Starts.begin, Starts.disk_failed, Starts.stopped)),
-    (BOOT, (Starts.begin,)),
-    (LATER, (Starts.begin, lambda starts: starts.damage(["log-b", "log-c"]), Starts.stopped)),
-    (LATER, (Starts.begin, lambda starts: starts.registered(["log-c"]), Starts.stopped)),
+    (BOOT, (RunHistory.begin, lambda starts: starts.damage(["log-a"]), lambda starts: starts.registered(["log-a"]))),
+    (BOOT, (RunHistory.begin, RunHistory.registered, RunHistory.stopped)),
+    (BOOT, (RunHistory.begin, RunHistory.disk_failed, RunHistory.stopped)),
+    (BOOT, (RunHistory.begin,)),
+    (LATER, (RunHistory.begin, lambda starts: starts.damage(["log-b", "log-c"]), RunHistory.stopped)),
+    (LATER, (RunHistory.begin, lambda starts: starts.registered(["log-c"]), RunHistory.stopped)),
 )
 """What six runs do, each in its boot."""
 
@@ -291,14 +292,16 @@ def test_a_clean_mark_never_survives_the_next_run(seed: int) -> None:
     for disk in crashed:
         begun(disk, "r2")
         content = disk.after_power_loss().content(PATH)
-        assert msgspec.msgpack.decode(content[12:], type=Record).clean == ""
+        assert msgspec.msgpack.decode(content[12:], type=RunRecord).clean == ""
         assert told(disk.after_power_loss()) == Told("r1", ("r2",), DIED, ())
         assert told(disk.after_power_loss(), boot_id=LATER) == Told("r1", ("r2",), LOSSY, ())
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
 @pytest.mark.parametrize("operation", ["create", "pwrite", "fdatasync", "rename", "fsync_directory"])
-@pytest.mark.parametrize("step", [Starts.begin, Starts.registered, Starts.stopped, lambda it: it.damage(["log-a"])])
+@pytest.mark.parametrize(
+    "step", [RunHistory.begin, RunHistory.registered, RunHistory.stopped, lambda it: it.damage(["log-a"])]
+)
 def test_a_step_that_failed_is_said_and_can_be_tried_again(
     files: SimulatedFiles, step: Step, operation: str, code: int
 ) -> None:
@@ -307,7 +310,7 @@ def test_a_step_that_failed_is_said_and_can_be_tried_again(
     starts.registered()
     starts.stopped()
     starts = opened(files, "r2")
-    if step is not Starts.begin:
+    if step is not RunHistory.begin:
         starts.begin()
     old = told(files)
     files.model = DiskModel(forgets=True, ordered_names=False)
@@ -374,21 +377,21 @@ def test_the_cluster_hears_the_worst_of_what_it_has_not_heard(seed: int) -> None
                 since_heard = CLEAN
         end, act = random.choice(ENDS)
         act(starts)
-        power_lost = end is LOSSY and act is not Starts.disk_failed
+        power_lost = end is LOSSY and act is not RunHistory.disk_failed
         boot += power_lost
         files = files.after_power_loss() if power_lost else files.after_kill()
         since_heard, since_applied = worse(since_heard, end), worse(since_applied, end)
 
 
-def nothing(starts: Starts) -> None:
+def nothing(starts: RunHistory) -> None:
     """A run that ends without a word."""
 
 
 ENDS: Final[tuple[tuple[StartKind, Step], ...]] = (
-    (CLEAN, Starts.stopped),
+    (CLEAN, RunHistory.stopped),
     (DIED, nothing),
     (LOSSY, nothing),
-    (LOSSY, Starts.disk_failed),
+    (LOSSY, RunHistory.disk_failed),
 )
 """How a run may end: what the next start is worth, and what this one says last."""
 
@@ -400,7 +403,7 @@ def worse(one: StartKind, other: StartKind) -> StartKind:
 # --- Files that are not as they were written ------------------------------------------------------------------------
 
 
-def write(files: SimulatedFiles, record: Record) -> None:
+def write(files: SimulatedFiles, record: RunRecord) -> None:
     with files.open(PATH, create=True) as file:
         file.pwrite(framed(msgspec.msgpack.encode(record)), 0)
 

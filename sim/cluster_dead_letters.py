@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from mirrorlog.client import Client
 from sim.cluster_clients import insist
-from sim.cluster_takers import Taking
+from sim.cluster_consumers import Taking
 
 SOURCES: Final = ("brief", "court", "frail", "fresh")
 """By their names before the others: letters that are on their way are waited for first."""

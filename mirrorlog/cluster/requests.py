@@ -1,4 +1,4 @@
-"""What the members ask each other, and the answers, as msgpack in ASK and TELL frames."""
+"""Requests between the members of a cluster, and their answers, as msgpack in ASK and TELL frames."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from mirrorlog.cluster.raft.messages import Snapshot
 from mirrorlog.cluster.state.commands import Addresses
 from mirrorlog.errors import ProtocolError, UnsupportedVersion
 
-_A = TypeVar("_A", bound="Answer")
+_A = TypeVar("_A", bound="MemberAnswer")
 
 
-class Question(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, kw_only=True):
+class MemberRequest(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, kw_only=True):
     """Base of all questions."""
 
 
-class Answer(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, kw_only=True):
+class MemberAnswer(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, kw_only=True):
     """Base of all answers; an error is an ERROR frame."""
 
 
-class AskApply(Question, frozen=True):
+class AskApply(MemberRequest, frozen=True):
     """To the leader: let this command be an entry, and say what came of it. `pass_on`: to any member, which asks the
     leader."""
 
@@ -30,7 +30,7 @@ class AskApply(Question, frozen=True):
     pass_on: bool = False
 
 
-class Applied(Answer, frozen=True):
+class Applied(MemberAnswer, frozen=True):
     """See `state.Outcome`."""
 
     index: int
@@ -39,7 +39,7 @@ class Applied(Answer, frozen=True):
     details: dict[str, Any] = {}
 
 
-class AskFence(Question, frozen=True):
+class AskFence(MemberRequest, frozen=True):
     """Keep `epoch` for the log, stop in the one before, and report. `start_id`: the run that is asked; `gently`: take
     nothing more first, and let the mirrors come to the log's end."""
 
@@ -49,7 +49,7 @@ class AskFence(Question, frozen=True):
     gently: bool = False
 
 
-class Fenced(Answer, frozen=True):
+class Fenced(MemberAnswer, frozen=True):
     """See `promotion.Report`."""
 
     start_id: str
@@ -59,7 +59,7 @@ class Fenced(Answer, frozen=True):
     promised: int = 0
 
 
-class AskElection(Question, frozen=True):
+class AskElection(MemberRequest, frozen=True):
     """To the leader: the log's master cannot be followed by a copy that has promised `epoch` in a fence whose promotion
     came to nothing; promote somebody anew."""
 
@@ -67,11 +67,11 @@ class AskElection(Question, frozen=True):
     epoch: int
 
 
-class Noted(Answer, frozen=True):
+class Noted(MemberAnswer, frozen=True):
     """It will be seen to, or is as was asked."""
 
 
-class AskJoin(Question, frozen=True):
+class AskJoin(MemberRequest, frozen=True):
     """Of a node that is in no cluster: let it in. The one that is asked passes it on to the leader. `token`: made once
     for its disk, so that who asks again after an answer that was lost finds itself in. `version`: of its software."""
 
@@ -82,14 +82,14 @@ class AskJoin(Question, frozen=True):
     version: int = versions.FIRST
 
 
-class Joined(Answer, frozen=True):
+class Joined(MemberAnswer, frozen=True):
     """It is in, as this member, and begins with `snapshot`: of what the node that answers has applied."""
 
     member: int
     snapshot: Snapshot
 
 
-class AskState(Question, frozen=True):
+class AskState(MemberRequest, frozen=True):
     """To any member: what it knows of `node`, once it has applied everything up to `index`; the answer is as to a
     joining. Refused (NOT_A_MEMBER) when that is no node."""
 
@@ -97,30 +97,30 @@ class AskState(Question, frozen=True):
     index: int
 
 
-class AskApplied(Question, frozen=True):
+class AskApplied(MemberRequest, frozen=True):
     """To any member: say so (Noted) once everything up to `index` is applied there."""
 
     index: int
 
 
-class AskIndex(Question, frozen=True):
+class AskIndex(MemberRequest, frozen=True):
     """To the leader: up to which index has everything been decided? Applied, with that."""
 
 
-class AskQueue(Question, frozen=True):
+class AskQueue(MemberRequest, frozen=True):
     """To the node that masters a log: which queue of it has this qualified name? Records leave for it."""
 
     name: str
     log_id: str
 
 
-class QueueFound(Answer, frozen=True):
+class QueueFound(MemberAnswer, frozen=True):
     """`queue_id`: 0 when there is none."""
 
     queue_id: int
 
 
-class AskTake(Question, frozen=True):
+class AskTake(MemberRequest, frozen=True):
     """To the node that masters a log: append this batch of records that leave another queue, as a producer's. Noted
     when all copies have it; else as a publish is refused."""
 
@@ -128,11 +128,11 @@ class AskTake(Question, frozen=True):
     batch: bytes
 
 
-class AskLooking(Question, frozen=True):
+class AskLooking(MemberRequest, frozen=True):
     """Of a node that looks for a cluster, to another one that does: what do you look for?"""
 
 
-class Looking(Answer, frozen=True):
+class LookingAnswer(MemberAnswer, frozen=True, tag="Looking"):
     """It is in no cluster. `address`: its own replication address, as others dial it; `seeds`: of which one founds a
     cluster, in order."""
 
@@ -143,7 +143,7 @@ class Looking(Answer, frozen=True):
 AnyQuestion = (
     AskApply | AskFence | AskElection | AskJoin | AskState | AskApplied | AskIndex | AskLooking | AskQueue | AskTake
 )
-AnyAnswer = Applied | Fenced | Noted | Joined | Looking | QueueFound
+AnyAnswer = Applied | Fenced | Noted | Joined | LookingAnswer | QueueFound
 
 encode = msgspec.msgpack.Encoder().encode
 

@@ -13,7 +13,8 @@ from mirrorlog.broker.dead_letters.addressing import PIECE_RECORDS
 from mirrorlog.broker.dead_letters.reader import DeadLetterReader
 from mirrorlog.broker.session.dead_letter_transport import DeadLetterLinks
 from mirrorlog.client import Client
-from mirrorlog.commitlog.format.body import Record, encode_batch
+from mirrorlog.commitlog.format.body import Record
+from mirrorlog.commitlog.format.drafts import encode_batch
 from mirrorlog.commitlog.format.header import OWN_PRODUCERS
 from mirrorlog.errors import BadRequest, LogUnavailable, MirrorlogError
 from mirrorlog.queues.dead_letters.forwarding import producer_of

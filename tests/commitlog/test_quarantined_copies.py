@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mirrorlog.commitlog.recovery.former_copies import all_aside, copies_aside, next_aside
+from mirrorlog.commitlog.quarantine import all_quarantined, next_quarantine, quarantined_copies
 
 
 def test_copies_are_found_by_log_and_age_and_a_number_is_not_used_again(tmp_path: Path) -> None:
@@ -14,16 +14,16 @@ def test_copies_are_found_by_log_and_age_and_a_number_is_not_used_again(tmp_path
     other = tmp_path / "log-b"
     for name in ("log-a", "log-b", "log-b.aside-1", "log-a.aside-", "log-a.aside-x", "log-a.aside-1.old", ".aside-3"):
         (tmp_path / name).mkdir()
-    assert copies_aside(log) == []
+    assert quarantined_copies(log) == []
     for number in range(1, 12):
-        path = next_aside(log)
+        path = next_quarantine(log)
         assert path.name == f"log-a.aside-{number}"
         path.mkdir()
-    assert [path.name for path in copies_aside(log)] == [f"log-a.aside-{number}" for number in range(1, 12)]
-    assert all_aside(tmp_path) == [*copies_aside(log), other.with_name("log-b.aside-1")]
+    assert [path.name for path in quarantined_copies(log)] == [f"log-a.aside-{number}" for number in range(1, 12)]
+    assert all_quarantined(tmp_path) == [*quarantined_copies(log), other.with_name("log-b.aside-1")]
     for number in (1, 5):
         (tmp_path / f"log-a.aside-{number}").rmdir()
-    assert next_aside(log).name == "log-a.aside-12"
-    for path in copies_aside(log):
+    assert next_quarantine(log).name == "log-a.aside-12"
+    for path in quarantined_copies(log):
         path.rmdir()
-    assert next_aside(log).name == "log-a.aside-1"
+    assert next_quarantine(log).name == "log-a.aside-1"

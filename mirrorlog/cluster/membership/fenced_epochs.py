@@ -1,4 +1,4 @@
-"""What this node has promised in fences: for each log the highest epoch, which outlives everything else of the log.
+"""The highest epoch of each log that this node was fenced with, on disk before the fence is answered.
 
 A member that is fenced promises to write and ack no lower epoch (invariant 6), and one that answered may be the reason
 why a new master was chosen. So a promise is on disk before it is answered. It is not kept in the log's directory: a
@@ -39,9 +39,10 @@ from typing import Final, NamedTuple, Self
 
 import msgspec
 
+from mirrorlog.cluster.membership.record_file import too_new
 from mirrorlog.commitlog.files import File, Files, disk_named, read_file, replace_file
 from mirrorlog.commitlog.format.checksum import crc32c
-from mirrorlog.errors import BadRequest, LogCorrupt, Overloaded, UnsupportedVersion
+from mirrorlog.errors import BadRequest, LogCorrupt, Overloaded
 
 FILE_NAME: Final = "promises"
 SLOT_BYTES: Final = 16 * 1024
@@ -61,7 +62,7 @@ _encoder: Final = msgspec.msgpack.Encoder()
 _decoder: Final = msgspec.msgpack.Decoder(dict[str, int])
 
 
-class Promises:
+class FencedEpochs:
     """The open file. `keep` and `forget` block and may be called by several threads at once; `of` reads memory."""
 
     def __init__(self, file: File, path: Path, *, number: int, kept: Mapping[str, int]) -> None:
@@ -188,16 +189,8 @@ def _decode(content: bytes, path: Path) -> _Slot | None:
     if magic != _MAGIC or len(payload) < length or checksum != crc32c(payload, crc32c(content[: _HEAD.size])):
         return None
     if version != _VERSION:
-        raise _too_new(path, f"it has format {version}, this version knows {_VERSION}")
+        raise too_new(path, f"it has format {version}, this version knows {_VERSION}")
     try:
         return _Slot(number, _decoder.decode(payload))
     except msgspec.MsgspecError as error:  # its checksum is right, so this is what was written
-        raise _too_new(path, str(error)) from None
-
-
-def _too_new(path: Path, reason: str) -> UnsupportedVersion:
-    return UnsupportedVersion(
-        f"{path} says what this version of mirrorlog cannot read: {reason}; start the version that wrote it, or a "
-        "newer one",
-        path=str(path),
-    )
+        raise too_new(path, str(error)) from None

@@ -28,7 +28,7 @@ from mirrorlog.queues.limits.length import View
 from mirrorlog.queues.ranges import Range
 from mirrorlog.wire.frames import How
 from sim import cluster_groups
-from sim.cluster_letters import letter_queues_of
+from sim.cluster_dead_letters import letter_queues_of
 from sim.cluster_main import Failure, attempt
 from sim.cluster_plan import Event, Plan
 from tests.sim.seeded import found_in, small_plan

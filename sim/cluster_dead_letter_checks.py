@@ -19,10 +19,10 @@ from mirrorlog.queues.changes import Addressed, Departing
 from mirrorlog.queues.dead_letters.forwarding import REDRIVEN
 from mirrorlog.queues.delivery.settlement import WHYS
 from sim.cluster_clients import Sent
+from sim.cluster_consumers import Taken
+from sim.cluster_dead_letters import DELIVERIES_MAX, DIED_AFTER_MS, REASONS, SOURCES, TARGETS, WAYS
 from sim.cluster_group_checks import GroupsOutside, name_of
-from sim.cluster_letters import DELIVERIES_MAX, DIED_AFTER_MS, REASONS, SOURCES, TARGETS, WAYS
 from sim.cluster_logged import LoggedQueue, Stored
-from sim.cluster_takers import Taken
 
 REASONS_BY_WHY: Final = {why: reason for reason, why in WHYS.items()}
 DEATHS: Final = "x-death"

@@ -1,4 +1,4 @@
-"""What a node that is in no cluster does about it: join one, found one, or wait. Pure.
+"""How a node that has a list of seeds finds its cluster: it joins one, founds one, or waits. Pure.
 
 It asks all its seeds at once, again and again. One that is in a cluster lets it in. When all look, one of them founds:
 the seed whose own address comes first, once a majority of the seeds, itself included, has answered that it is in no
@@ -43,13 +43,13 @@ class Looks:
 
 
 @dataclass(frozen=True, slots=True)
-class Silent:
+class NoAnswer:
     """No answer that could be used."""
 
     reason: str
 
 
-Answer = InCluster | Looks | Silent
+Answer = InCluster | Looks | NoAnswer
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Join:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundCluster:
     """This node is the one that founds."""
 
 
@@ -73,7 +73,7 @@ class Wait:
     reason: str
 
 
-Decision = Join | Found | Wait
+Decision = Join | FoundCluster | Wait
 
 
 def in_order(seeds: Iterable[str]) -> tuple[str, ...]:
@@ -124,4 +124,4 @@ def _found_or_wait(own: Looks, answers: Iterable[Answer]) -> Decision:
             f"{len(agreed)} of the seeds {', '.join(seeds)} have answered that they are in no cluster, {needed} are "
             f"needed to found one{f'; {theirs}: give all nodes the same cluster.join' if theirs else ''}"
         )
-    return Found()
+    return FoundCluster()

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from mirrorlog.commitlog.checkpoint import Checkpoint
-from mirrorlog.commitlog.diverged_tail import REPORT_NAME, find_surplus, set_surplus_aside
 from mirrorlog.commitlog.files import OS_FILES
+from mirrorlog.commitlog.flush import Checkpoint
 from mirrorlog.commitlog.log import CommitLog
 from mirrorlog.commitlog.log_directory import read_log_directory
-from mirrorlog.commitlog.recovery.former_copies import copies_aside
+from mirrorlog.commitlog.quarantine import REPORT_NAME, find_quarantined_tail, quarantine_tail, quarantined_copies
 from mirrorlog.errors import DiskFailed
 from mirrorlog.tools.offline.verify import examine
 from tests.commitlog.faulty import FaultyFiles
@@ -37,8 +36,8 @@ def test_what_is_set_aside_is_a_log_that_begins_there(tmp_path: Path, first: int
     """Goal: tools read it as they read any log. Set aside from each border on: the bytes are the copy's, in files as
     the copy has them, nothing is wrong with it, and it says what its queues are called."""
     log = copy(tmp_path / "log")
-    path = set_surplus_aside(OS_FILES, log, first, queues=QUEUES)
-    assert copies_aside(tmp_path / "log") == [path]
+    path = quarantine_tail(OS_FILES, log, first, queues=QUEUES)
+    assert quarantined_copies(tmp_path / "log") == [path]
     examined = examine(read_log_directory(path), what="test")
     assert examined.error() is None
     assert examined.log.checkpoint == Checkpoint(begin=first, flushed=2000, confirmed=max(first, 1600))
@@ -54,11 +53,11 @@ def test_it_is_found_again_by_its_place_alone(tmp_path: Path) -> None:
     """Goal: a process that is killed between keeping and cutting keeps it once. Look for it as it is, and once the copy
     has gone on or another place is asked for."""
     log = copy(tmp_path / "log")
-    path = set_surplus_aside(OS_FILES, log, 800, queues=QUEUES)
-    assert find_surplus(OS_FILES, log, 800) == path
-    assert find_surplus(OS_FILES, log, 400) is None
+    path = quarantine_tail(OS_FILES, log, 800, queues=QUEUES)
+    assert find_quarantined_tail(OS_FILES, log, 800) == path
+    assert find_quarantined_tail(OS_FILES, log, 400) is None
     append(log, sized_batch(400), 5)
-    assert find_surplus(OS_FILES, log, 800) is None
+    assert find_quarantined_tail(OS_FILES, log, 800) is None
 
 
 def test_a_disk_that_fails_in_it_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -75,7 +74,7 @@ def test_a_disk_that_fails_in_it_leaves_nothing_behind(tmp_path: Path) -> None:
             (directory.parent / "log.cutting" / "rubbish").touch()
             files.disk.fail(operation, first=number)
             try:
-                path = set_surplus_aside(files, log, 400, queues=QUEUES)
+                path = quarantine_tail(files, log, 400, queues=QUEUES)
             except (OSError, DiskFailed):
                 steps += 1
                 left = [each.name for each in directory.parent.iterdir()]

@@ -7,12 +7,12 @@ from uuid import UUID
 
 import pytest
 
-from mirrorlog.cluster.membership.founders import OTHERS_S, ComeBack, Founders, Told, Untouched, founding_key
-from mirrorlog.cluster.membership.seeking import Found, InCluster, Looks, Silent, Wait
+from mirrorlog.cluster.membership.discovery import FoundCluster, InCluster, Looks, NoAnswer, Wait
+from mirrorlog.cluster.membership.founding import OTHERS_S, ComeBack, Founders, Told, Untouched, founding_key
 from mirrorlog.config import ClusterSettings, Member
 
 ONE, OTHER = UUID(int=1), UUID(int=2)
-SILENT = Silent("refused")
+SILENT = NoAnswer("refused")
 
 
 def cluster(*names: str, cluster_id: UUID = ONE, port: int = 1) -> ClusterSettings:
@@ -47,8 +47,8 @@ def decided(founders: Founders, b: Told, c: Told, now: float = 0.0) -> object:
 
 def test_all_who_look_found_at_once() -> None:
     """Nobody waits at a first start of all; by one round in which everybody looks, and one in which one has founded."""
-    assert decided(of_a(), looks("b"), looks("c")) == Found()
-    assert decided(of_a(), untouched("b"), looks("c")) == Found()
+    assert decided(of_a(), looks("b"), looks("c")) == FoundCluster()
+    assert decided(of_a(), untouched("b"), looks("c")) == FoundCluster()
 
 
 def test_a_majority_waits_a_moment_for_the_others() -> None:
@@ -56,14 +56,14 @@ def test_a_majority_waits_a_moment_for_the_others() -> None:
     founders = of_a()
     assert isinstance(decided(founders, looks("b"), SILENT, now=7.0), Wait)
     assert isinstance(decided(founders, looks("b"), SILENT, now=7.0 + OTHERS_S / 2), Wait)
-    assert decided(founders, looks("b"), SILENT, now=7.0 + OTHERS_S) == Found()
+    assert decided(founders, looks("b"), SILENT, now=7.0 + OTHERS_S) == FoundCluster()
 
 
 def test_one_alone_waits_and_says_for_whom() -> None:
     """By hours without an answer."""
     founders = of_a()
     for now in (0.0, 1.0, 10_000.0):
-        decision = decided(founders, SILENT, Silent("no answer"), now)
+        decision = decided(founders, SILENT, NoAnswer("no answer"), now)
         assert isinstance(decision, Wait)
         assert decision.reason == (
             "1 of the members a, b, c are known to be in no cluster yet, 2 are needed to found it; b: refused; "
@@ -75,7 +75,7 @@ def test_who_was_seen_without_anything_need_not_be_there_any_more() -> None:
     """It may be between two ports; by two who are seen in different rounds."""
     founders = of_a()
     assert isinstance(decided(founders, looks("b"), SILENT), Wait)
-    assert decided(founders, SILENT, untouched("c")) == Found()
+    assert decided(founders, SILENT, untouched("c")) == FoundCluster()
 
 
 @pytest.mark.parametrize("others", [(there("b"), looks("c")), (looks("b"), there("c")), (there("b"), SILENT)])
@@ -108,7 +108,7 @@ def test_a_cluster_of_others_is_not_founded_again() -> None:
     decision = founders.decide(answers, 0.0, {"d", "b"})
     assert isinstance(decision, Wait)
     assert decision.reason.startswith("d of this cluster dial")
-    assert founders.decide(answers, 0.0, {"b"}) == Found()
+    assert founders.decide(answers, 0.0, {"b"}) == FoundCluster()
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_no_member_votes_on_two_disks(seed: int) -> None:
         node = world.chance.choice(world.names)
         if world.chance.random() < 0.03:
             world.replace_disk(node)
-        elif node not in world.founded and world.look(node, now) == Found():
+        elif node not in world.founded and world.look(node, now) == FoundCluster():
             assert node not in world.voted, f"seed {seed}: {node} has voted on a disk that is gone"
             world.founded.add(node)
         if world.deciding or world.chance.random() < 0.5:

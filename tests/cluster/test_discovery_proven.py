@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import trustme
 
+from mirrorlog.cluster.membership.discovery import Looks, NoAnswer
 from mirrorlog.cluster.membership.seeds import SeekingPort, look_at
-from mirrorlog.cluster.membership.seeking import Looks, Silent
 from mirrorlog.config import LimitSettings
 from mirrorlog.testing.ports import HOST, free_ports
 from mirrorlog.wire.auth.credentials import OPEN, Credentials
@@ -46,8 +46,8 @@ async def answer(port_has: Credentials, asked_with: Credentials) -> Looks | str:
             found = await look_at(own.address, node="n2", run="run 2", credentials=asked_with)
     finally:
         await port.stop()
-    assert isinstance(found, Looks | Silent)
-    return found.reason if isinstance(found, Silent) else found
+    assert isinstance(found, Looks | NoAnswer)
+    return found.reason if isinstance(found, NoAnswer) else found
 
 
 async def test_with_the_same_credentials_they_answer_each_other(secured: Credentials) -> None:

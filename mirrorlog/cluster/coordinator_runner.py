@@ -1,0 +1,193 @@
+"""Runs the coordinator on the member that leads: what it wants done is proposed, or asked of the nodes. Thin.
+
+The coordinator decides what is to be done; here it is given what this node sees, and its actions are tied to Raft and
+to the links between members. Each node may ask for an election; the leader's coordinator sees to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final, Protocol
+
+from mirrorlog.cluster.coordination.coordinator import (
+    Action,
+    ChangeMembers,
+    Coordinator,
+    Fence,
+    Observation,
+    Propose,
+    Wanted,
+)
+from mirrorlog.cluster.coordination.liveness import Life
+from mirrorlog.cluster.coordination.promotion import FenceReport
+from mirrorlog.cluster.decisions import ASK_S, RETRY_S, Ground
+from mirrorlog.cluster.requests import AskElection, AskFence, Fenced, Noted, decode_answer, encode
+from mirrorlog.cluster.state.commands import encode_command
+from mirrorlog.errors import MirrorlogError, NotAMember, NotLeader
+
+logger = logging.getLogger(__name__)
+
+COORDINATE_S: Final = 0.05
+"""How often the coordinator looks when nothing changes."""
+
+
+class Surroundings(Ground, Protocol):
+    """The member that runs it."""
+
+    def life_of_run(self, node: str) -> Life: ...
+    def tick(self) -> None:
+        """Time has passed: see who has fallen silent."""
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Have it done while the member runs."""
+
+
+class CoordinatorRunner:
+    """`wanted`: may be set anew while it runs. `leads`: told of each other coordinator, by node and term; `fence_here`:
+    the answer of this node itself."""
+
+    def __init__(
+        self,
+        member: Surroundings,
+        wanted: Wanted,
+        *,
+        leads: Callable[[str, int], None],
+        fence_here: Callable[[AskFence], Awaitable[Fenced]],
+    ) -> None:
+        self.wanted = wanted
+        self.elections = 0
+        """How often another coordinator was seen in this run."""
+        self._member = member
+        self._leads = leads
+        self._fence_here = fence_here
+        self._coordinator: Coordinator | None = None
+        self._fencing: set[tuple[str, str, int]] = set()
+        self._fence_failures: dict[tuple[str, str], str] = {}
+        self._last_leader = 0
+        self._look = asyncio.Event()
+
+    @property
+    def waits(self) -> dict[str, tuple[str, ...]]:
+        """On the coordinator: by log without a master, whom it waits for."""
+        return dict(self._coordinator.waits) if self._coordinator is not None else {}
+
+    def look(self) -> None:
+        """Something has changed: do not wait for the next look."""
+        self._look.set()
+
+    async def run(self) -> None:
+        """For as long as the member runs."""
+        while True:
+            self._member.tick()
+            self._note_leader()
+            if not self._member.driver.raft.settled:
+                self._coordinator = None
+                self._fencing.clear()
+                self._fence_failures.clear()
+            else:
+                self._coordinator = self._coordinator or self._begin()
+                for action in self._coordinator.step(self._member.state, self._seen()):
+                    self._act(action)
+            self._look.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(COORDINATE_S):
+                    await self._look.wait()
+
+    def _begin(self) -> Coordinator:
+        logger.info("coordinating node=%s term=%s", self._member.node, self._member.driver.raft.term)
+        return Coordinator(self.wanted)
+
+    def _note_leader(self) -> None:
+        raft = self._member.driver.raft
+        if raft.leader and raft.leader != self._last_leader:
+            self.elections += 1
+            self._last_leader = raft.leader
+            self._leads(self._member.leader, raft.term)
+            logger.info("coordinator_is node=%s term=%s", self._member.leader or raft.leader, raft.term)
+
+    def _seen(self) -> Observation:
+        raft = self._member.driver.raft
+        return Observation(
+            members=raft.members,
+            life=self._member.life,
+            life_of_run=self._member.life_of_run,
+            caught_up=lambda member: raft.matched(member) >= raft.commit,
+            now=asyncio.get_running_loop().time(),
+        )
+
+    def _act(self, action: Action) -> None:
+        driver = self._member.driver
+        try:
+            if isinstance(action, Propose):
+                driver.raft.propose(encode_command(action.command))
+                driver.wake()
+            elif isinstance(action, ChangeMembers):
+                driver.raft.propose_members(action.members)
+                driver.wake()
+            elif (key := (action.node, action.log_id, action.epoch)) not in self._fencing:
+                self._fencing.add(key)
+                self._member.spawn(self._fence(action, key))
+        except MirrorlogError as error:
+            # What is not done now is found again by the next look.
+            logger.debug("not_now action=%s reason=%r", type(action).__name__, str(error))
+
+    # --- fences ---
+
+    async def _fence(self, fence: Fence, key: tuple[str, str, int]) -> None:
+        try:
+            report = await self.ask_fence(fence)
+        except MirrorlogError as error:
+            reason = str(error)
+            if self._fence_failures.get(key[:2]) != reason:  # it is asked again, ten times a second
+                logger.warning("fence_failed node=%s log=%s reason=%r", fence.node, fence.log_id, reason)
+            self._fence_failures[key[:2]] = reason
+            await asyncio.sleep(RETRY_S)
+            return
+        finally:
+            self._fencing.discard(key)
+        if self._coordinator is not None:
+            self._coordinator.fenced(fence.log_id, fence.epoch, fence.node, report)
+            self.look()
+
+    async def ask_fence(self, fence: Fence) -> FenceReport:
+        """What a node of the cluster reports. Raises MirrorlogError when it does not."""
+        facts = self._member.state.nodes.get(fence.node)
+        if facts is None:
+            raise NotAMember(f"node {fence.node} was forgotten meanwhile")
+        start_id = facts.start_id
+        asked = AskFence(log_id=fence.log_id, epoch=fence.epoch, start_id=start_id, gently=fence.gently)
+        if fence.node == self._member.node:
+            told = await self._fence_here(asked)
+        else:
+            told = decode_answer(await self._member.mesh.ask(fence.node, encode(asked), timeout_s=ASK_S), Fenced)
+        return FenceReport(told.start_id, told.last_epoch, told.end, told.confirmed, told.promised)
+
+    # --- elections ---
+
+    def ask_election(self, log_id: str, epoch: int) -> None:
+        """Have somebody promoted above `epoch`, which was promised here; to be asked again until it is done."""
+        asked = AskElection(log_id=log_id, epoch=epoch)
+
+        async def ask() -> None:
+            member = self._member
+            try:
+                if member.driver.raft.leader == member.driver.raft.own:
+                    self.elect(asked)
+                elif member.leader:
+                    await member.mesh.ask(member.leader, encode(asked), timeout_s=ASK_S)
+            except MirrorlogError as error:
+                logger.info("election_not_asked log=%s reason=%r", log_id, str(error))
+
+        self._member.spawn(ask())
+
+    def elect(self, asked: AskElection) -> Noted:
+        """A member asks for it. Raises NotLeader."""
+        if self._coordinator is None:
+            raise NotLeader("this node does not coordinate; ask again")
+        logger.warning("election_asked log=%s epoch=%s", asked.log_id, asked.epoch)
+        self._coordinator.elect(asked.log_id, asked.epoch)
+        self.look()
+        return Noted()

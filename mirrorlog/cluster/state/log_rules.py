@@ -1,0 +1,257 @@
+"""The rules of logs: who masters one, who is in sync, what was lost. Pure.
+
+A command that names a log says in which (epoch, version) its sender saw it: it is refused when the log has moved on.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec.structs import replace
+
+from mirrorlog.cluster.state.commands import (
+    Holder,
+    InSyncGrown,
+    InSyncShrunk,
+    LeapConfirmed,
+    LogMade,
+    LossEndFound,
+    MasterWished,
+    Promoted,
+    QueueIdsGranted,
+    ReplicaAdded,
+    ReplicaRemoved,
+    Seen,
+)
+from mirrorlog.cluster.state.state import EPOCH_MAX, QUEUE_IDS_MAX, ClusterState, Forbidden, LogFacts, Loss, NodeFacts
+from mirrorlog.config import LOG_NUMBER_MAX
+
+LOSSES_KEPT: Final = 1000
+"""Of each log; the oldest go. All of them were in the logs and the metrics."""
+
+
+def made(state: ClusterState, index: int, command: LogMade) -> ClusterState:
+    known = state.logs.get(command.log_id)
+    if known is not None and (known.name, known.number) == (command.name, command.number):
+        return state
+    for log_id, log in state.logs.items():
+        if log_id == command.log_id or log.name == command.name or log.number == command.number:
+            raise Forbidden(
+                f"log {log.name} has the id {log_id} and the number {log.number}; {command.name} cannot have the id "
+                f"{command.log_id} and the number {command.number}"
+            )
+    _check_log(command)
+    for node in command.replicas:
+        _data_node(state, node)
+    facts = LogFacts(
+        number=command.number,
+        name=command.name,
+        flush=command.flush,
+        replicas=command.replicas,
+        copies=command.copies,
+        min_in_sync=command.min_in_sync,
+        copies_wanted=command.min_in_sync or _majority(min(command.copies, len(command.replicas))),
+    )
+    return replace(state, logs={**state.logs, command.log_id: facts})
+
+
+def _check_log(command: LogMade) -> None:
+    name, copies, min_in_sync = command.name, command.copies, command.min_in_sync
+    if not 0 <= command.number <= LOG_NUMBER_MAX:
+        raise Forbidden(f"log {name}: its number is 0 to {LOG_NUMBER_MAX}, not {command.number}")
+    if command.flush not in ("memory", "disk"):
+        raise Forbidden(f"log {name}: flush is memory or disk, not {command.flush}")
+    if not command.replicas or len(set(command.replicas)) != len(command.replicas):
+        raise Forbidden(f"log {name} needs nodes to hold it, each once")
+    if copies < 1 or (min_in_sync is not None and not 1 <= min_in_sync <= copies):
+        raise Forbidden(f"log {name}: min_in_sync is 1 up to copies, not {min_in_sync} of {copies}")
+
+
+def replica_added(state: ClusterState, index: int, command: ReplicaAdded) -> ClusterState:
+    log = _log(state, command.log_id, command.seen)
+    _data_node(state, command.node)
+    if command.node in log.replicas:
+        return state
+    return _with_log(state, command.log_id, with_needed(replace(log, replicas=(*log.replicas, command.node))))
+
+
+def replica_removed(state: ClusterState, index: int, command: ReplicaRemoved) -> ClusterState:
+    log = _log(state, command.log_id, command.seen)
+    if command.node not in log.replicas:
+        return state
+    if command.node in log.in_sync:
+        raise Forbidden(f"node {command.node} is in sync with log {log.name}; it leaves that set first")
+    if not spares(log, command.node):
+        raise Forbidden(
+            f"log {log.name} needs {log.copies_wanted} in-sync copies, and {len(log.replicas) - 1} copies are too few "
+            "for that; add another one first"
+        )
+    return _with_log(state, command.log_id, _without(log, command.node))
+
+
+def spares(log: LogFacts, node: str) -> bool:
+    """Whether enough replicas are left without this one."""
+    left = _without(log, node)
+    return left.copies_wanted >= log.copies_wanted and len(left.replicas) >= log.copies_wanted
+
+
+def _without(log: LogFacts, node: str) -> LogFacts:
+    return with_needed(replace(log, replicas=tuple(each for each in log.replicas if each != node)))
+
+
+def promoted(state: ClusterState, index: int, command: Promoted) -> ClusterState:
+    log = _log(state, command.log_id, command.seen)
+    holder = command.holder
+    _holding(state, log, holder)
+    if not log.epoch < command.epoch <= EPOCH_MAX:
+        raise Forbidden(f"log {log.name} is in epoch {log.epoch}; {command.epoch} is not above it, up to {EPOCH_MAX}")
+    whole = holder.node in log.promotable
+    if log.epoch > 0 and not whole and not command.unclean:
+        raise Forbidden(f"node {holder.node} may lack what was confirmed of log {log.name}; in sync: {_names(log)}")
+    if log.epoch > 0 and not whole and command.lost_from is None:
+        raise Forbidden(f"log {log.name}: a promotion of {holder.node} has to say what may be lost")
+    losses = log.losses
+    if command.lost_from is not None:
+        losses = (*losses, Loss(command.epoch, command.lost_from))[-LOSSES_KEPT:]
+    changed = replace(
+        log,
+        master=holder,
+        epoch=command.epoch,
+        raised_from=0,
+        in_sync=log.in_sync if whole else {holder.node: holder.start_id},
+        marked=log.marked if whole else frozenset(),
+        losses=losses,
+        wished=log.wished if log.master == holder and holder.node != log.wished else "",
+    )
+    return _with_log(state, command.log_id, changed)
+
+
+def master_wished(state: ClusterState, index: int, command: MasterWished) -> ClusterState:
+    log = _log(state, command.log_id, command.seen)
+    if command.node and command.node not in log.promotable:
+        raise Forbidden(f"node {command.node} cannot be the next master of log {log.name}; in sync: {_names(log)}")
+    masters = log.master is not None and log.master.node == command.node
+    wished = "" if masters else command.node
+    return state if wished == log.wished else _with_log(state, command.log_id, replace(log, wished=wished))
+
+
+def in_sync_shrunk(state: ClusterState, index: int, command: InSyncShrunk) -> ClusterState:
+    log = _log(state, command.log_id, command.seen)
+    if not command.nodes:
+        return _with_log(state, command.log_id, log)
+    gone = set(command.nodes) & set(log.in_sync)
+    if not gone:
+        return state
+    if log.master is None or log.master.node in gone:
+        raise Forbidden(f"log {log.name}: its master is always in sync; in sync: {_names(log)}")
+    if set(log.may_leave(gone)) != gone:
+        raise Forbidden(
+            f"log {log.name} needs {log.copies_wanted} whole in-sync copies; {', '.join(sorted(gone))} cannot leave; "
+            f"in sync: {_names(log)}"
+        )
+    left = {node: start for node, start in log.in_sync.items() if node not in gone}
+    return _with_log(state, command.log_id, replace(log, in_sync=left, marked=log.marked - gone))
+
+
+def in_sync_grown(state: ClusterState, index: int, command: InSyncGrown) -> ClusterState:
+    log = _log(state, command.log_id, command.seen)
+    holder = command.holder
+    _holding(state, log, holder)
+    if log.master is None:
+        raise Forbidden(f"log {log.name} has no master that could vouch for {holder.node}")
+    if log.in_sync.get(holder.node) == holder.start_id and holder.node not in log.marked:
+        return state
+    changed = replace(log, in_sync={**log.in_sync, holder.node: holder.start_id}, marked=log.marked - {holder.node})
+    return _with_log(state, command.log_id, with_needed(changed))
+
+
+def leap_confirmed(state: ClusterState, index: int, command: LeapConfirmed) -> ClusterState:
+    log = _log(state, command.log_id, command.seen)
+    if log.master is None:
+        raise Forbidden(f"log {log.name} has no master that could have let its queue offsets leap")
+    if not log.owes_leap:
+        return state
+    return _with_log(
+        state, command.log_id, replace(log, losses=tuple(replace(loss, leapt=True) for loss in log.losses))
+    )
+
+
+def loss_end_found(state: ClusterState, index: int, command: LossEndFound) -> ClusterState:
+    """No version of the log: nobody decides by it, and it says the same whenever it comes."""
+    log = state.logs.get(command.log_id)
+    if log is None:
+        raise Forbidden(f"there is no log {command.log_id}")
+    if all(loss.epoch != command.epoch for loss in log.losses):
+        raise Forbidden(f"log {log.name} knows of no loss when its epoch {command.epoch} began")
+    losses = tuple(_up_to(loss, command.end) if loss.epoch == command.epoch else loss for loss in log.losses)
+    return replace(state, logs={**state.logs, command.log_id: replace(log, losses=losses)})
+
+
+def queue_ids_granted(state: ClusterState, index: int, command: QueueIdsGranted) -> ClusterState:
+    """No version of the log, and whoever asks: a bound that is too high costs numbers, and nothing else."""
+    if command.log_id not in state.logs:
+        raise Forbidden(f"there is no log {command.log_id}")
+    until = min(command.until, QUEUE_IDS_MAX)
+    if until <= state.queue_ids(command.log_id):
+        return state
+    return replace(state, granted_ids={**state.granted_ids, command.log_id: until})
+
+
+def _up_to(loss: Loss, end: int) -> Loss:
+    return replace(loss, end=max(loss.start, end, loss.end or 0))
+
+
+def node_of(state: ClusterState, node: str) -> NodeFacts:
+    if node not in state.nodes:
+        raise Forbidden(f"no node {node} is in the cluster; there are {', '.join(sorted(state.nodes)) or 'none'}")
+    return state.nodes[node]
+
+
+def _data_node(state: ClusterState, node: str) -> None:
+    if node_of(state, node).witness:
+        raise Forbidden(f"node {node} is a witness: it holds no messages")
+
+
+def _holding(state: ClusterState, log: LogFacts, holder: Holder) -> None:
+    """It runs, and has a copy of the log."""
+    node = node_of(state, holder.node)
+    if node.start_id != holder.start_id or node.stopped:
+        raise Forbidden(f"run {holder.start_id} of node {holder.node} has ended")
+    if holder.node not in log.replicas:
+        raise Forbidden(f"node {holder.node} holds no copy of log {log.name}")
+
+
+def _log(state: ClusterState, log_id: str, seen: Seen) -> LogFacts:
+    log = state.logs.get(log_id)
+    if log is None:
+        raise Forbidden(f"there is no log {log_id}")
+    if seen != log.seen:
+        raise Forbidden(
+            f"log {log.name} has moved on: epoch {log.epoch}, version {log.version}; "
+            f"the command knew epoch {seen.epoch}, version {seen.version}"
+        )
+    return log
+
+
+def _names(log: LogFacts) -> str:
+    members = [node for node in log.replicas if node in log.in_sync]
+    return ", ".join(f"{node} (marked)" if node in log.marked else node for node in members) or "nobody"
+
+
+def _majority(copies: int) -> int:
+    """Of those, as far as it is asked for: one of two cannot wait for the other."""
+    return 1 if copies <= 2 else copies // 2 + 1
+
+
+def with_needed(log: LogFacts) -> LogFacts:
+    """Other replicas, or more in sync, are another number that a confirm needs; never one that is not there."""
+    if log.min_in_sync is not None:
+        return log
+    usual = _majority(min(log.copies, len(log.replicas)))
+    return replace(log, copies_wanted=min(usual, max(log.copies_wanted, len(log.promotable))))
+
+
+def _with_log(state: ClusterState, log_id: str, log: LogFacts) -> ClusterState:
+    """Every change of a log is a version of it. Who is not whole in sync any more is wished no more."""
+    wished = log.wished if log.wished in log.promotable else ""
+    return replace(state, logs={**state.logs, log_id: replace(log, version=log.version + 1, wished=wished)})
