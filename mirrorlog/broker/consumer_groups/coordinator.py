@@ -361,7 +361,7 @@ class Deliverer:
                 self._pump.look_at_times(work, now)
         self._works.try_again()
         self._missing.settle_gaps()
-        if self._works.awake or (self._replica.runs.total and self._expiries.due):
+        if self._works.awake or self._expiries.due:
             self._soon()
 
     def hand_over(self) -> None:
@@ -420,8 +420,7 @@ class Deliverer:
         self._due = False
         if not self._gives:
             return
-        if self._replica.runs.total:
-            self._expiries.look()
+        self._expiries.look()
         works = self._works.awakened()
         for work in works:
             if work.gathered.asked:
