@@ -359,8 +359,8 @@ class Settling:
     ) -> Settlement:
         """What a subscriber says of records that it has, or had; `how`: see `How`; `ranges`: flat. Of what it had in an
         older epoch, or (`again`) on a connection that was lost, only that counts which nobody else has by now. What is
-        settled already stays as it is, and `contrary` says of which that is another word. Raises BadRequest, NotGranted or
-        NoSuchSubscription; then nothing of it counts."""
+        settled already stays as it is, and `contrary` says of which that is another word. Raises BadRequest, NotGranted
+        or NoSuchSubscription; then nothing of it counts."""
         subscriber = self._takers.find(number)
         pairs = self.given(ranges)
         if epoch > self._epoch:
