@@ -94,7 +94,7 @@ def _appended(tap: CreditTap, original: _Any) -> _Any:
     def appended(self: Credits, key: Key, *, end: int, size: int, **facts: Any) -> None:
         tap.take(self, key, end, size)
         original(self, key, end=end, size=size, **facts)
-        tap.counts["credit: a producer is held"] += key in self._blocked
+        tap.counts["credit: a producer is held"] += key in self.held
 
     return appended
 

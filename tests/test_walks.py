@@ -27,9 +27,9 @@ from sim.stand_ins import node_disks
 from sim.world import World
 
 CAPS: Final = {
-    "send": (400, 42),
-    "ack": (600, 51),
-    "failover": (8000, 131),
+    "send": (395, 40),
+    "ack": (580, 52),
+    "failover": (6100, 131),
 }
 """Calls and files at most, of the client and of all nodes together."""
 _SLACK: Final = 0.05

@@ -3,8 +3,8 @@
 It knows the links, the in-sync set, the copies' progress and the waiting confirms. How many members are up is checked
 before the append, on live proven links (too few is a refusal, nothing is stored); after the append a publish waits for
 its level until its deadline. A mirror that holds what this master lost closes the log: `recovering`, nothing is
-truncated. The set is the cluster's: `learned` tells what it has decided, `wish` what the master asks of it, and `court`
-makes up for the way to a copy that is to come in.
+truncated. The set is the cluster's: `learned` tells what it has decided, `wish` what the master asks of it, and
+`catch_up` makes up for the way to a copy that is to come in.
 
 Pure: events and `now` in, answers out.
 """
@@ -27,9 +27,9 @@ from mirrorlog.wire.frames import Ack, Durability, Level
 #
 # Under steady publishing the confirmed offset runs ahead of the acks of a copy that is further away than the members.
 # It follows as well as they do, and yet never holds all that is confirmed, which whoever is let in must. So it is
-# *courted* first: nothing is confirmed without it, as if it were a member, and a round trip later it holds everything.
+# *awaited* first: nothing is confirmed without it, as if it were a member, and a round trip later it holds everything.
 #
-# Publishes wait with it. So only a copy that is near is courted, one at a time and not for long, and one that did not
+# Publishes wait with it. So only a copy that is near is awaited, one at a time and not for long, and one that did not
 # come rests, longer each time. No command names it yet, so it is dropped without asking anybody; once one does, it is
 # proposed (`in_sync.py`), and no longer this file's.
 #
@@ -41,11 +41,11 @@ from mirrorlog.wire.frames import Ack, Durability, Level
 
 NEAR_S: Final = 0.25
 """A copy is near that has what was confirmed so long ago: a round trip around the world. Publishes wait about as long
-as its acks take, when it is courted."""
-COURT_S: Final = 1.0
-"""So long it is courted; a healthy copy needs a round trip and the time until the next look."""
+as its acks take, when it is awaited."""
+CATCH_UP_S: Final = 1.0
+"""So long it is awaited; a healthy copy needs a round trip and the time until the next look."""
 REST_S: Final = 5.0
-"""One that did not come is not courted again for so long, and for twice the time after each further failure,"""
+"""One that did not come is not awaited again for so long, and for twice the time after each further failure,"""
 REST_MAX_S: Final = 60.0
 """up to this."""
 
@@ -59,7 +59,7 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Past:
-    """Of a node, when its copy was courted last. `until`: it rests; `rest_s`: for how long it does, 0 after success."""
+    """Of a node, when its copy was awaited last. `until`: it rests; `rest_s`: for how long it does, 0 after success."""
 
     start_id: str
     until: float
@@ -67,39 +67,39 @@ class _Past:
 
 
 class CatchUp:
-    """Looks at the candidates from time to time, and courts one at a time."""
+    """Looks at the candidates from time to time, and awaits one at a time."""
 
     def __init__(self) -> None:
-        self.courted: Candidate | None = None
+        self.awaited: Candidate | None = None
         """Waited for like a member, with no command under way for it."""
         self._since = 0.0
         self._marks: dict[Candidate, tuple[int, float]] = {}
         self._pasts: dict[str, _Past] = {}
 
     def look(self, now: float, *, confirmed: int, reached: Mapping[Candidate, int], free: bool) -> None:
-        """Begin to court, or drop who is courted. `confirmed`, `reached`: how far the log and each candidate are now;
+        """Begin to await, or drop who is awaited. `confirmed`, `reached`: how far the log and each candidate are now;
         `free`: the cluster could be asked at once, and nobody is proposed."""
         near = self._near(now, confirmed, reached)
-        if self.courted is not None:
-            if self.courted not in reached or now - self._since >= COURT_S:
-                self._drop(self.courted, now)
+        if self.awaited is not None:
+            if self.awaited not in reached or now - self._since >= CATCH_UP_S:
+                self._drop(self.awaited, now)
         elif free and (rested := [copy for copy in near if self._has_rested(copy, now)]):
-            # Whoever was not courted for the longest time: one that never comes does not keep the others out.
-            self.courted = min(rested, key=self._rested_at)
+            # Whoever was not awaited for the longest time: one that never comes does not keep the others out.
+            self.awaited = min(rested, key=self._rested_at)
             self._since = now
 
     def won(self, now: float) -> None:
-        """A wish is handed out; whom it names is proposed from here on, and courted no more."""
-        if self.courted is not None:
-            self._pasts[self.courted.node] = _Past(self.courted.start_id, now)
-            self.courted = None
+        """A wish is handed out; whom it names is proposed from here on, and awaited no more."""
+        if self.awaited is not None:
+            self._pasts[self.awaited.node] = _Past(self.awaited.start_id, now)
+            self.awaited = None
 
-    def _drop(self, courted: Candidate, now: float) -> None:
-        past = self._pasts.get(courted.node)
-        before_s = past.rest_s if past is not None and past.start_id == courted.start_id else 0.0
+    def _drop(self, awaited: Candidate, now: float) -> None:
+        past = self._pasts.get(awaited.node)
+        before_s = past.rest_s if past is not None and past.start_id == awaited.start_id else 0.0
         rest_s = min(max(REST_S, 2 * before_s), REST_MAX_S)
-        self._pasts[courted.node] = _Past(courted.start_id, now + rest_s, rest_s)
-        self.courted = None
+        self._pasts[awaited.node] = _Past(awaited.start_id, now + rest_s, rest_s)
+        self.awaited = None
 
     def _near(self, now: float, confirmed: int, reached: Mapping[Candidate, int]) -> list[Candidate]:
         """Who reached in time what was confirmed at an earlier look. It is kept per copy until it is reached, so one
@@ -163,7 +163,7 @@ class Mastership:
         """The master, and the whole members whose live, proven link is of the run in which they are in sync."""
         self._incomplete: set[str] = set()
         self._wishes = Wishes(own)
-        self._court = CatchUp()
+        self._catch_up = CatchUp()
         self._clocks = LagClocks(lag_s)
         # A master whose own copy lost bytes takes nothing until every mirror has shown that it does not hold more.
         self._unheard = set(self.mirrors) if lossy else set()
@@ -324,34 +324,34 @@ class Mastership:
         behind = self._clocks.behind(now, end=self.progress.held(self._own).written, reached=self._reached())
         wish = self._wishes.next(now, self._in_sync, behind=behind, ready=self._ready())
         if isinstance(wish, Grow):
-            self._court.won(now)
+            self._catch_up.won(now)
             self.progress.propose(wish.node)
             self._recount()
         return wish
 
-    def court(self, now: float) -> list[Answer]:
-        """Wait, for a while, for a copy that follows closely, so that it can be let in (`court.py`); to be asked for
+    def catch_up(self, now: float) -> list[Answer]:
+        """Wait, for a while, for a copy that follows closely, so that it can be let in (`CatchUp`); to be asked for
         after `wish`, but also while one is under way. What one held up that did not come is answered."""
-        before = self.courted
-        self._court.look(
+        before = self.awaited
+        self._catch_up.look(
             now,
             confirmed=self.progress.confirmed,
             reached=self._candidates() if self.state is LogState.SERVING else {},
             free=self._wishes.free(now, self._in_sync.version),
         )
-        if self.courted == before:
+        if self.awaited == before:
             return []
-        if self.courted is not None:
-            self.progress.propose(self.courted.node)
+        if self.awaited is not None:
+            self.progress.propose(self.awaited.node)
         else:
             self.progress.settle(self._in_sync)
         self._recount()
         return self._transfers.progressed(self.progress)
 
     @property
-    def courted(self) -> Candidate | None:
+    def awaited(self) -> Candidate | None:
         """Whom confirms wait for, beside the members, without the cluster having been asked to let it in."""
-        return self._court.courted
+        return self._catch_up.awaited
 
     def wish_ended(self, wish: Wish, *, refused: bool) -> list[Answer]:
         """The outcome of a wish was read in the cluster's state, and what the state was then has been `learned`."""
@@ -374,9 +374,9 @@ class Mastership:
         }
 
     def _ready(self) -> list[Candidate]:
-        """Copies that may be let in; while one is courted, that one alone."""
-        courted, confirmed = self.courted, self.progress.confirmed
-        return [copy for copy, offset in self._candidates().items() if offset >= confirmed and courted in (None, copy)]
+        """Copies that may be let in; while one is awaited, that one alone."""
+        awaited, confirmed = self.awaited, self.progress.confirmed
+        return [copy for copy, offset in self._candidates().items() if offset >= confirmed and awaited in (None, copy)]
 
     def _candidates(self) -> dict[Candidate, int]:
         """How far each copy is, at the log's durability, that lacks nothing but the newest records, if anything."""
@@ -397,8 +397,8 @@ class Mastership:
         return bool(start_id) and node in facts.replicas and not in_already
 
     def _counting(self) -> tuple[frozenset[str], bool]:
-        """Whose acks count as a member's, and whether those of the proposed or courted one count as such."""
-        facts, proposed = self._in_sync, self._wishes.proposed or self.courted
+        """Whose acks count as a member's, and whether those of the proposed or awaited one count as such."""
+        facts, proposed = self._in_sync, self._wishes.proposed or self.awaited
         up = [
             node
             for node, link in self.links.items()

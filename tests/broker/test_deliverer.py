@@ -395,7 +395,7 @@ def test_what_one_had_who_leaves_goes_to_others_though_nothing_can_be_logged(
             publisher = hosted_by(it.nodes[0]).publisher
             assert publisher is not None
 
-            def refuse(batch: bytearray) -> int:
+            def refuse(batch: bytearray, changes: Any = None) -> int:
                 raise Overloaded("not now", limit="test")
 
             async def unsubscribe(**options: bool) -> None:
@@ -747,11 +747,11 @@ def test_what_is_logged_of_an_extension_counts_though_the_rest_is_refused(
             assert publisher is not None
             append, taken = publisher.append_settlement, list[bytearray]()
 
-            def one_alone(batch: bytearray) -> int:
+            def one_alone(batch: bytearray, changes: Any = None) -> int:
                 if taken:
                     raise Overloaded("not now", limit="test")
                 taken.append(batch)
-                return append(batch)
+                return append(batch, changes)
 
             with monkeypatch.context() as patched:
                 patched.setattr(publisher, "append_settlement", one_alone)

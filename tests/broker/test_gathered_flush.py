@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 from mirrorlog.errors import DiskFull, MirrorlogError, OutcomeUnknown
 from mirrorlog.wire.frames import How
@@ -21,11 +22,11 @@ class Disk:
         self.appends = 0
         self._publisher.append_settlement = self._take  # type: ignore[method-assign]
 
-    def _take(self, batch: bytearray) -> int:
+    def _take(self, batch: bytearray, changes: Any = None) -> int:
         self.appends += 1
         if self.appends in self._refused:
             raise DiskFull("the disk is full")
-        return self._append(batch)
+        return self._append(batch, changes)
 
 
 def test_who_is_in_a_batch_that_is_refused_hears_of_it_alone(tmp_path: Path) -> None:

@@ -523,10 +523,10 @@ def test_a_purge_of_which_a_part_is_logged_says_so_and_may_be_said_again(
             for taken, kind in ((1, OutcomeUnknown), (0, DiskFull)):
                 left = iter(range(taken))
 
-                def some(batch: bytearray, left: Any = left) -> int:
+                def some(batch: bytearray, changes: Any = None, left: Any = left) -> int:
                     if next(left, None) is None:
                         raise DiskFull("the disk is full")
-                    return append(batch)
+                    return append(batch, changes)
 
                 monkeypatch.setattr(publisher, "append_settlement", some)
                 with pytest.raises(kind) as refused:

@@ -412,11 +412,11 @@ def test_a_drop_that_the_log_refuses_is_made_later(tmp_path: Path, monkeypatch: 
             publisher = hosted_by(node).publisher
             append, refused = publisher.append_settlement, []  # type: ignore[union-attr]
 
-            def refuse(batch: bytearray) -> int:
+            def refuse(batch: bytearray, changes: Any = None) -> int:
                 if len(refused) < 2:
                     refused.append(batch)
                     raise Overloaded("not now", limit="test")
-                return append(batch)
+                return append(batch, changes)
 
             monkeypatch.setattr(publisher, "append_settlement", refuse)
             await queue.publish(5)

@@ -23,6 +23,7 @@ from mirrorlog.commitlog.format.codec import compress_draft
 from mirrorlog.commitlog.format.drafts import draft_columns, encode_batch
 from mirrorlog.commitlog.format.header import HEADER_SIZE, Codec, read_header
 from mirrorlog.errors import BadBatch, BadRequest, MirrorlogError, QueueFull, SentToDeadLetters
+from mirrorlog.ha.group_transfer import Answer
 from mirrorlog.queues.dead_letters.message import deaths_of
 from mirrorlog.wire.frames import CONFIRM_DUPLICATE, Confirm, Level
 from mirrorlog.wire.transaction_frames import transact_payload
@@ -580,11 +581,12 @@ def test_the_answer_waits_for_the_copies(tmp_path: Path, monkeypatch: pytest.Mon
     async def test() -> None:
         async with running_all(settings), Client(settings[0].client_bind) as client:
             queue = await full(client)
-            waiting: list[Callable[[], None]] = []
+            waiting: list[tuple[Publisher, Callable[[], list[Answer]]]] = []
             wait = Publisher._wait
 
-            def hold(self: Publisher, *args: Any, **more: Any) -> None:
-                waiting.append(partial(wait, self, *args, **more))
+            def hold(self: Publisher, *args: Any, **more: Any) -> list[Answer]:
+                waiting.append((self, partial(wait, self, *args, **more)))
+                return []
 
             monkeypatch.setattr(Publisher, "_wait", hold)
             sending = asyncio.ensure_future(queue.send(3))
@@ -593,8 +595,9 @@ def test_the_answer_waits_for_the_copies(tmp_path: Path, monkeypatch: pytest.Mon
             await client.admin.queues()  # whatever was answered before has come by now
             assert not sending.done()
             monkeypatch.setattr(Publisher, "_wait", wait)
-            for each in waiting:
-                each()
+            for publisher, answers in waiting:
+                for answer in answers():
+                    publisher.answer(answer)
             assert [type(each) for each in await sending] == [SentToDeadLetters]
 
     run(test)

@@ -16,7 +16,7 @@ from mirrorlog.broker.hosting.hosted_log import HostedLog
 from mirrorlog.broker.hosting.roles import MasterRole
 from mirrorlog.client import Client
 from mirrorlog.errors import MirrorlogError, NotCurrent, OutcomeUnknown, PositionLost, Refused
-from mirrorlog.ha.mastership import COURT_S
+from mirrorlog.ha.mastership import CATCH_UP_S
 from mirrorlog.wire.messages.operators import Events, GetEvents
 from mirrorlog.wire.messages.queues import GetMetadata, Metadata
 from mirrorlog.wire.messages.status import ClusterStatus, GetStatus, Status
@@ -893,10 +893,10 @@ def test_a_mirror_that_falls_silent_while_it_is_waited_for_holds_nobody_up_for_l
         group.nodes["c"].start()
         role = group.log("a").role  # type: ignore[union-attr]
         assert isinstance(role, MasterRole)
-        await world.until(lambda: role.mastership.courted, within_s=20, otherwise="nobody waits for c")
+        await world.until(lambda: role.mastership.awaited, within_s=20, otherwise="nobody waits for c")
         world.network.cut("c", "a")
         await stream.more(50)
-        assert COURT_S / 2 < stream.longest_s < COURT_S + 0.2
+        assert CATCH_UP_S / 2 < stream.longest_s < CATCH_UP_S + 0.2
         world.network.mend("c", "a")
         await group.whole()
         await stream.stop()

@@ -69,9 +69,9 @@ class Stage:
         return self.mastership.progress.confirmed
 
     @property
-    def courted(self) -> str:
+    def awaited(self) -> str:
         """The node; empty for nobody."""
-        return self.mastership.courted.node if self.mastership.courted is not None else ""
+        return self.mastership.awaited.node if self.mastership.awaited is not None else ""
 
     def grown(self) -> list[Answer]:
         flush(self.log)
@@ -114,10 +114,10 @@ class Stage:
         return answers + self.mastership.acked(link, last, self.now)
 
     def look(self, after: float = 0.0) -> Wish | None:
-        """What a timer does, so much later. Who is courted then, `courted` tells."""
+        """What a timer does, so much later. Who is awaited then, `awaited` tells."""
         self.now += after
         wish = self.mastership.wish(self.now)
-        self.answers += self.mastership.court(self.now)
+        self.answers += self.mastership.catch_up(self.now)
         return wish
 
     def wish(self, after: float = 0.0) -> Wish | None:

@@ -110,7 +110,7 @@ class Histories:
         self.asked: Asked | None = None
         self.log = Numbers()
         self.waits: dict[int, int] = {}
-        self.confirmed = self.publishes = self.answered = self.grown = self.late = self.courted = self.in_vain = 0
+        self.confirmed = self.publishes = self.answered = self.grown = self.late = self.awaited = self.in_vain = 0
         self._found_cluster()
         self.known = len(self.history) - 1
         self.mastership = make(
@@ -255,12 +255,12 @@ class Histories:
         self.asked = Asked(wish, command)
         self.wire.append(command)
 
-    def court(self) -> None:
+    def catch_up(self) -> None:
         """Its time comes with that of the wishes; at times it is looked at late."""
-        before = self.mastership.courted
-        self.told(self.mastership.court(self.now))
-        if self.mastership.courted != before:
-            self.courted += before is None
+        before = self.mastership.awaited
+        self.told(self.mastership.catch_up(self.now))
+        if self.mastership.awaited != before:
+            self.awaited += before is None
             self.in_vain += before is not None
 
     def arrive(self) -> None:
@@ -336,7 +336,7 @@ class Histories:
             self.copy_bytes: 25,
             self.deliver_acks: 25,
             self.wish: 20,
-            self.court: 20,
+            self.catch_up: 20,
             self.arrive: 12,
             self.learn: 8,
             self.read_outcome: 10,
@@ -363,7 +363,7 @@ class Histories:
                 self.known = len(self.history) - 1
                 self.told(self.mastership.learned(self.view()))
                 self.link(copy)
-        look = (self.wish, self.court)
+        look = (self.wish, self.catch_up)
         for _ in range(200):
             for step in (self.copy_bytes, self.deliver_acks, *look, self.arrive, self.learn, self.read_outcome):
                 step()
@@ -389,7 +389,7 @@ def test_whoever_may_be_promoted_holds_what_was_confirmed() -> None:
     assert sum(run.late for run in runs) > 20, "hardly any growth was applied late"
     assert sum(run.grown for run in runs) > 200
     assert sum(run.answered for run in runs) > 1000
-    assert sum(run.courted for run in runs) > 100
+    assert sum(run.awaited for run in runs) > 100
     assert sum(run.in_vain for run in runs) > 20, "hardly any copy was dropped again"
 
 
@@ -416,15 +416,15 @@ class DropsTheUnknown(Mastership):
 
 
 class DropsWhoIsProposed(Mastership):
-    """Takes a copy whose link has ended for one that is only courted, though a command names it already."""
+    """Takes a copy whose link has ended for one that is only awaited, though a command names it already."""
 
-    def court(self, now: float) -> list[Answer]:
+    def catch_up(self, now: float) -> list[Answer]:
         proposed = self._wishes.proposed
         if proposed is not None and proposed.node not in self.links:
             self._wishes.proposed = None
             self.progress.settle(self._in_sync)
             self._recount()
-        return super().court(now)
+        return super().catch_up(now)
 
 
 class LowersTheBar(Mastership):

@@ -82,6 +82,6 @@ def test_a_queue_that_is_gone_is_forgotten_and_no_end_is_kept_twice() -> None:
     for at in range(1000):
         log.publish(1, 0, ttl_ms=100_000 - at)
         log.expiries.look(10)
-    assert len(log.expiries._moments) < 200
+    assert len(log.expiries.moments) < 200
     log.expiries.forget(1)
     assert log.expiries.come(10**12) == []

@@ -114,7 +114,7 @@ def test_a_watermark_that_is_not_confirmed_ahead_is_found(monkeypatch: pytest.Mo
     grant = Delivery.grant
 
     def uncovered(self: Delivery, end: int, now: float, *, bytes_max: int) -> Given | None:
-        self._front.covered = end
+        self.front.covered = end
         return grant(self, end, now, bytes_max=bytes_max)
 
     monkeypatch.setattr(Delivery, "grant", uncovered)

@@ -5,11 +5,12 @@ What comes in a turn of the loop is gathered: settlements of a group are one cha
 once, and then everybody is given what is there. A group costs nothing while nobody takes from it, leases from it or
 waits in it: it is a ledger then, and there is a `Delivery` only from the first one to the last.
 
-Each thing that is done here has a file, with the state that it needs: which groups somebody takes from (`works`,
-`deliveries`), their changes in the log (`group_log`, `watermarks`, `settling`), who takes (`pushed`, `subscribing`,
-`leasing`) and what goes out to them (`deliver_frames`), what asks for an end (`ready_records`, `group_ends`) or is one
-by itself (`missing_records`, `expiry_looks`), and one look at a group (`pump`). They know each other in that order and
-no other; this puts them together, and is all that the rest of the node knows.
+Each thing that is done here is a class, with the state that it needs: which groups somebody takes from (`ActiveGroups`,
+`Deliveries`), their changes in the log (`GroupLog`, `Watermarks`, `Settling`), who takes (`PushedTable`, `Subscribing`,
+`Leasing`) and what goes out to them (`DeliverFrames`), what asks for an end (`ReadyRecords`, `GroupEnds`) or is one by
+itself (`MissingRecords`, `ExpiryLooks`), and one look at a group (`Pump`). They know each other in that order and no
+other; this puts them together, and is all that the rest of the node knows. What a group does not use is not asked for:
+no time to live, no lease, no limit of length, no gap costs a turn a call.
 
 Nothing is given before this mastership's first batch is confirmed, nor while this node is out of touch with the
 cluster: another one may be giving the same.
@@ -361,7 +362,7 @@ class Deliverer:
                 self._pump.look_at_times(work, now)
         self._works.try_again()
         self._missing.settle_gaps()
-        if self._works.awake or (self._replica.runs.total and self._expiries.due):
+        if self._works.awake or self._expiries.due:
             self._soon()
 
     def hand_over(self) -> None:
@@ -420,8 +421,7 @@ class Deliverer:
         self._due = False
         if not self._gives:
             return
-        if self._replica.runs.total:
-            self._expiries.look()
+        self._expiries.look()
         works = self._works.awakened()
         for work in works:
             if work.gathered.asked:

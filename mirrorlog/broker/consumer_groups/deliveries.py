@@ -1,7 +1,9 @@
 """The deliveries of a log's groups: made from the ledger when somebody comes, and let go when nobody would miss them.
 
 What a delivery knows beyond the ledger outlives it here, for this mastership: up to where another master may have given
-records out, and how far this one has. Thin.
+records out, and how far this one has. Beside it stands what a delivery works with: the batches that a grant reaches
+(`BatchReader`), the log that takes its changes (`GroupLog`), and the way out for records that die (`GroupForwarding`).
+Thin.
 """
 
 from __future__ import annotations

@@ -52,19 +52,17 @@ class ExpiryLooks:
         self._clock = clock
         self._soon = soon
         self._expiries = Expiries(runs=replica.runs.of, confirmed=replica.index.next_confirmed)
+        self.unlooked, self._moments = self._expiries.unlooked, self._expiries.moments
+        """Queues of which something was not looked at."""
         # Groups in whose queues something has expired.
         self._expiring: deque[Key] = deque()
 
     @property
-    def unlooked(self) -> bool:
-        """Whether there is something that was not looked at."""
-        return self._expiries.unlooked
-
-    @property
     def due(self) -> bool:
         """Whether `look` has something to do."""
-        expiries = self._expiries
-        return expiries.unlooked or bool(self._expiring) or expiries.next_us <= self._clock()
+        if self.unlooked or self._expiring:
+            return True
+        return bool(self._moments) and self._expiries.next_us <= self._clock()
 
     def begin(self) -> None:
         """A mastership begins: all queues are to be looked at."""

@@ -1,7 +1,7 @@
 """What was said of records in a turn of the loop becomes changes of the log, and is answered when that is confirmed.
 
-Settlements of a group are logged together, with the watermark that they make room for: `broker.gathered` says as what.
-Thin.
+Settlements of a group are logged together, with the watermark that they make room for: `PendingSettlements` says as
+what. Whoever has settled all that he had, and takes no more, leaves the table of subscriptions with that. Thin.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class InSyncKeeper:
         cluster: Decides,
         progressed: Callable[[Iterable[Answer]], None],
     ) -> None:
-        """`progressed`: is given the waits that a wish's end has answered, or that of a copy's courting."""
+        """`progressed`: is given the waits that a wish's end has answered, or that of a copy's catching up."""
         self._log_id = log_id
         self._epoch = epoch
         self._mastership = mastership
@@ -53,20 +53,20 @@ class InSyncKeeper:
         """`now`: the loop's clock in s."""
         if self._asking is None and (wish := self._mastership.wish(now)) is not None:
             self._asking = asyncio.ensure_future(self._ask(wish))
-        self._court(now)
+        self._catch_up(now)
 
     def stop(self) -> None:
         """Nothing is wished any more; what is under way may still be decided, by its version for this epoch alone."""
         if self._asking is not None:
             self._asking.cancel()
 
-    def _court(self, now: float) -> None:
-        before, answers = self._mastership.courted, self._mastership.court(now)
-        courted = self._mastership.courted
-        if courted == before:
+    def _catch_up(self, now: float) -> None:
+        before, answers = self._mastership.awaited, self._mastership.catch_up(now)
+        awaited = self._mastership.awaited
+        if awaited == before:
             return
         self._progressed(answers)
-        event, copy = ("in_sync_courting", courted) if courted is not None else ("in_sync_courted_in_vain", before)
+        event, copy = ("in_sync_courting", awaited) if awaited is not None else ("in_sync_courted_in_vain", before)
         assert copy is not None
         logger.info("%s log=%s node=%s run=%s", event, self._log_id, copy.node, copy.start_id)
 

@@ -233,7 +233,7 @@ class Leases:
         self._attributed = attributed
         self._outcomes = outcomes
 
-    def settle(self, receipts: Iterable[Receipt], how: int, delay_ms: int, *, end: int) -> Settlement:
+    def settle(self, receipts: Iterable[Receipt], how: int, delay_ms: int = 0, *, end: int) -> Settlement:
         """A receipt of a lease that has ended acks what nobody has, and returns nothing. `end`: where what is confirmed
         ends. Raises BadRequest, or ReceiptStale; then nothing of it counts, nor does it when some of it is `contrary`
         to what stands."""

@@ -30,28 +30,23 @@ class Expiries:
     def __init__(self, *, runs: Callable[[int], QueueRuns | None], confirmed: Callable[[int], int]) -> None:
         self._runs = runs
         self._confirmed = confirmed
-        # Queues of whose runs not all have been looked at, the first to be looked at first, and up to where they have.
-        self._unlooked: dict[int, None] = {}
+        self.unlooked: dict[int, None] = {}
+        """Queues of whose runs not all have been looked at, the first to be looked at first."""
         self._looked: dict[int, int] = {}
         self._ends: dict[int, int] = {}
-        # Those, and former ones of which some are no more.
-        self._moments: list[tuple[int, int]] = []
-
-    @property
-    def unlooked(self) -> bool:
-        """Whether there is something to look at."""
-        return bool(self._unlooked)
+        self.moments: list[tuple[int, int]] = []
+        """When the first records of queues expire (µs), and former ones of which some are no more."""
 
     @property
     def next_us(self) -> float:
         """When the first records expire of those that were looked at; perhaps a little earlier."""
-        return self._moments[0][0] if self._moments else math.inf
+        return self.moments[0][0] if self.moments else math.inf
 
     def gained(self, queue_ids: Iterable[int]) -> None:
         """More of these is confirmed."""
         for queue_id in queue_ids:
             if self._runs(queue_id) is not None:
-                self._unlooked[queue_id] = None
+                self.unlooked[queue_id] = None
 
     def anew(self, queue_id: int) -> None:
         """A group was made, or nothing could be done for it: all of its queue is looked at once more."""
@@ -60,15 +55,15 @@ class Expiries:
 
     def forget(self, queue_id: int) -> None:
         """It is there no more."""
-        for known in (self._unlooked, self._looked, self._ends):
+        for known in (self.unlooked, self._looked, self._ends):
             known.pop(queue_id, None)
 
     def look(self, rows_max: int) -> list[int]:
         """Look at so many runs, of all queues. Those of which some expire."""
         found: list[int] = []
-        while self._unlooked and rows_max > 0:
-            queue_id = next(iter(self._unlooked))
-            del self._unlooked[queue_id]
+        while self.unlooked and rows_max > 0:
+            queue_id = next(iter(self.unlooked))
+            del self.unlooked[queue_id]
             rows = self._rows(queue_id, rows_max)
             rows_max -= 1 + len(rows)
             ends = [at for row in rows if (at := row.attributes.expires_at_us(row.appended_us)) is not None]
@@ -80,8 +75,8 @@ class Expiries:
     def come(self, now_us: int) -> list[int]:
         """The queues of which something has expired; their end is kept no more."""
         found: list[int] = []
-        while self._moments and self._moments[0][0] <= now_us:
-            at_us, queue_id = heappop(self._moments)
+        while self.moments and self.moments[0][0] <= now_us:
+            at_us, queue_id = heappop(self.moments)
             if self._ends.get(queue_id) == at_us:
                 del self._ends[queue_id]
                 found.append(queue_id)
@@ -95,7 +90,7 @@ class Expiries:
         rows = [] if runs is None else runs.rows(self._looked.get(queue_id, 0), until, rows_max)
         if len(rows) == rows_max:
             until = min(until, rows[-1].until)
-            self._unlooked[queue_id] = None
+            self.unlooked[queue_id] = None
         self._looked[queue_id] = until
         return rows
 
@@ -103,7 +98,7 @@ class Expiries:
         if self._ends.get(queue_id, math.inf) <= at_us:
             return
         self._ends[queue_id] = at_us
-        heappush(self._moments, (at_us, queue_id))
-        if len(self._moments) > 2 * len(self._ends) + _SPARE:
-            self._moments = [(at_us, queue_id) for queue_id, at_us in self._ends.items()]
-            heapify(self._moments)
+        heappush(self.moments, (at_us, queue_id))
+        if len(self.moments) > 2 * len(self._ends) + _SPARE:
+            self.moments[:] = [(at_us, queue_id) for queue_id, at_us in self._ends.items()]
+            heapify(self.moments)

@@ -12,7 +12,7 @@ from mirrorlog.errors import MirrorAhead
 from mirrorlog.ha.connection import HAConnection
 from mirrorlog.ha.group_transfer import ALL_MEMBERS, Answer, PutStatus
 from mirrorlog.ha.in_sync import Grow, InSyncSet, Shrink, Wish
-from mirrorlog.ha.mastership import COURT_S, NEAR_S, REST_MAX_S, REST_S, Candidate, CatchUp, Mastership
+from mirrorlog.ha.mastership import CATCH_UP_S, NEAR_S, REST_MAX_S, REST_S, Candidate, CatchUp, Mastership
 from mirrorlog.wire.frames import Durability
 from tests.ha.stage import ALONE, LAG_S, WITH_N1, Stage, both, decided
 
@@ -41,11 +41,11 @@ def steadily(stage: Stage, *far: HAConnection, near: tuple[HAConnection, ...] = 
     return wishes
 
 
-def courted(stage: Stage, run: str = "n1a", *, near: tuple[HAConnection, ...] = ()) -> HAConnection:
-    """A link of this run, whose copy is courted since the last look."""
+def awaited(stage: Stage, run: str = "n1a", *, near: tuple[HAConnection, ...] = ()) -> HAConnection:
+    """A link of this run, whose copy is awaited since the last look."""
     link = stage.link(run)
     assert steadily(stage, link, near=near, looks=2) == []
-    assert stage.courted == link.node_id
+    assert stage.awaited == link.node_id
     return link
 
 
@@ -64,20 +64,20 @@ def wait(stage: Stage, copies: int = ALL_MEMBERS) -> list[Answer]:
 OK = Answer("p", PutStatus.PUT_OK, 1)
 
 
-# --- From courted to let in -----------------------------------------------------------------------------------------
+# --- From awaited to let in -----------------------------------------------------------------------------------------
 
 
-def test_a_copy_that_follows_a_busy_log_is_courted_and_wished_in(stage: Stage) -> None:
-    """Let a copy ack what was there a look ago, for ever: nobody is asked for it before it is courted, and the next
+def test_a_copy_that_follows_a_busy_log_is_awaited_and_wished_in(stage: Stage) -> None:
+    """Let a copy ack what was there a look ago, for ever: nobody is asked for it before it is awaited, and the next
     look finds that it has everything."""
-    link = courted(stage)
+    link = awaited(stage)
     assert steadily(stage, link) == [Grow("n1", "n1a", 5)]
-    assert stage.courted == ""
+    assert stage.awaited == ""
 
 
-def test_a_courted_copy_is_waited_for_like_a_member(stage: Stage) -> None:
+def test_a_awaited_copy_is_waited_for_like_a_member(stage: Stage) -> None:
     """Publish while it is silent: what comes after is confirmed with its ack, and never more than it has."""
-    link = courted(stage)
+    link = awaited(stage)
     before, end = stage.confirmed, stage.publish()
     assert stage.confirmed == before
     stage.ack(link, end)
@@ -88,11 +88,11 @@ def test_a_courted_copy_is_waited_for_like_a_member(stage: Stage) -> None:
     assert (stage.confirmed, stage.mastership.copies_up) == (last, 1)
 
 
-def test_a_courted_copy_counts_for_all_and_for_no_number(tmp_path: Path) -> None:
+def test_a_awaited_copy_counts_for_all_and_for_no_number(tmp_path: Path) -> None:
     """Let one publish wait for all and one for two copies: the member's ack answers the second alone; for three the
-    courted copy is none."""
+    awaited copy is none."""
     stage, near = both(tmp_path)
-    far = courted(stage, "n2a", near=(near,))
+    far = awaited(stage, "n2a", near=(near,))
     for copies in (ALL_MEMBERS, 2, 3):
         end = stage.publish()
         stage.mastership.wait(copies, end=end, copies=copies, durability=Durability.MEMORY, deadline=99.0)
@@ -101,22 +101,22 @@ def test_a_courted_copy_counts_for_all_and_for_no_number(tmp_path: Path) -> None
     assert stage.mastership.waiting == 1
 
 
-def test_a_copy_that_is_ready_needs_no_court(stage: Stage) -> None:
-    """Let one follow and another one hold everything: that one is wished in, and nobody is courted beside it."""
+def test_a_copy_that_is_ready_needs_no_catch_up(stage: Stage) -> None:
+    """Let one follow and another one hold everything: that one is wished in, and nobody is awaited beside it."""
     far, ready = stage.link("n1a"), stage.link("n2a")
     assert steadily(stage, far) == []
     assert steadily(stage, far, near=(ready,)) == [Grow("n2", "n2a", 5)]
-    assert (stage.courted, steadily(stage, far, looks=5), stage.courted) == ("", [], "")
+    assert (stage.awaited, steadily(stage, far, looks=5), stage.awaited) == ("", [], "")
 
 
-def test_a_copy_without_the_epochs_start_batch_is_not_courted(tmp_path: Path) -> None:
+def test_a_copy_without_the_epochs_start_batch_is_not_awaited(tmp_path: Path) -> None:
     """Where nothing of the epoch is confirmed yet, whoever holds the confirmed offset does not hold the first batch."""
     stage = Stage(tmp_path, decided(5, "n0a", "n1a"))
     first = stage.log.end
     stage.mastership.epoch_start_end = stage.publish()
     stage.ack(stage.link("n2a"), first)
     assert silence(stage, 1.0) == []
-    assert stage.courted == ""
+    assert stage.awaited == ""
 
 
 def test_on_a_disk_log_what_is_flushed_makes_near(tmp_path: Path) -> None:
@@ -127,57 +127,57 @@ def test_on_a_disk_log_what_is_flushed_makes_near(tmp_path: Path) -> None:
         stage.publish()
         stage.ack(link)
         stage.look(after=LOOK_S)
-        assert stage.courted == ""
+        assert stage.awaited == ""
     for expected in ("", "n1"):
         before = stage.log.end
         stage.publish()
         stage.ack(link, flushed=before)
         stage.look(after=LOOK_S)
-        assert stage.courted == expected
+        assert stage.awaited == expected
 
 
 # --- Dropped --------------------------------------------------------------------------------------------------------
 
 
-def test_a_courted_copy_that_does_not_come_is_dropped_and_answers(stage: Stage) -> None:
+def test_a_awaited_copy_that_does_not_come_is_dropped_and_answers(stage: Stage) -> None:
     """Let a publish wait for one that falls silent: within its time nothing is asked of the cluster, then the publish
     is answered, and the next one at once."""
-    courted(stage)
+    awaited(stage)
     assert wait(stage) == []
-    assert silence(stage, COURT_S - LOOK_S) == []
-    assert (stage.courted, stage.answers) == ("n1", [])
+    assert silence(stage, CATCH_UP_S - LOOK_S) == []
+    assert (stage.awaited, stage.answers) == ("n1", [])
     assert silence(stage, 2 * LOOK_S) == []
-    assert (stage.courted, stage.answers, stage.confirmed) == ("", [OK], stage.log.end)
+    assert (stage.awaited, stage.answers, stage.confirmed) == ("", [OK], stage.log.end)
     assert wait(stage) == [OK]
 
 
 def test_a_dropped_copy_rests_and_may_come_in_by_itself_meanwhile(stage: Stage) -> None:
-    """Let it follow again, a look late: it is not courted for seconds, but wished in as soon as it has everything."""
-    link = courted(stage)
-    silence(stage, COURT_S + LOOK_S)
-    assert stage.courted == ""
+    """Let it follow again, a look late: it is not awaited for seconds, but wished in as soon as it has everything."""
+    link = awaited(stage)
+    silence(stage, CATCH_UP_S + LOOK_S)
+    assert stage.awaited == ""
     stage.ack(link)
     assert steadily(stage, link, looks=20) == []
-    assert stage.courted == ""
+    assert stage.awaited == ""
     assert steadily(stage, near=(link,)) == [Grow("n1", "n1a", 5)]
 
 
-def test_a_courted_copy_whose_link_ends_is_dropped(stage: Stage) -> None:
+def test_a_awaited_copy_whose_link_ends_is_dropped(stage: Stage) -> None:
     """Cut the link under a waiting publish: the next look answers it."""
-    link = courted(stage)
+    link = awaited(stage)
     wait(stage)
     stage.mastership.leave(link)
     assert stage.confirmed < stage.log.end
     stage.look()
-    assert (stage.courted, stage.answers, stage.confirmed) == ("", [OK], stage.log.end)
+    assert (stage.awaited, stage.answers, stage.confirmed) == ("", [OK], stage.log.end)
 
 
-def test_a_new_link_of_the_same_run_goes_on_being_courted(stage: Stage) -> None:
+def test_a_new_link_of_the_same_run_goes_on_being_awaited(stage: Stage) -> None:
     """Replace the link between two looks: what is acked on the new one counts, and the copy comes in."""
-    courted(stage)
+    awaited(stage)
     before, end = stage.confirmed, stage.publish()
     link = stage.link("n1a", holds=before)
-    assert (stage.courted, stage.confirmed) == ("n1", before)
+    assert (stage.awaited, stage.confirmed) == ("n1", before)
     stage.ack(link)
     assert (stage.confirmed, stage.look()) == (end, Grow("n1", "n1a", 5))
 
@@ -190,39 +190,39 @@ def test_a_new_link_of_the_same_run_goes_on_being_courted(stage: Stage) -> None:
     ],
     ids=["another run", "no replica"],
 )
-def test_a_courted_copy_whose_acks_count_no_more_is_dropped(stage: Stage, facts: InSyncSet) -> None:
+def test_a_awaited_copy_whose_acks_count_no_more_is_dropped(stage: Stage, facts: InSyncSet) -> None:
     """Learn that its node runs anew, or holds no copy any more, and let the old link go on: it is not waited for."""
-    link = courted(stage)
+    link = awaited(stage)
     wait(stage)
     answers = stage.mastership.learned(facts)
     stage.look()
-    assert (answers + stage.answers, stage.courted, stage.confirmed) == ([OK], "", stage.log.end)
+    assert (answers + stage.answers, stage.awaited, stage.confirmed) == ([OK], "", stage.log.end)
     stage.ack(link)
     assert stage.look() is None
 
 
-def test_another_run_does_not_speak_for_a_courted_copy(stage: Stage) -> None:
+def test_another_run_does_not_speak_for_a_awaited_copy(stage: Stage) -> None:
     """Let the node's next run make a link, which the cluster does not know yet: nothing is confirmed by it."""
-    courted(stage)
+    awaited(stage)
     before, end = stage.confirmed, stage.publish()
     stage.link("n1b", holds=end)
     assert stage.confirmed == before
 
 
-def test_a_log_that_closes_courts_nobody(stage: Stage) -> None:
-    """Let the master find that it has lost something: who is courted is dropped, what waits is answered."""
-    courted(stage)
+def test_a_log_that_closes_awaits_nobody(stage: Stage) -> None:
+    """Let the master find that it has lost something: who is awaited is dropped, what waits is answered."""
+    awaited(stage)
     wait(stage)
     stage.mastership.ahead(MirrorAhead("mirror n2 holds more"))
     stage.look()
-    assert (stage.courted, stage.answers) == ("", [OK])
+    assert (stage.awaited, stage.answers) == ("", [OK])
 
 
 # --- Beside what the cluster is asked -------------------------------------------------------------------------------
 
 
-def proposed_by_court(stage: Stage) -> tuple[HAConnection, Grow]:
-    link = courted(stage)
+def proposed_by_catch_up(stage: Stage) -> tuple[HAConnection, Grow]:
+    link = awaited(stage)
     (wish,) = steadily(stage, link)
     assert isinstance(wish, Grow)
     return link, wish
@@ -231,38 +231,38 @@ def proposed_by_court(stage: Stage) -> tuple[HAConnection, Grow]:
 def test_a_copy_for_which_a_command_is_out_is_never_dropped(stage: Stage) -> None:
     """Court a copy, propose it, and cut its link: however long nothing is heard, and also once nobody waits for the
     outcome any more, nothing is confirmed without it, until a higher version is known."""
-    link, wish = proposed_by_court(stage)
+    link, wish = proposed_by_catch_up(stage)
     stage.mastership.leave(link)
     before = stage.confirmed
     wait(stage)
-    assert silence(stage, 3 * COURT_S) == []
+    assert silence(stage, 3 * CATCH_UP_S) == []
     stage.mastership.wish_unknown(wish)
-    assert set(silence(stage, 3 * COURT_S)) == {Shrink((), 5)}
+    assert set(silence(stage, 3 * CATCH_UP_S)) == {Shrink((), 5)}
     assert (stage.confirmed, stage.answers) == (before, [])
     assert stage.mastership.learned(decided(6, "n0a")) == [OK]
 
 
-def test_a_copy_that_is_let_in_is_a_member_that_was_courted(stage: Stage) -> None:
-    """Learn of the growth: the copy counts, and is not courted any more."""
-    link, wish = proposed_by_court(stage)
+def test_a_copy_that_is_let_in_is_a_member_that_was_awaited(stage: Stage) -> None:
+    """Learn of the growth: the copy counts, and is not awaited any more."""
+    link, wish = proposed_by_catch_up(stage)
     stage.mastership.learned(WITH_N1)
     stage.mastership.wish_ended(wish, refused=False)
     assert steadily(stage, link, looks=5) == []
-    assert (stage.courted, stage.mastership.copies_up) == ("", 2)
+    assert (stage.awaited, stage.mastership.copies_up) == ("", 2)
 
 
-def test_nobody_is_courted_while_something_is_asked(stage: Stage) -> None:
+def test_nobody_is_awaited_while_something_is_asked(stage: Stage) -> None:
     """Let a second copy follow while the first is proposed, and in the second after its refusal."""
-    link, wish = proposed_by_court(stage)
+    link, wish = proposed_by_catch_up(stage)
     other = stage.link("n2a")
     assert steadily(stage, link, other, looks=10) == []
-    assert stage.courted == ""
+    assert stage.awaited == ""
     stage.mastership.wish_ended(wish, refused=True)
     assert steadily(stage, link, other) == []
-    assert stage.courted == ""
+    assert stage.awaited == ""
 
 
-def test_a_refused_copy_does_not_keep_another_one_from_being_courted(stage: Stage) -> None:
+def test_a_refused_copy_does_not_keep_another_one_from_being_awaited(stage: Stage) -> None:
     """Let two follow and refuse the first each time: the other one is proposed by the second wish."""
     links = stage.link("n1a"), stage.link("n2a")
     asked = []
@@ -276,32 +276,32 @@ def test_a_refused_copy_does_not_keep_another_one_from_being_courted(stage: Stag
 
 
 def test_a_copy_that_never_comes_does_not_keep_another_one_out(stage: Stage) -> None:
-    """Court one that falls silent whenever it is courted: the other one is wished in right after it."""
+    """Court one that falls silent whenever it is awaited: the other one is wished in right after it."""
     sick, sound = stage.link("n1a"), stage.link("n2a")
     steadily(stage, sick)
     assert steadily(stage, sick, looks=1) == []
-    assert stage.courted == "n1"
+    assert stage.awaited == "n1"
     wishes: list[Wish] = []
     while not wishes:
         wishes = steadily(stage, sound)
-        assert stage.now < 2 * COURT_S
+        assert stage.now < 2 * CATCH_UP_S
     assert wishes == [Grow("n2", "n2a", 5)]
 
 
-def test_nobody_else_is_proposed_while_one_is_courted(stage: Stage) -> None:
-    """Let another copy hold everything meanwhile: it is wished in once the courted one was dropped."""
-    courted(stage)
+def test_nobody_else_is_proposed_while_one_is_awaited(stage: Stage) -> None:
+    """Let another copy hold everything meanwhile: it is wished in once the awaited one was dropped."""
+    awaited(stage)
     stage.ack(stage.link("n2a"))
-    assert silence(stage, COURT_S - LOOK_S) == []
-    assert stage.courted == "n1"
+    assert silence(stage, CATCH_UP_S - LOOK_S) == []
+    assert stage.awaited == "n1"
     assert silence(stage, 3 * LOOK_S) == [Grow("n2", "n2a", 5)]
 
 
-def test_a_member_that_is_lost_meanwhile_holds_still_beside_the_courted_copy(tmp_path: Path) -> None:
-    """Cut the member's link while another copy is courted: that one comes in, and nothing is confirmed without
+def test_a_member_that_is_lost_meanwhile_holds_still_beside_the_awaited_copy(tmp_path: Path) -> None:
+    """Cut the member's link while another copy is awaited: that one comes in, and nothing is confirmed without
     either."""
     stage, near = both(tmp_path)
-    far = courted(stage, "n2a", near=(near,))
+    far = awaited(stage, "n2a", near=(near,))
     stage.mastership.leave(near)
     before = stage.confirmed
     assert steadily(stage, far) == [Grow("n2", "n2a", 5)]
@@ -310,48 +310,48 @@ def test_a_member_that_is_lost_meanwhile_holds_still_beside_the_courted_copy(tmp
 
 
 def test_who_is_dropped_gives_way_to_the_members_only(tmp_path: Path) -> None:
-    """Drop a courted copy while the member is behind: what is confirmed is what the member has."""
+    """Drop a awaited copy while the member is behind: what is confirmed is what the member has."""
     stage, near = both(tmp_path)
-    courted(stage, "n2a", near=(near,))
+    awaited(stage, "n2a", near=(near,))
     middle = stage.publish()
     stage.publish()
     stage.ack(near, middle)
     assert stage.confirmed < middle
-    silence(stage, COURT_S + LOOK_S)
-    assert (stage.courted, stage.confirmed) == ("", middle)
+    silence(stage, CATCH_UP_S + LOOK_S)
+    assert (stage.awaited, stage.confirmed) == ("", middle)
 
 
-def test_a_set_that_shrinks_meanwhile_leaves_the_court_as_it_is(tmp_path: Path) -> None:
-    """Learn that the coordinator let the member go: the courted copy is still waited for, and the wish for it names
+def test_a_set_that_shrinks_meanwhile_leaves_the_catch_up_as_it_is(tmp_path: Path) -> None:
+    """Learn that the coordinator let the member go: the awaited copy is still waited for, and the wish for it names
     the version that is known then."""
     stage, near = both(tmp_path)
-    far = courted(stage, "n2a", near=(near,))
+    far = awaited(stage, "n2a", near=(near,))
     before, end = stage.confirmed, stage.publish()
     assert stage.mastership.learned(decided(6, "n0a")) == []
-    assert (stage.courted, stage.confirmed) == ("n2", before)
+    assert (stage.awaited, stage.confirmed) == ("n2", before)
     stage.ack(far, end)
     assert (stage.confirmed, stage.look()) == (end, Grow("n2", "n2a", 6))
 
 
-def test_a_copy_that_is_courted_under_a_shrink_is_dropped_in_time(tmp_path: Path) -> None:
-    """Let a member have to leave while another copy is courted, and nothing be heard of that wish: no command names
+def test_a_copy_that_is_awaited_under_a_shrink_is_dropped_in_time(tmp_path: Path) -> None:
+    """Let a member have to leave while another copy is awaited, and nothing be heard of that wish: no command names
     the copy, so it is dropped when its time is over, though it has everything."""
-    stage, near = both(tmp_path, lag_s=COURT_S / 2)
-    far = courted(stage, "n2a", near=(near,))
+    stage, near = both(tmp_path, lag_s=CATCH_UP_S / 2)
+    far = awaited(stage, "n2a", near=(near,))
     stage.mastership.leave(near)
     before = stage.confirmed
     wait(stage)
-    assert silence(stage, COURT_S - 2 * LOOK_S) == [Shrink(("n1",), 5)]
+    assert silence(stage, CATCH_UP_S - 2 * LOOK_S) == [Shrink(("n1",), 5)]
     stage.ack(far)
-    assert stage.courted == "n2"
+    assert stage.awaited == "n2"
     assert silence(stage, 3 * LOOK_S) == []
-    assert (stage.courted, stage.confirmed) == ("", before)
+    assert (stage.awaited, stage.confirmed) == ("", before)
     assert stage.mastership.learned(decided(6, "n0a")) == [OK]
 
 
-def test_a_new_mastership_courts_nobody_who_was_courted_before(stage: Stage) -> None:
-    """Make the next mastership of the log while a copy is courted: it waits for its members, and nobody else."""
-    courted(stage)
+def test_a_new_mastership_awaits_nobody_who_was_awaited_before(stage: Stage) -> None:
+    """Make the next mastership of the log while a copy is awaited: it waits for its members, and nobody else."""
+    awaited(stage)
     stage.publish()
     assert stage.confirmed < stage.log.end
     following = Mastership(
@@ -364,7 +364,7 @@ def test_a_new_mastership_courts_nobody_who_was_courted_before(stage: Stage) -> 
         waiting_max=100,
     )
     following.appended(stage.log.end)
-    assert (following.courted, following.progress.confirmed) == (None, stage.log.end)
+    assert (following.awaited, following.progress.confirmed) == (None, stage.log.end)
 
 
 # --- Who is near, and who rests -------------------------------------------------------------------------------------
@@ -374,8 +374,8 @@ class Looks:
     """Looks at a log that grows by 100 per look, and copies that are so many looks behind and never come."""
 
     def __init__(self, *, won: bool = False) -> None:
-        """`won`: whoever is courted is proposed at the next look, and comes to nothing."""
-        self.court = CatchUp()
+        """`won`: whoever is awaited is proposed at the next look, and comes to nothing."""
+        self.catch_up = CatchUp()
         self.number = 100
         self.begun: list[tuple[float, Candidate]] = []
         self._won = won
@@ -385,19 +385,19 @@ class Looks:
         return self.number * LOOK_S
 
     def go_on(self, seconds: float, behind: Mapping[Candidate, int]) -> list[tuple[float, Candidate]]:
-        """When somebody was courted, and who."""
+        """When somebody was awaited, and who."""
         self.begun = []
         for _ in range(round(seconds / LOOK_S)):
             self.look({copy: (self.number - looks) * 100 for copy, looks in behind.items()})
         return self.begun
 
     def look(self, reached: Mapping[Candidate, int]) -> None:
-        before = self.court.courted
+        before = self.catch_up.awaited
         if self._won:
-            self.court.won(self.now)
-        self.court.look(self.now, confirmed=self.number * 100, reached=reached, free=True)
-        if self.court.courted is not None and self.court.courted != before:
-            self.begun.append((self.now, self.court.courted))
+            self.catch_up.won(self.now)
+        self.catch_up.look(self.now, confirmed=self.number * 100, reached=reached, free=True)
+        if self.catch_up.awaited is not None and self.catch_up.awaited != before:
+            self.begun.append((self.now, self.catch_up.awaited))
         self.number += 1
 
 
@@ -427,19 +427,19 @@ def test_a_master_that_was_stopped_finds_nobody_near_at_once() -> None:
     assert [copy for _, copy in looks.begun] == [N1]
 
 
-def test_a_copy_that_never_comes_is_courted_less_and_less() -> None:
+def test_a_copy_that_never_comes_is_awaited_less_and_less() -> None:
     """Let it follow closely and never come, for four minutes: each rest is twice as long, up to a minute."""
     begun = [now for now, _ in Looks().go_on(250.0, {N1: 1})]
-    rests = [later - earlier - COURT_S for earlier, later in pairwise(begun)]
+    rests = [later - earlier - CATCH_UP_S for earlier, later in pairwise(begun)]
     expected = [REST_S, 2 * REST_S, 4 * REST_S, 8 * REST_S, REST_MAX_S, REST_MAX_S]
     assert rests == pytest.approx(expected, abs=3 * LOOK_S)
 
 
 def test_two_copies_that_never_come_take_turns() -> None:
-    """Let both follow closely and never come: the second is courted right after the first, and each rests alone."""
+    """Let both follow closely and never come: the second is awaited right after the first, and each rests alone."""
     (first_at, first), (second_at, second), *more = Looks().go_on(30.0, {N1: 1, N2: 1})
     assert {first, second} == {N1, N2}
-    assert second_at - first_at == pytest.approx(COURT_S, abs=3 * LOOK_S)
+    assert second_at - first_at == pytest.approx(CATCH_UP_S, abs=3 * LOOK_S)
     assert {copy for _, copy in more} == {N1, N2}
 
 
@@ -454,5 +454,5 @@ def test_the_next_run_does_not_rest_for_the_one_before() -> None:
     """Restart a node whose copy did not come."""
     looks = Looks()
     looks.go_on(2.0, {N1: 1})
-    assert looks.court.courted is None
+    assert looks.catch_up.awaited is None
     assert [copy for _, copy in looks.go_on(0.5, {Candidate("n1", "n1b"): 1})] == [Candidate("n1", "n1b")]
