@@ -172,7 +172,7 @@ class Subscribers:
         self.done = True
 
     async def _take(self, client: Client, what: Taking) -> None:
-        taker = _Taker(self, client, what, Random(f"{self._seed} {what.name} {self._run}"))
+        taker = _Consumer(self, client, what, Random(f"{self._seed} {what.name} {self._run}"))
         turn = taker.lease if what.way == "lease" else taker.subscribed
         while not self.stopping:
             try:
@@ -183,7 +183,7 @@ class Subscribers:
         await asyncio.gather(*taker.tasks)
 
 
-class _Taker:
+class _Consumer:
     """One taker in one run of its program."""
 
     def __init__(self, program: Subscribers, client: Client, what: Taking, random: Random) -> None:

@@ -31,7 +31,7 @@ _Place = tuple[str, int]
 
 
 @dataclass(frozen=True)
-class LettersOutside:
+class DeadLettersOutside:
     """What the checks look at. `left`: by source, the records that have left it by dying, and of what; `redriven`: by
     value, how many were sent back from where they had come to."""
 
@@ -85,7 +85,7 @@ class LettersOutside:
 
 def check_letters(groups: GroupsOutside) -> Counter[str]:
     """What happened, counted. Raises AssertionError naming the first that does not hold."""
-    outside = LettersOutside(groups)
+    outside = DeadLettersOutside(groups)
     for check in (
         nothing_leaves_from_a_hand,
         letters_come_once,
@@ -100,7 +100,7 @@ def check_letters(groups: GroupsOutside) -> Counter[str]:
     return _counts(outside)
 
 
-def letters_come_once(outside: LettersOutside) -> None:
+def letters_come_once(outside: DeadLettersOutside) -> None:
     """To each queue that they lead to, as often as they died; unless either log has lost something since."""
     for source in outside.sources:
         letters = outside.letters(source)
@@ -114,7 +114,7 @@ def letters_come_once(outside: LettersOutside) -> None:
                     )
 
 
-def what_is_sent_back_comes_once(outside: LettersOutside) -> None:
+def what_is_sent_back_comes_once(outside: DeadLettersOutside) -> None:
     """To where it died: that has it once more than it was sent back, or not, if it is not known to be stored."""
     for source in outside.sources:
         there = outside.copies(source)
@@ -127,7 +127,7 @@ def what_is_sent_back_comes_once(outside: LettersOutside) -> None:
             )
 
 
-def what_is_rejected_leaves(outside: LettersOutside) -> None:
+def what_is_rejected_leaves(outside: DeadLettersOutside) -> None:
     """When that was confirmed."""
     for (queue, group, offset), those in outside.groups.taken.items():
         if group or name_of(queue) not in SOURCES:
@@ -138,7 +138,7 @@ def what_is_rejected_leaves(outside: LettersOutside) -> None:
             )
 
 
-def what_is_acknowledged_stays(outside: LettersOutside) -> None:
+def what_is_acknowledged_stays(outside: DeadLettersOutside) -> None:
     """When that was confirmed, it has not died, and does not."""
     for (queue, group, offset), those in outside.groups.taken.items():
         if group or (queue, offset) not in outside.left:
@@ -149,7 +149,7 @@ def what_is_acknowledged_stays(outside: LettersOutside) -> None:
             )
 
 
-def records_die_for_a_reason(outside: LettersOutside) -> None:
+def records_die_for_a_reason(outside: DeadLettersOutside) -> None:
     """That their queue has; somebody rejected them, they were there for too long, or were given out too often."""
     for place, why in outside.left.items():
         queue, offset = place
@@ -165,7 +165,7 @@ def records_die_for_a_reason(outside: LettersOutside) -> None:
             assert lasted_us >= DIED_AFTER_MS * 1000, f"records die for a reason: {place} lasted {lasted_us} µs"
 
 
-def _left_at_us(outside: LettersOutside, place: _Place) -> int:
+def _left_at_us(outside: DeadLettersOutside, place: _Place) -> int:
     """When it was logged that it leaves."""
     queue, offset = place
     return max(
@@ -178,7 +178,7 @@ def _left_at_us(outside: LettersOutside, place: _Place) -> int:
     )
 
 
-def letters_tell_how_they_died(outside: LettersOutside) -> None:
+def letters_tell_how_they_died(outside: DeadLettersOutside) -> None:
     """In which queue and of what, as its log has it; and once: what is sent back forgets."""
     why_by_value: dict[bytes | None, set[str]] = defaultdict(set)
     for (queue, offset), why in outside.left.items():
@@ -203,7 +203,7 @@ def _deaths(stored: Stored) -> list[dict[str, object]]:
     return found
 
 
-def letters_keep_their_order(outside: LettersOutside) -> None:
+def letters_keep_their_order(outside: DeadLettersOutside) -> None:
     """Departures of a queue come one after the other, and of one its records in theirs, but for those that joined
     theirs when others were on their way already."""
     for source in outside.sources:
@@ -254,7 +254,7 @@ class _Steps:
                     begun.pop(change.departure, None)
 
 
-def _arrived(outside: LettersOutside, known: LoggedQueue, target: str) -> list[int]:
+def _arrived(outside: DeadLettersOutside, known: LoggedQueue, target: str) -> list[int]:
     """Offsets of a source in the order in which its letters stand in the target; without those whose values stand in it
     more than once, having come back."""
     places: dict[bytes | None, list[int]] = defaultdict(list)
@@ -269,7 +269,7 @@ def _arrived(outside: LettersOutside, known: LoggedQueue, target: str) -> list[i
     ]
 
 
-def nothing_leaves_from_a_hand(outside: LettersOutside) -> None:
+def nothing_leaves_from_a_hand(outside: DeadLettersOutside) -> None:
     """Whoever has a record may settle it."""
     dropped = outside.groups.tap.dropped
     assert not dropped, f"nothing leaves from a hand: {dropped[0]}"
@@ -284,7 +284,7 @@ def _offsets(ranges: Sequence[int]) -> Iterator[int]:
         yield from range(first, until)
 
 
-def _counts(outside: LettersOutside) -> Counter[str]:
+def _counts(outside: DeadLettersOutside) -> Counter[str]:
     seen = outside.groups.outside.observer.counts
     counts = Counter(f"letters: {REASONS_BY_WHY[why]}" for why in outside.left.values())
     counts["letters: sent back"] = outside.redriven.total()

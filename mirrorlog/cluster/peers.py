@@ -37,7 +37,7 @@ CONNECT_S: Final = 1.0
 BEAT_S: Final = 0.1
 FRAME_BYTES_MAX: Final = 80 * 1024 * 1024
 """Of one message: a snapshot travels in pieces far below, but for the answer to a node that begins anew. The largest
-record that a node may be configured to take (64 MiB) goes in one, with what a letter adds to it."""
+record that a node may be configured to take (64 MiB) goes in one, with what forwarding as a dead letter adds to it."""
 SILENT_S: Final = 5.0
 """A link over which no answer to a heartbeat comes for so long, with nothing large under way, is dialled anew. Liveness
 does not judge links: the other one of the two may stand, and this one's Raft get lost."""

@@ -328,8 +328,8 @@ class ClusterService:
         self.driver.receive(message)
 
     def _is_forgetful(self, link: Voice) -> bool:
-        """Whether the disk of a run has forgotten what it may have promised (`runs.unknown_to`): neither its votes nor
-        its answers count before it has registered, as another member. Of two voters none is elected and nothing is
+        """Whether the disk of a run has forgotten what it may have promised (`unknown_to`): neither its votes nor its
+        answers count before it has registered, as another member. Of two voters none is elected and nothing is
         decided without the other, which has not forgotten."""
         facts, raft = self.state.nodes.get(link.node), self.driver.raft
         if facts is None or link.start_id == facts.start_id or len(raft.members.voters) <= 2:

@@ -705,7 +705,7 @@ class HostedLogs:
         self._by_number: dict[int, HostedLog] = {}
         self._refused: dict[str, HostedLog] = {}
         self.outage_of: Callable[[int], MirrorlogError | None] = _not_known
-        """Why nobody can answer for a log with this number that is none of this node's; see `cluster.outages`."""
+        """Why nobody can answer for a log with this number that is none of this node's; see `liveness`."""
 
     def __iter__(self) -> Iterator[HostedLog]:
         return (log for log in self._served.values() if log.replica.damage is None)

@@ -1,6 +1,6 @@
 """Requests about virtual hosts, exchanges, bindings and users: to the cluster's decision, and back when nodes know it.
 
-Thin: `cluster.topology` decides. A change is answered once every node that is up has applied it, so that a publish
+Thin: `topology_rules` decides. A change is answered once every node that is up has applied it, so that a publish
 behind the answer to a bind meets it wherever it goes; a node that is slow holds the answer up for two seconds at most.
 Asking twice is asking once, so the cluster may be asked again while it elects a coordinator.
 """

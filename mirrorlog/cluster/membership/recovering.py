@@ -1,8 +1,8 @@
 """A cluster whose majority is lost for good goes on with the survivors: offline, on their disks.
 
 Nobody can decide anything any more, so what is left is decided here, by hand: the newest state that a survivor knows,
-without the lost nodes (`state.recovered`), as a new incarnation, in which the survivors alone vote. It has to be the
-same on each of them, byte for byte. So each survivor's disk is first read into a `Survivor`, a file that can be
+without the lost nodes (`node_rules.recovered`), as a new incarnation, in which the survivors alone vote. It has to be
+the same on each of them, byte for byte. So each survivor's disk is first read into a `Survivor`, a file that can be
 carried; from the same survivors everybody makes the same `SurvivorPlan`; and each then does it on its own disk.
 
 It may be done again, and it may be cut short: the rename of a snapshot decides (`raft.store`), on each disk by itself.

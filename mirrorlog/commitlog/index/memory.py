@@ -39,7 +39,7 @@ _VISIBLE: Final = struct.Struct("<QQ8xII")  # log offset, base, queue id, record
 _SWEPT_AT_ONCE: Final = 16
 
 
-class _Leap(NamedTuple):
+class _OffsetJump(NamedTuple):
     """Queues go on at `go_on_at` behind the batch at `log_offset`. `stood`: their next queue offsets before, by queue
     id, of those that were below."""
 
@@ -63,7 +63,7 @@ class QueueIndex:
         self._confirmed = 0
         # The queues that have a gap, and the leaps that are not confirmed, in log order.
         self._gapped: set[int] = set()
-        self._leaps: deque[_Leap] = deque()
+        self._leaps: deque[_OffsetJump] = deque()
         self._sweeping: Iterator[QueueOrder] | None = None
         self.partial = False
 
@@ -115,7 +115,7 @@ class QueueIndex:
             if following < go_on_at:
                 stood[queue_id] = following
                 self._order(queue_id).next_appended = go_on_at
-        self._leaps.append(_Leap(log_offset, go_on_at, stood))
+        self._leaps.append(_OffsetJump(log_offset, go_on_at, stood))
         if log_offset < self._confirmed:
             self.confirm(self._confirmed)
 
@@ -428,7 +428,7 @@ class QueueIndex:
             queue = self._queues[queue_id] = QueueOrder(self._rows.floor)
         return queue
 
-    def _confirm_leap(self, leap: _Leap) -> set[int]:
+    def _confirm_leap(self, leap: _OffsetJump) -> set[int]:
         """All before it in the log is visible, and nothing behind it."""
         gained: set[int] = set()
         for queue_id in leap.stood:

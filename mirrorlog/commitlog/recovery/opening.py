@@ -2,7 +2,7 @@
 
 log.json        log id, cluster id, name, format version; written last, so a directory with it is complete
 epochs          see `epochs`
-checkpoint      see `checkpoint`
+checkpoint      see `flush`
 <20 digits>     segments, see `chain`
 <digits>.table  where the batches of a sealed segment stand, see `table`
 lossy           what a recovery lost that nobody has acted on yet, see `recovery.LossNote`

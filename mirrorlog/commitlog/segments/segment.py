@@ -38,8 +38,8 @@ class Segment:
     where those do that stand inside of transactions, which may be read alone, and are copied and cut with the others.
 
     `file` and `view` (writable memory) are there while the segment is the active one, not yet flushed, or kept for
-    readers; without them it is read by pread. A view that was given out keeps its mapping alive by itself, so
-    dropping one here never takes memory from under a reader. `prepared_to`: see `prepare`, a position in the file.
+    readers; without them it is read by pread. A view that was given out keeps its mapping alive by itself, so dropping
+    one here never takes memory from under a reader. `prepared_to`: a position in the file, see `preallocation`.
     `pin`: set when `view` is dropped, tells whether readers still hold parts of it.
     `recycled`: old bytes may follow the end, so every append must end the log anew. `sealed`: its table is written and
     `borders` and `inside` are empty; only cold reads find batches in it.

@@ -22,7 +22,7 @@ class NodeLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hello(Message, frozen=True):
-    """First frame of every connection. `role`: see `greeting`. `credential`: how it will prove the cluster's secret.
+    """First frame of every connection. `role`: see `ROLES`. `credential`: how it will prove the cluster's secret.
     `incarnation`: of the cluster as a member knows it, 0: not said; `runs`: former start ids that the node's disk knows
     and the cluster may know it by, None: not said. `credit`: whether CREDIT frames may be sent to it. `client_id`: a
     secret of the client's own, the same on all its connections: its exclusive queues are its on each of them. `check`:
