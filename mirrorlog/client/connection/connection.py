@@ -145,10 +145,7 @@ class Connection:
         connection = cls(address, role=role, cluster_id=cluster_id, stale_reads=stale_reads, client_id=client_id)
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                endpoint = partial(
-                    Endpoint, connection, frame_bytes_max=_FRAME_BYTES_MAX, outgoing_bytes_max=_UNSENT_BYTES_MAX
-                )
-                await dial(address, endpoint, tls, unacked_ms=CLIENT_UNACKED_MS)
+                await dial(address, connection._make_endpoint, tls, unacked_ms=CLIENT_UNACKED_MS)
                 await connection._greeting
                 if login is not None:
                     await connection._login(*login, timeout_ms=timeout_ms)
@@ -163,6 +160,9 @@ class Connection:
             raise
         connection._ticker = connection.loop.call_later(KeepAlive.tick_s, connection._tick)
         return connection
+
+    def _make_endpoint(self) -> Endpoint:
+        return Endpoint(self, frame_bytes_max=_FRAME_BYTES_MAX, outgoing_bytes_max=_UNSENT_BYTES_MAX)
 
     async def _login(self, user: str, password: str, *, timeout_ms: int) -> None:
         """Raises LoginFailed."""
