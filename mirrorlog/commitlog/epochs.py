@@ -112,11 +112,6 @@ class EpochList:
         entry = self._entry_at(log_offset)
         return entry.epoch if entry is not None else NO_EPOCH
 
-    def open_at(self, end: int) -> int:
-        """The last epoch, if it begins at `end` or before; 0 when it does not, or there is none."""
-        entries = self.entries
-        return entries[-1].epoch if entries and entries[-1].start <= end else NO_EPOCH
-
     def data_epoch(self, end: int) -> int:
         """The epoch of the last byte of a copy that ends at `end`; 0 for an empty copy."""
         return self.at(end - 1) if end > 0 else NO_EPOCH

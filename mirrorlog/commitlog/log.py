@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final
 from uuid import UUID
 
 from mirrorlog.commitlog.directory import FORMAT_VERSION, NUMBER
@@ -149,7 +149,7 @@ class CommitLog(StoredLog):
             log_offset=self.end,
             base_queue_offset=base_queue_offset,
             append_time_us=append_time_us,
-            epoch=self.epochs.open_at(self.end) or self._no_epoch(),
+            epoch=self._open_epoch(),
             flags=flags,
             seed=self.seed,
         )
@@ -176,7 +176,7 @@ class CommitLog(StoredLog):
             parts,
             log_offset=self.end,
             append_time_us=max(append_time_us, self.last_append_time_us),
-            epoch=self.epochs.open_at(self.end) or self._no_epoch(),
+            epoch=self._open_epoch(),
             seed=self.seed,
         )
         content = memoryview(envelope)
@@ -270,8 +270,12 @@ class CommitLog(StoredLog):
             self._flusher.fail(failed)
             raise failed from None
 
-    def _no_epoch(self) -> NoReturn:
-        raise BadRequest("no epoch is open at the log's end; open one before appending as its master")
+    def _open_epoch(self) -> int:
+        """The epoch that writes at the log's end. Raises BadRequest when it is not the list's last one."""
+        entries = self.epochs.entries
+        if not entries or entries[-1].start > self.end:
+            raise BadRequest("no epoch is open at the log's end; open one before appending as its master")
+        return entries[-1].epoch
 
     def _require_writable(self) -> None:
         if self._flusher.failure is not None:
