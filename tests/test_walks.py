@@ -27,8 +27,8 @@ from sim.stand_ins import node_disks
 from sim.world import World
 
 CAPS: Final = {
-    "send": (395, 40),
-    "ack": (580, 52),
+    "send": (365, 42),
+    "ack": (545, 55),
     "failover": (6100, 131),
 }
 """Calls and files at most, of the client and of all nodes together."""
