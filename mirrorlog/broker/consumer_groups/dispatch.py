@@ -186,7 +186,8 @@ class Pump:
             turns += 1
         if turns == _TURNS or delivery.behind:
             self._works.wake(work)
-        if turns:
+        # Also when nothing was given: below the watermark nothing may be free, and it is known by that alone.
+        if turns or delivery.front.covered < end:
             self._watermarks.move(work, end)
 
     def _hand_out(self, work: Work, given: Given) -> bool:
