@@ -156,6 +156,7 @@ async def test_a_lost_connection_says_that_nothing_was_sent(name: str) -> None:
         assert type(await _outcome(ALL[name](client))) is ConnectionLost
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", WAYS)
 async def test_a_silent_node_leaves_the_outcome_unknown(name: str) -> None:
     """Goal: no answer is no refusal, whatever it is called. Method: a node that answers nothing but questions."""

@@ -55,6 +55,7 @@ async def test_a_producer_that_was_not_started_says_so() -> None:
     await producer.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("greeted", [False, True])
 async def test_closing_ends_an_opening_for_who_waits_for_it(greeted: bool) -> None:
     """He is told that the client is closed, as if he had come later, and the client can be connected anew; by a node

@@ -374,6 +374,7 @@ async def test_a_reader_from_the_begin_starts_where_it_is_now() -> None:
                     await reader.read(1, timeout_ms=10_000)
 
 
+@pytest.mark.long
 async def test_what_a_mirror_that_began_late_lacks_is_read_elsewhere() -> None:
     """It is not freed for that; by a mirror that begins at the last segment, is asked first and names its own begin.
     Whoever insists on that one is told so, and has from `earliest` what it has. What is freed indeed is passed over,
@@ -463,6 +464,7 @@ async def test_a_job_sees_all_that_was_confirmed_whatever_node_the_client_knows(
             assert await numbers(consumer) == [0, 1, 2]
 
 
+@pytest.mark.long
 async def test_a_mirror_serves_readers_while_the_master_is_down() -> None:
     """Records, a group's position and a time's offset, from what is confirmed; by stopping the master."""
     with fast_cluster(3) as cluster:

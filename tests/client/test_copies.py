@@ -38,6 +38,7 @@ def test_a_refusal_is_held_against_where_the_queue_begins(
     assert told in error.message
 
 
+@pytest.mark.long
 @pytest.mark.process
 @pytest.mark.parametrize("start", ["earliest", datetime(2020, 1, 1, tzinfo=UTC), 0], ids=["earliest", "time", "offset"])
 def test_a_reader_of_mirrors_has_all_that_one_of_them_has_while_the_master_is_away(

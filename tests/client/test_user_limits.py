@@ -96,6 +96,7 @@ async def test_a_flood_is_held_to_its_rate_and_nobody_else_is(limited: Cluster) 
         assert all(each["users"].keys() == {"ann"} for each in held)
 
 
+@pytest.mark.long
 @pytest.mark.process
 async def test_a_connection_that_is_held_for_long_is_kept_and_its_publishes_are_confirmed(limited: Cluster) -> None:
     """Goal: nobody takes a node that holds him for dead, nor a held client for one that has gone. Method: large batches
@@ -115,6 +116,7 @@ async def test_a_connection_that_is_held_for_long_is_kept_and_its_publishes_are_
         assert await ann.any_connection() is connection
 
 
+@pytest.mark.long
 @pytest.mark.process
 async def test_what_is_read_is_held_to_its_rate_and_settled_at_once(limited: Cluster) -> None:
     """Goal: fetches and deliveries are one budget; who is given nothing may acknowledge. Method: the same records by

@@ -29,6 +29,7 @@ def numbers(responses: list[pb.ConsumeResponse]) -> list[int]:
     return [int(value) for response in responses for value in values_of(response)]
 
 
+@pytest.mark.long
 def test_a_reader_of_mirrors_sees_every_record_once(cluster: Cluster) -> None:
     """Goal: what one mirror lacks is read from another one. Method: the late mirror is asked first; every start that
     means the begin, through the doors of the late mirror and of the master, and once more without the master."""

@@ -306,6 +306,7 @@ def test_a_door_serves_before_its_node_is_there() -> None:
         assert door.end()[0] == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_door_that_is_stopped_answers_who_waits_and_ends(number: signal.Signals) -> None:
     """Goal: a stop waits for nobody longer than a question takes. Method: stop it with a scrape of a hung node open."""

@@ -108,6 +108,7 @@ async def test_a_client_that_knows_one_load_balancer_uses_the_whole_cluster() ->
         assert await read() == [b"a", b"b", b"c", b"d", b"e", b"f"]
 
 
+@pytest.mark.long
 async def test_nodes_that_have_all_moved_find_each_other(tmp_path: Path) -> None:
     """Goal: a cluster survives new addresses for all its nodes at once. Method: stop three nodes, give each of them
     other ports in everybody's configuration, and start them: what was confirmed is there, and more is."""

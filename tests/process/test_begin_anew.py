@@ -113,6 +113,7 @@ def test_a_disk_is_replaced_twice(tmp_path: Path) -> None:
         assert len(log_lines(mirror, "disk_replaced")) == 2
 
 
+@pytest.mark.long
 def test_a_copy_that_ends_below_the_begin_is_set_aside(tmp_path: Path) -> None:
     """Goal: invariant 1, an end below the master's begin. Keep a mirror of three away while retention passes its end:
     its former copy is kept beside the new one, and it becomes a member again. No more copies are kept than the limit

@@ -70,6 +70,7 @@ def test_a_master_that_is_cut_off_is_replaced_and_refuses(tmp_path: Path, networ
     check(chaos, counts)
 
 
+@pytest.mark.long
 def test_confirms_are_back_soon_after_a_ring_of_one_way_cuts_has_healed(tmp_path: Path, network: Network) -> None:
     """Goal: a heal is noticed, however far the system has backed off meanwhile. Method: each node reaches one
     of the others only, for some seconds; then no other at all."""

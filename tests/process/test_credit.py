@@ -60,6 +60,7 @@ async def outcome_of(delivery: Delivery) -> Receipt | MirrorlogError:
         return error
 
 
+@pytest.mark.long
 async def test_a_producer_feels_the_slowest_mirror_in_its_own_queue_and_nobody_else_does(tmp_path: Path) -> None:
     """Goal: credit per producer and queue. Method: a mirror stands still, a producer at level `master`, which no mirror
     answers for, sends until it is held; on the same connection another producer of another queue sends, a subscriber
@@ -156,6 +157,7 @@ def test_who_sends_beyond_its_credit_is_answered_and_its_connection_goes_on(tmp_
             raw.produce(batch_of([VALUE], queues[8], producer_id=6), level=Level.ALL)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("level", ["none", "master", "all"])
 async def test_a_producer_that_is_never_held_up_sends_far_more_than_its_credit(tmp_path: Path, level: str) -> None:
     """Goal: credit comes back at each level. Method: ten times the credit through one producer, both mirrors awake."""

@@ -45,6 +45,7 @@ async def received(client: Client, queue: str, count: int) -> list[bytes]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("victim", ["n1", "n2"])
 async def test_dead_letters_come_to_another_nodes_queue_once_through_kill_9(victim: str) -> None:
     """Goal: exactly once between processes. Method: the queue is mastered by one node, the one for dead letters by

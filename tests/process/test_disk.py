@@ -239,6 +239,7 @@ def fill_up(path: Path) -> None:
             file.write(bytes(4096))
 
 
+@pytest.mark.long
 def test_a_mirrors_full_disk_holds_the_confirms_and_says_why(small_disk: Path, tmp_path: Path) -> None:
     """Goal: the reason can be read on the mirror and in the master's log, once; space is kept, nothing is tried while
     there is none, and afterwards it goes on by itself. Method: a mirror on a small disk; fill it through the master,

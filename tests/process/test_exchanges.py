@@ -20,6 +20,7 @@ async def values(client: Client, queue: str) -> list[bytes]:
         return [bytes(record.value or b"") async for record in consumer]
 
 
+@pytest.mark.long
 async def test_a_bind_does_not_wait_for_a_node_that_hangs() -> None:
     """Goal: an answer in time, and it counts on all others. Method: the node that the client is connected to is paused;
     a bind is answered when another one was asked, which waits two seconds for it; a publish behind it meets it."""
@@ -98,6 +99,7 @@ async def test_messages_through_an_exchange_survive_the_master_s_death_while_bin
             assert failed < len(handed) / 2
 
 
+@pytest.mark.long
 async def test_a_node_that_starts_alone_is_not_open_to_everybody() -> None:
     """Goal: users count on a node that has not heard its cluster, and nobody changes anything there: neither while it
     is alone nor in the moment in which the others come. Method: a cluster of two with users, both stopped, one started;

@@ -93,6 +93,7 @@ def check_levels(queue: QueueInfo, durability: int, *, up: Sequence[Node], pause
     assert "all" in waiting
 
 
+@pytest.mark.long
 def test_what_a_level_still_lacks_at_its_deadline_is_said(cluster: Cluster, queue: QueueInfo) -> None:
     """Goal: never a success below the level. Method: SIGSTOP a mirror and publish with a short deadline: `all` and 3
     end as unknown and say how many copies there are; the same batch sent again is answered when the mirror goes on."""

@@ -78,6 +78,7 @@ def publish(cluster: Cluster, queue: QueueInfo, value: bytes) -> None:
         assert raw.produce(batch_of([value], queue)).copies == 2
 
 
+@pytest.mark.long
 def test_a_long_list_of_epochs_is_told_and_followed(tmp_path: Path) -> None:
     """Goal: no frame is too small for a list that may be. With half as many epochs as are allowed, 1.4 MB, which one
     node has and the other does not, they go on, and so they do when both know all; the master warns."""
@@ -95,6 +96,7 @@ def test_a_long_list_of_epochs_is_told_and_followed(tmp_path: Path) -> None:
             assert f"limit={ENTRIES_MAX}" in log_lines(two.master, "epochs_many")[-1]
 
 
+@pytest.mark.long
 def test_a_log_with_all_the_epochs_there_may_be_is_refused_alone(tmp_path: Path) -> None:
     """Goal: the limit says what to do, and costs one log, not the node. Method: start both nodes with a full list: they
     run, the log is refused by that reason at its home, the other one still serves readers, and no epoch was added."""

@@ -68,6 +68,7 @@ async def test_a_login_renews_a_hash_of_fewer_rounds_and_the_password_is_known_o
             assert await renewed(root) == ["ann"]
 
 
+@pytest.mark.long
 async def test_a_password_that_is_changed_while_its_hash_is_renewed_stays_changed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

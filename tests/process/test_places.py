@@ -133,6 +133,7 @@ def flooded(address: str, source: str) -> Iterator[list[int]]:
         thread.join()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("source", ["127.0.0.1", "127.0.0.2"], ids=["own address", "another address"])
 def test_a_flood_of_the_replication_port_keeps_no_mirror_out(source: str) -> None:
     """Goal: places are guarded, not only what is behind them: a mirror comes back through a flood of strangers, from an
@@ -155,6 +156,7 @@ def test_a_flood_of_the_replication_port_keeps_no_mirror_out(source: str) -> Non
             mirror.resume()
 
 
+@pytest.mark.long
 def test_connections_that_left_leave_their_memory() -> None:
     """Goal: what a connection made the node hold goes with it. Method: 800 that each send one frame of 2 MiB, in all
     1.6 GiB, and leave: the node is as small as before."""

@@ -78,6 +78,7 @@ def test_a_link_at_a_nodes_file_is_not_followed(tmp_path: Path, name: str) -> No
     assert target.read_text() == "precious"
 
 
+@pytest.mark.long
 def test_secrets_that_others_can_read_are_refused(tmp_path: Path) -> None:
     """Goal: a key on a shared machine is noticed before it is used. Method: the key of TLS, a file with the cluster's
     secret, and a configuration file with it, each closed and then open to a group or to all; a closed one gets further,

@@ -35,6 +35,7 @@ async def publish(client: Client, queue: str, numbers: range) -> int:
     return len(numbers)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("overflow", ["drop-head", "reject-publish"])
 def test_a_queue_keeps_its_length_when_its_master_is_killed_with_records_in_hand(tmp_path: Path, overflow: str) -> None:
     """Goal: no acked record comes back, no confirmed one is missing but what the limit says, and the next master says

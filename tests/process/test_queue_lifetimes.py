@@ -97,6 +97,7 @@ async def test_queues_go_when_nobody_needs_them(tmp_path: Path) -> None:
         await gone(client, "used")
 
 
+@pytest.mark.long
 async def test_a_failover_deletes_no_auto_delete_queue(tmp_path: Path) -> None:
     """Goal: a new master knows nobody, and that is no absence. Method: two such queues with a subscriber each; the
     master is killed: one subscriber comes back and gets what is sent, the other's client is gone: its queue is deleted
@@ -153,6 +154,7 @@ async def test_an_expiring_queue_is_read_at_its_master_alone(tmp_path: Path) -> 
                 await anext(aiter(consumer))
 
 
+@pytest.mark.long
 async def test_a_queue_that_is_read_all_the_time_outlives_a_pause_of_its_node(tmp_path: Path) -> None:
     """Goal: neither x-expires nor auto-delete takes a queue, and its confirmed records, since its node stood still for
     longer than it may be idle. Method: one is read by offset, with fetches that are over during the pause; the node is

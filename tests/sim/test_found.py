@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from sim.cluster_main import Failure, attempt
 from sim.cluster_plan import Plan, draw
 
@@ -88,6 +90,7 @@ def test_a_machine_is_not_set_back_while_another_one_has_still_to_hear_what_was_
     assert not reason_of("set_back_beside_one_that_was_away")
 
 
+@pytest.mark.long
 def test_a_delay_that_ends_while_nothing_can_be_logged_does_not_stop_the_node() -> None:
     """Both mirrors die, and the master takes no changes before another one is there. A delay, or a lease, ends just
     then: its end cannot be logged, so it is due at once again, and the tick that looks at all that is due never came to
@@ -110,6 +113,7 @@ def test_a_return_that_comes_as_its_lease_ends_counts_once() -> None:
     assert not reason_of("returned_as_its_lease_ended")
 
 
+@pytest.mark.long
 def test_a_subscription_that_closes_while_its_master_falls_keeps_nothing() -> None:
     """A subscription is closed and its master stands still; another one takes over, and the subscription with it, and
     gives it records. What it had to give back was told to the one before, and all that the new one had given stayed in

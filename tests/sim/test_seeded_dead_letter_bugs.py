@@ -229,6 +229,7 @@ def test_a_letter_of_what_somebody_has_in_hand_is_found(monkeypatch: pytest.Monk
 # --- what copies know ---
 
 
+@pytest.mark.long
 def test_a_departure_that_is_not_taken_back_at_a_cut_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a former master that goes on with what its log has lost."""
     monkeypatch.setattr(ForwardingTable, "cut", lambda self, log_offset: None)

@@ -38,7 +38,7 @@ RECORD_SCHEDULES = 2
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("piece", range(PIECES))
+@pytest.mark.parametrize("piece", [0, *(pytest.param(piece, marks=pytest.mark.long) for piece in range(1, PIECES))])
 def test_nothing_is_lost_in_any_storm(piece: int, tmp_path: Path) -> None:
     """Schedules of all kinds, on two processes; each with 24 faults, then peace, then all checks."""
     totals = Totals()
@@ -67,6 +67,7 @@ def _come_through(kind: str, schedules: int, tmp_path: Path) -> Counter[str]:
     return totals.counts
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "kind", ["groups: anything", "groups: falling masters", "queues: anything", "queues: falling masters"]
@@ -105,6 +106,7 @@ def test_dead_letters_come_through_any_storm(kind: str, tmp_path: Path) -> None:
     assert counts["groups: ledgers compared"]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", ["lifetimes: anything", "lifetimes: falling masters"])
 def test_queues_go_by_themselves_in_any_storm(kind: str, tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ async def _give_users(cluster: Cluster) -> None:
         await client.admin.topology.set_permissions("spark", configure="", write="^written$", read=".*")
 
 
+@pytest.mark.long
 def test_a_job_logs_in_on_the_driver_and_in_its_tasks_and_no_plan_shows_the_password(
     spark: SparkSession, guarded: Cluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -97,6 +97,7 @@ def commit_times(table: Path) -> list[float]:
     return [info["timestamp"] / 1000 - NOON.timestamp() for info in infos]
 
 
+@pytest.mark.long
 def test_throughput_counts_records_and_bytes_by_minute_and_queue(spark: SparkSession, table: Path) -> None:
     """Goal: known numbers. 60 records of 8 bytes, 30 of 5, one without key or value."""
     found = rows_of(throughput(records(open_table(spark, table))))
@@ -110,6 +111,7 @@ def test_throughput_counts_records_and_bytes_by_minute_and_queue(spark: SparkSes
     assert [row["records"] for row in half] == [30, 30, 15, 15]
 
 
+@pytest.mark.long
 def test_lag_is_told_by_the_commit_that_landed_a_record_also_after_a_compaction(
     spark: SparkSession, table: Path
 ) -> None:
@@ -189,6 +191,7 @@ def test_redeliveries_are_what_headers_say_and_identities_that_come_twice(spark:
     assert by_key["duplicates"] == len(headers) - 3 - 1 + 1
 
 
+@pytest.mark.long
 def test_the_command_writes_a_table_a_picture_and_json(
     spark: SparkSession,
     table: Path,

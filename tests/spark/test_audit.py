@@ -160,6 +160,7 @@ def test_a_copy_with_other_bytes_is_found_though_its_checksums_fit(three: Cluste
     assert json.loads(ended.stdout)[0]["equal"] is False
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_a_copy_that_is_not_shown_is_named_and_never_called_equal(tmp_path: Path) -> None:
     """Goal: what was not seen is never called equal. Bits rot in the sealed past of a running mirror: it ends rather

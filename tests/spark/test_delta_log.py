@@ -91,6 +91,7 @@ def test_a_commit_on_another_table_than_was_seen_adds_nothing(spark: SparkSessio
     assert put(spark, tmp_path, seen, 10, 20) == 1
 
 
+@pytest.mark.long
 def test_a_commit_that_comes_in_between_wins_by_its_ids_alone(spark: SparkSession, tmp_path: Path) -> None:
     """Goal: what Delta refuses while a transaction is open. Another commit of the id, of the fence, of the columns; one
     of another application, as of another queue, is no conflict."""

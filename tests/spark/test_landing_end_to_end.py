@@ -75,6 +75,7 @@ def let_go_until(client: Client, queue: str, least: int, *, grows: str) -> int:
 # --- What a stream and a landing leave, and need --------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_stream_that_dies_before_its_checkpoint_lands_nothing_twice_and_without_one_all(
     spark: SparkSession, servers: list[str], queue: str, tmp_path: Path
 ) -> None:
@@ -121,6 +122,7 @@ def test_a_landing_needs_nothing_but_its_table(
 # --- Beside retention and tiering -----------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_retention_waits_for_a_hold_and_a_landing_without_one_says_exactly_what_it_missed(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -207,6 +209,7 @@ def send(client: Client, queue: str, records: Sequence[Record]) -> None:
 # --- Over a damaged copy --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_landing_reads_on_elsewhere_when_a_copy_is_damaged_and_the_copy_is_repaired(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -233,6 +236,7 @@ def test_a_landing_reads_on_elsewhere_when_a_copy_is_damaged_and_the_copy_is_rep
 # --- In a service ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_service_compacts_its_table_by_schedule_and_goes_on(
     spark: SparkSession, servers: list[str], queue: str, tmp_path: Path
 ) -> None:
@@ -291,6 +295,7 @@ def protobuf(path: Path) -> tuple[dict[str, Any], list[bytes]]:
     return {"schema_file": str(path), "message": "air.Flight"}, values
 
 
+@pytest.mark.long
 def test_avro_and_protobuf_are_landed_and_newer_writers_are_quarantined(
     spark: SparkSession, servers: list[str], queue: str, tmp_path: Path
 ) -> None:

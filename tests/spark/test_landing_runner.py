@@ -264,6 +264,7 @@ def test_an_upsert_keeps_the_latest_of_each_key_and_deletes_by_tombstone(
     assert not list((table / "_staging").glob("*"))
 
 
+@pytest.mark.long
 def test_an_upsert_of_decoded_values_deletes_too(
     spark: SparkSession, servers: list[str], queue: str, tmp_path: Path
 ) -> None:

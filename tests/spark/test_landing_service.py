@@ -187,6 +187,7 @@ def test_a_landing_that_failed_goes_on_when_its_reason_is_gone(
     assert landed_offsets(tmp_path) == list(range(15))
 
 
+@pytest.mark.long
 def test_the_service_ends_by_sigterm_behind_its_commit(
     jvm: None, servers: list[str], queue: str, tmp_path: Path
 ) -> None:

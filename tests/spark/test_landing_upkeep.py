@@ -344,6 +344,7 @@ def test_partitions_z_order_and_clusters_are_kept_apart_and_in_order(spark: Spar
     assert (offsets(plain), position(spark, plain)) == (list(range(80)), (80, 0))
 
 
+@pytest.mark.long
 def test_tables_that_are_not_ours_are_refused(spark: SparkSession, tmp_path: Path) -> None:
     """Goal: a mistyped path tidies nobody's table. No table; one without a landing; one that forgets positions."""
     with pytest.raises(TableRefused, match="no Delta table"):

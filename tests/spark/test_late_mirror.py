@@ -86,6 +86,7 @@ def test_a_late_mirror_alone_plans_nothing_that_might_leave_records_out(cluster:
     assert starting_offset(facts, begin, "table") == Start(begin)
 
 
+@pytest.mark.long
 def test_a_landing_adds_every_record_once_beside_a_late_mirror(
     spark: SparkSession, cluster: Cluster, tmp_path: Path
 ) -> None:

@@ -200,6 +200,7 @@ def test_no_two_records_have_one_hash(spark: SparkSession) -> None:
     assert {"key", "value", "headers", "timestamp", "timestampType"} <= set(COMPARED)
 
 
+@pytest.mark.long
 def test_what_the_log_no_longer_has_is_checked_by_itself(
     spark: SparkSession, log: LogSource, source: pa.Table, name: str, tmp_path: Path
 ) -> None:
@@ -226,6 +227,7 @@ def test_what_the_log_no_longer_has_is_checked_by_itself(
     assert "the log begins at 1000" in shown(found)
 
 
+@pytest.mark.long
 def test_decoded_rows_and_dead_letters_cover_the_log_once(
     spark: SparkSession, log: LogSource, source: pa.Table, name: str, tmp_path: Path
 ) -> None:
@@ -258,6 +260,7 @@ def test_decoded_rows_and_dead_letters_cover_the_log_once(
     assert "decoded values cannot be compared" in shown(found)
 
 
+@pytest.mark.long
 def test_an_upserted_table_has_the_newest_record_of_each_key(
     spark: SparkSession, servers: list[str], queue: str, tmp_path: Path
 ) -> None:
@@ -279,6 +282,7 @@ def test_an_upserted_table_has_the_newest_record_of_each_key(
     )
 
 
+@pytest.mark.long
 def test_a_landing_is_equal_to_its_log_and_to_the_logs_archive(spark: SparkSession, tmp_path: Path) -> None:
     """Goal: what the landing makes is what the log has, also when no node is there to ask. Land, compare; stop the
     node, take a row out, compare with its directory."""
@@ -297,6 +301,7 @@ def test_a_landing_is_equal_to_its_log_and_to_the_logs_archive(spark: SparkSessi
         assert offline.differences == (Difference(DifferenceKind.MISSING_IN_TABLE, 17, 18, 0),)
 
 
+@pytest.mark.long
 def test_what_cannot_be_compared_is_said(
     spark: SparkSession, log: LogSource, source: pa.Table, name: str, tmp_path: Path
 ) -> None:
