@@ -1,6 +1,6 @@
 """What a decoder gives: rows, and for every value that is none, what it is instead.
 
-`Outcomes` collects them in any order of pieces; `Decoded` is the sum. Every position of the values is in exactly one of
+`DecodeOutcomes` collects them in any order of pieces; `Decoded` is the sum. Every position of the values is in exactly one of
 kept, dead and tombstones.
 """
 

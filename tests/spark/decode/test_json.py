@@ -14,7 +14,7 @@ import pytest
 
 from mirrorlog.spark.decode.ddl import parse_ddl
 from mirrorlog.spark.decode.decoded import REASON_MAX, Decoded
-from mirrorlog.spark.decode.json.decoder import JsonDecoder
+from mirrorlog.spark.decode.json.decoder import FAST_ROWS_MIN, JsonDecoder
 from mirrorlog.spark.errors import BadSchema
 
 
@@ -66,7 +66,8 @@ def reason(ddl: str, value: str | bytes, **settings: Any) -> str:
     ],
 )
 def test_a_value_of_the_type_is_taken_as_it_is(kind: str, text: str, value: Any) -> None:
-    """Goal: exact values. Method: one per form that is allowed, alone and beside a map; repr tells -0.0 from 0.0."""
+    """Goal: exact values. Method: one per form that is allowed, in the fast way, and with a map beside it in the strict
+    one; repr tells -0.0 from 0.0."""
     wanted = repr(value).replace("datetime.timezone.utc", "zoneinfo.ZoneInfo(key='UTC')")
     for beside in ("", ", m MAP<STRING, INT>"):
         decoded = decode(f"v {kind}{beside}", f'{{"v": {text}}}')
@@ -209,18 +210,18 @@ def test_records_do_not_lend_each_other_their_ends() -> None:
 
 
 def test_a_column_called_like_the_mark_is_a_column() -> None:
-    """Goal: no name is special. Method: names as the oracle's mark, and values that forge it."""
+    """Goal: no name is special. Method: a schema that has the mark of the fast way, and values that forge it."""
     assert decode("`~` BIGINT, `~~` BOOLEAN", '{"~": 1, "~~": true}').rows.to_pylist() == [{"~": 1, "~~": True}]
     assert "unknown field ~" in reason("v BIGINT", '{"~": true, "v": 1}')
 
 
-def test_bad_records_among_many_are_found() -> None:
+def test_bad_records_among_many_are_found_by_halves() -> None:
     """Goal: few bad ones do not slow or spoil the others. Method: 3,000 records with faults and tombstones."""
     count = 3000
     values: list[str | None] = [json.dumps({"v": number}) for number in range(count)]
-    values[5], values[256], values[count - 1], values[17], values[1700] = '{"v": ""}', "x", "{", None, None
+    values[5], values[FAST_ROWS_MIN], values[count - 1], values[17], values[1700] = '{"v": ""}', "x", "{", None, None
     decoded = decode("v BIGINT", *values)
-    bad = [5, 17, 256, 1700, count - 1]
+    bad = [5, 17, FAST_ROWS_MIN, 1700, count - 1]
     assert decoded.dead.to_pylist() == bad
     assert decoded.kept.to_pylist() == [number for number in range(count) if number not in bad]
     assert decoded.rows.column("v").to_pylist() == decoded.kept.to_pylist()

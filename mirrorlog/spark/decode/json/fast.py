@@ -1,14 +1,14 @@
-"""A batch of JSON records by Arrow's own reader, wherever its outcome must be that of our decoder: an oracle.
+"""A batch of JSON records by Arrow's own reader, whenever its outcome is provably that of `json_strict`.
 
 Arrow reads a stream of objects and does not say which record an object came from. So the first brace of each record is
 replaced by `{"~":true,`: a key `~` anywhere but in a row of its own is an unexpected field, a second one in a row is
 refused, and so, when there are as many rows as records and each has the mark, each record is one row, all of it.
 
 What Arrow takes and JSON has not (NaN, Infinity, a byte order mark, bytes that are no UTF-8) is found before or after.
-Not read, because Arrow's outcome differs or there is none: decimals (Arrow does not check their
+Left to the strict way, because Arrow's outcome differs or there is none: decimals (Arrow does not check their
 precision), binary, maps. Timestamps and dates are read as strings, held against the forms that Arrow's parser and ours
 take alike, and cast. A stream that begins with `null` crashes Arrow's reader, so each record must begin with a brace.
-In doubt the answer is None.
+In doubt the answer is None, and the strict way decides.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 
-from mirrorlog.spark.decode.json.record import FLOAT_MAX
+from mirrorlog.spark.decode.json.strict import FLOAT_MAX
 from mirrorlog.spark.decode.texts import DATE_MAX, DATE_MIN, TIMESTAMP_MAX_US, TIMESTAMP_MIN_US
 from mirrorlog.spark.decode.types import TIMESTAMP, TIMESTAMP_NTZ, fields_of, list_of
 
@@ -30,7 +30,7 @@ _DATES: Final = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}\z"
 _AS_IS: Final = (pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float64(), pa.string())
 _READ_AS: Final = {
     **{kind: kind for kind in _AS_IS},
-    # Rounded twice like the decoder's, through the double.
+    # Rounded twice like the strict way's, through the double.
     pa.float32(): pa.float64(),
     pa.date32(): pa.string(),
     TIMESTAMP: pa.string(),
@@ -38,7 +38,7 @@ _READ_AS: Final = {
 }
 
 
-class ArrowReader:
+class FastReader:
     """Reads batches under one schema; `suits` says whether it can at all."""
 
     def __init__(self, schema: pa.Schema) -> None:
@@ -84,7 +84,7 @@ class ArrowReader:
 
 
 def _reading(kind: pa.DataType) -> pa.DataType | None:
-    """The type to read it as, None when it is not read."""
+    """The type to read it as, None when it is left to the strict way."""
     if pa.types.is_struct(kind):
         fields = [(field.name, _reading(field.type)) for field in fields_of(kind)]
         return None if None in (found for _, found in fields) else pa.struct(fields)
@@ -95,7 +95,7 @@ def _reading(kind: pa.DataType) -> pa.DataType | None:
 
 
 def _finished(array: pa.Array, field: pa.Field) -> pa.Array:
-    """The column under its own type. Raises ArrowInvalid where the decoder may see it differently."""
+    """The column under its own type. Raises ArrowInvalid where the strict way might see it differently."""
     if not field.nullable and array.null_count:
         raise pa.ArrowInvalid("null")
     kind = field.type
@@ -114,7 +114,7 @@ def _finished(array: pa.Array, field: pa.Field) -> pa.Array:
 
 
 def _struct(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """A field that is NOT NULL may be null where its whole struct is; that is not read."""
+    """A field that is NOT NULL may be null where its whole struct is; that is left to the strict way."""
     fields = list(fields_of(kind))
     children = [_finished(array.field(index), field) for index, field in enumerate(fields)]
     mask = array.is_null() if array.null_count else None
@@ -136,7 +136,7 @@ def _floats(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _times(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """All with an offset, or all without; with both in one batch it is not read."""
+    """All with an offset, or all without; with both in one batch the strict way is asked."""
     if kind == TIMESTAMP and _has_form(array, _ZONED):
         return array.cast(kind)
     _check_form(array, _LOCAL)
