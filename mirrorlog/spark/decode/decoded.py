@@ -1,7 +1,7 @@
 """What a decoder gives: rows, and for every value that is none, what it is instead.
 
-`DecodeOutcomes` collects them in any order of pieces; `Decoded` is the sum. Every position of the values is in exactly one of
-kept, dead and tombstones.
+`DecodeOutcomes` collects them in any order of pieces; `Decoded` is the sum. Every position of the values is in exactly
+one of kept, dead and tombstones.
 """
 
 from __future__ import annotations
