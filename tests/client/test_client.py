@@ -76,7 +76,7 @@ async def test_closing_ends_an_opening_for_who_waits_for_it(greeted: bool) -> No
         for each in opening:
             with pytest.raises(ConnectionLost, match="client is closed"):
                 await asyncio.wait_for(each, 10)
-        client._connect_timeout_ms = 100
+        client.connect_timeout_ms = 100
         with pytest.raises(ConnectionLost, match="no answer"):
             await client.connect()
         await client.close()

@@ -226,16 +226,22 @@ async def test_a_publisher_that_nobody_has_publishes_what_it_was_given(cluster: 
 
 
 async def test_a_consumer_that_nobody_has_is_gone(cluster: Cluster) -> None:
-    """Goal: no task reads on for nobody. A consumer is let go with records fetched and none more to come."""
+    """Goal: no task reads on for nobody. A consumer is let go with records fetched and none more to come: the fetch
+    that waits for some, for longer than this test does, ends with it."""
+
+    def fetches() -> list[asyncio.Task[object]]:
+        return [task for task in asyncio.all_tasks() if "client/consumer/prefetcher.py" in repr(task)]
+
     async with Client(*cluster.servers) as client:
         await filled(client, "read")
-        consumer = await client.consumer("read").start()
+        consumer = await client.consumer("read", max_wait_ms=60_000).start()
         assert len(await consumer.read(GIVEN, timeout_ms=20_000)) == GIVEN
+        await until(lambda: bool(fetches()))
         with heard() as told:
             del consumer
             await until(lambda: gc.collect() >= 0 and bool(told))
         assert told == ["a consumer of queue 'read' was not closed"]
-        assert not [task for task in asyncio.all_tasks() if "client/consumer/prefetcher.py" in repr(task)]
+        await until(lambda: not fetches())
 
 
 async def test_a_client_that_nobody_has_leaves_no_connection(cluster: Cluster) -> None:

@@ -264,12 +264,12 @@ class Work:
     # --- what they get ---
 
     def _got(self, taker: str, queue: str, record: Delivered) -> _Given:
-        epoch = record.taken[1].epoch
+        epoch = record.grant[1].epoch
         return self._note(_Given(taker, queue, [_number(record)], epoch, record, epoch))
 
     def _got_batch(self, taker: str, queue: str, batch: DeliveredBatch) -> _Given:
         numbers = [number_of(value or b"") for value in batch.values.tolist()]
-        epoch = batch.taken[1].epoch
+        epoch = batch.grant[1].epoch
         return self._note(_Given(taker, queue, numbers, epoch, batch, epoch))
 
     def _got_leased(self, taker: str, queue: str, leased: Leased, *, in_time: bool) -> _Given:
@@ -322,7 +322,7 @@ class Work:
 
     def _confirmed(self, given: _Given, how: str) -> None:
         """In the epoch of the session that has answered; for a lease, which has none, in the newest of all."""
-        subscriptions = self._subscriptions if isinstance(given.it, Leased) else [given.it.taken[0]]
+        subscriptions = self._subscriptions if isinstance(given.it, Leased) else [given.it.grant[0]]
         sessions = [each.session for each in subscriptions if isinstance(each, Subscription)]
         epoch = max([given.epoch, *(each.epoch for each in sessions if each is not None)])
         self.books[given.queue].confirmed(given.taker, given.numbers, how, epoch=epoch, when=time.monotonic())

@@ -14,6 +14,8 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from mirrorlog.client import Client, ConsumedBatch
+from mirrorlog.client.connection.copies import Copies
+from mirrorlog.client.consumer.replica_choice import ReplicaChoice
 from mirrorlog.commitlog.format.body import Record
 from mirrorlog.commitlog.format.header import BatchHeader
 from mirrorlog.errors import MirrorlogError, NotCurrent, OffsetOutOfRange, PositionLost
@@ -29,7 +31,7 @@ from mirrorlog.spark.reading.nodes import NodeLookup, _merged, ask_nodes
 from mirrorlog.spark.reading.rows import consumed_batches, record_batches
 from mirrorlog.spark.reading.stream import QueueStreamReader
 from mirrorlog.spark.source import planned
-from mirrorlog.wire.messages.queues import Metadata, QueueInfo
+from mirrorlog.wire.messages.queues import Metadata, NodeInfo, QueueInfo
 from tests.broker.hosting import running_all, settings_for
 from tests.client.test_offset_jumps import leap
 from tests.ha.nodes import Node
@@ -292,17 +294,21 @@ async def test_tasks_that_read_from_mirrors_are_spread_over_them(monkeypatch: py
     info = said("n1").queues[0]
     assert info.mirrors == ["n2", "n3"]
     client = Client("127.0.0.1:1")
+    # On no host of ours: the nearest copy is any mirror.
+    nodes = [NodeInfo(node_id=node, client="192.0.2.1:1", replication="") for node in ("n1", "n2", "n3")]
+    client.learn(Metadata(cluster_id="c", cluster_name="c", node_id="n1", nodes=nodes, queues=[info]))
 
-    def order(turn: int, read_from: str) -> list[str]:
-        return client.consumer("q", read_from=read_from, turn=turn)._wanted(info)
+    async def order(turn: int, read_from: str) -> list[str]:
+        choice = ReplicaChoice(client, "q", Copies(client, "q"), read_from=read_from, turn=turn)
+        return await choice.in_order(info)
 
     for read_from in ("mirror", "nearest"):
-        assert [order(turn, read_from) for turn in range(3)] == [
+        assert [await order(turn, read_from) for turn in range(3)] == [
             ["n2", "n3", "n1"],
             ["n3", "n2", "n1"],
             ["n2", "n3", "n1"],
         ]
-    assert order(1, "master") == ["n1"]
+    assert await order(1, "master") == ["n1"]
     turns: list[object] = []
 
     def seen(self: Client, queue: str, **options: object) -> None:

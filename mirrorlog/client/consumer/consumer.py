@@ -20,10 +20,7 @@ from typing import Final, Self
 from mirrorlog.client.admin import Admin
 from mirrorlog.client.connection.cluster import ClusterClient
 from mirrorlog.client.connection.copies import Copies
-from mirrorlog.client.connection.queue_metadata import (
-    is_known,
-    not_known,
-)
+from mirrorlog.client.connection.queue_metadata import is_known, not_known
 from mirrorlog.client.connection.unclosed import warn_unclosed
 from mirrorlog.client.consumer.cursor import Cursor, Preview
 from mirrorlog.client.consumer.fetcher import QueueFetcher
@@ -33,14 +30,7 @@ from mirrorlog.client.consumer.replica_choice import ReplicaChoice
 from mirrorlog.client.consumer.tier import TierOptions, Tiers
 from mirrorlog.client.options import ConsumerOptions
 from mirrorlog.client.producer.record import as_timestamp_us
-from mirrorlog.errors import (
-    BadBatch,
-    BadRequest,
-    ConnectionLost,
-    MirrorlogError,
-    OffsetOutOfRange,
-    PositionLost,
-)
+from mirrorlog.errors import BadBatch, BadRequest, ConnectionLost, MirrorlogError, OffsetOutOfRange, PositionLost
 from mirrorlog.wire.messages.queues import Position, QueueInfo
 
 _QUEUE_OFFSET_MAX: Final = 2**63 - 1
@@ -48,7 +38,7 @@ _QUEUE_OFFSET_MAX: Final = 2**63 - 1
 
 class Consumer:
     """Reads one queue. Made by `Client.consumer`; use it with `async with`. One that is let go without `close` is gone
-    behind the fetch that is under way, with a ResourceWarning.
+    with the fetch that is under way, with a ResourceWarning.
 
     `cursor`: where it stands; reading moves it.
     """
@@ -112,8 +102,12 @@ class Consumer:
         await self._drop_prefetched()
 
     def __del__(self) -> None:
-        """Nobody has it any more, and no fetch is under way: that would have it."""
-        if self.unclosed and not self.kept:
+        """Nobody has it any more: nobody will ask for what the fetch under way brings."""
+        if not self.unclosed:
+            return
+        if self._prefetcher is not None:
+            self._prefetcher.abandon()
+        if not self.kept:
             warn_unclosed(self, f"a consumer of queue {self.queue!r}")
 
     @property

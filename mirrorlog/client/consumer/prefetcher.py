@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from mirrorlog.client.connection.unclosed import on_loop
 from mirrorlog.client.consumer.records import end_of
 
 
@@ -84,6 +85,11 @@ class Prefetcher:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+
+    def abandon(self) -> None:
+        """Give up what is on its way, soon, when nobody will ask for it any more. From any thread."""
+        if self._task is not None and not self._task.done():
+            on_loop(self._task.get_loop(), self._task.cancel)
 
     def _wants_more(self) -> bool:
         unread = self._until is None or self._following < self._until
