@@ -144,10 +144,13 @@ def the_urgent_go_first(outside: RecordsOutside) -> None:
         return
     levels = {offset: min(each.attributes.priority, PRIORITY_MAX) for offset, each in known.records.items()}
     every = [granted for queue, granted in outside.granted() if queue == "urgent"]
+    # Before a loss, too: a record that outlived it, and that its consumer had given back with a delay, was given to
+    # somebody, and is not free for a while: the next master begins that delay anew, in full (decision 0033).
     first: dict[int, Granted] = {}
-    for granted in every:
-        for offset in range(granted.first, granted.next):
-            first.setdefault(offset, granted)
+    for granted in outside.groups.tap.granted:
+        if name_of(outside.groups.queue_of(granted)) == "urgent":
+            for offset in range(granted.first, granted.next):
+                first.setdefault(offset, granted)
     for granted in every:
         level = max(levels.get(offset, PRIORITY_MAX) for offset in range(granted.first, granted.next))
         for offset, then in first.items():
