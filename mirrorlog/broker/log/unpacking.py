@@ -23,7 +23,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from mirrorlog.commitlog.format.codec import check_compressed
-from mirrorlog.commitlog.format.header import check_producer_part, is_packed, read_header
+from mirrorlog.commitlog.format.header import BatchHeader, check_producer_part, is_packed, read_header
 from mirrorlog.config import LimitSettings
 from mirrorlog.errors import MirrorlogError, Overloaded, ProtocolError
 
@@ -79,11 +79,11 @@ class PublishLine:
     ) -> None:
         """Call `publish` with the payload, at once or, with a copy of it, when it is opened; then `refuse` may be
         called instead. `batches_of`: those in a payload. Raises MirrorlogError: it was not published."""
-        batches = batches_of(payload)
-        opened_bytes = sum(map(self._opened_bytes, filter(is_packed, batches)))
+        packed = self._packed(batches_of(payload))
+        opened_bytes = sum([header.body_length for _, header in packed])
         if not self.waiting and opened_bytes <= _AT_ONCE_BYTES:
-            if opened_bytes:
-                self._check(batches)
+            if packed:
+                self._check(packed)
             publish(payload)
             return
         self._check_room(len(payload))
@@ -167,7 +167,7 @@ class PublishLine:
         verdicts: list[MirrorlogError | None] = []
         for batches in all_batches:
             try:
-                self._check(batches)
+                self._check(self._packed(batches))
                 verdicts.append(None)
             except MirrorlogError as error:
                 verdicts.append(error)
@@ -176,13 +176,12 @@ class PublishLine:
                 verdicts.append(MirrorlogError(f"internal error: {type(failure).__name__}"))
         return verdicts
 
-    def _check(self, batches: Sequence[memoryview]) -> None:
-        for batch in filter(is_packed, batches):
-            if not self._opened_bytes(batch):
-                continue
+    def _check(self, packed: Sequence[tuple[memoryview, BatchHeader]]) -> None:
+        for batch, header in packed:
             try:
                 check_compressed(
                     batch,
+                    header,
                     body_bytes_max=self._limits.max_batch_bytes,
                     max_record_bytes=self._limits.max_record_bytes,
                 )
@@ -191,7 +190,7 @@ class PublishLine:
                 check_producer_part(batch, max_batch_bytes=self._limits.max_batch_bytes)
                 raise
 
-    def _opened_bytes(self, batch: memoryview) -> int:
-        """Of one that is packed. 0 where its header asks for too much: it is refused by that."""
-        body_length = read_header(batch).body_length
-        return body_length if body_length <= self._limits.max_batch_bytes else 0
+    def _packed(self, batches: Sequence[memoryview]) -> list[tuple[memoryview, BatchHeader]]:
+        """Those that are, with their headers; without one whose header asks for too much: it is refused by that."""
+        packed = [(batch, read_header(batch)) for batch in batches if is_packed(batch)]
+        return [(batch, header) for batch, header in packed if 0 < header.body_length <= self._limits.max_batch_bytes]
