@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from mirrorlog.spark.reading.nodes import ask_nodes
 from mirrorlog.spark.source import QueueBatchReader
 from mirrorlog.testing import Cluster
 from tests.client.late_mirrors import OLD_QUEUE, OLD_RECORDS, QUEUE, RECORDS, late_begin, late_mirrors
+from tests.process.clusters import eventually
 from tests.spark.queues import publish
 
 QUEUES = {QUEUE: RECORDS, OLD_QUEUE: OLD_RECORDS}
@@ -55,9 +57,14 @@ def test_a_queue_begins_where_its_master_says_whoever_is_asked_first(cluster: Cl
             assert offsets_read(cluster.servers, queue, read_from=read_from) == list(range(count))
     master.kill()
     for queue, count in QUEUES.items():
-        (facts,) = ask_nodes([cluster.nodes["n2"].client], [queue])
-        assert (facts.begin, facts.next) == (0, count)
+        # On a busy machine the one that has most may not answer in time: then the other's word is all there is.
+        eventually(partial(tells, cluster.nodes["n2"].client, queue, count), f"all of {queue} is told", timeout=30.0)
         assert offsets_read(cluster.servers, queue, read_from="mirror") == list(range(count))
+
+
+def tells(server: str, queue: str, count: int) -> bool:
+    (facts,) = ask_nodes([server], [queue])
+    return (facts.begin, facts.next) == (0, count)
 
 
 @pytest.mark.process
