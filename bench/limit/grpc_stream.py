@@ -50,9 +50,10 @@ async def _serve(message_bytes: int, ready: int) -> None:
 def _server(message_bytes: int, ready: int) -> None:
     import uvloop
 
-    from mirrorlog.doors.grpc_door import keep_freed_memory
+    from mirrorlog.doors.grpc_door import KEPT_BYTES
+    from mirrorlog.freed_memory import keep_freed_memory
 
-    keep_freed_memory()
+    keep_freed_memory(KEPT_BYTES)
     uvloop.run(_serve(message_bytes, ready))
 
 
