@@ -336,30 +336,3 @@ class CheckpointTracker:
             self._opens.pop()
         while self._unconfirmed and self._unconfirmed[-1][0] > log_offset:
             self._unconfirmed.pop()
-
-
-def apply_checkpoint(
-    header: BatchHeader,
-    batch: Buffer,
-    *,
-    registry: QueueRegistry,
-    producers: ProducerTable,
-    tracker: CheckpointTracker,
-    holds: HoldTable | None = None,
-    groups: GroupTable | None = None,
-    runs: RunTable | None = None,
-    departures: ForwardingTable | None = None,
-) -> None:
-    """A batch of Kind.CHECKPOINT was appended: tell them all, and decode it once. Raises BadBatch."""
-    states = decode_checkpoint(batch)
-    registry.restore(header, states)
-    if holds is not None:
-        holds.restore(header, states)
-    if groups is not None:
-        groups.restore(header, states)
-    if runs is not None:
-        runs.restore(header, states)
-    if departures is not None:
-        departures.restore(header, states)
-    producers.restore(header, states)
-    tracker.restore(header, states)

@@ -8,7 +8,7 @@ from mirrorlog.commitlog.format.body import Record
 from mirrorlog.commitlog.format.drafts import encode_batch
 from mirrorlog.commitlog.format.header import BatchHeader, Kind, read_header, stamp
 from mirrorlog.queues.changes import PositionCommitted, QueueDeclared, decode_changes, encode_change
-from mirrorlog.queues.checkpoint import CheckpointTracker, CheckpointWriter, apply_checkpoint
+from mirrorlog.queues.checkpoint import CheckpointTracker, CheckpointWriter, decode_checkpoint
 from mirrorlog.queues.dead_letters.forwarding import ForwardingTable
 from mirrorlog.queues.groups.table import GroupTable
 from mirrorlog.queues.limits.attributes import RunTable
@@ -42,17 +42,10 @@ class Derived:
 
     def follow(self, header: BatchHeader, batch: bytes) -> None:
         if header.kind == Kind.CHECKPOINT and self._reads_checkpoints:
-            apply_checkpoint(
-                header,
-                batch,
-                registry=self.registry,
-                producers=self.producers,
-                tracker=self.tracker,
-                holds=self.holds,
-                groups=self.groups,
-                runs=self.runs,
-                departures=self.departures,
-            )
+            states = decode_checkpoint(batch)
+            tables = (self.registry, self.holds, self.groups, self.runs, self.departures, self.producers, self.tracker)
+            for table in tables:
+                table.restore(header, states)
             return
         if header.kind == Kind.DATA:
             self.appended[header.queue_id] = header.next_queue_offset

@@ -16,7 +16,6 @@ from mirrorlog.queues.dead_letters.message import (
     circle,
     deaths_of,
     died_in,
-    is_cycle,
     letter,
     routing_key_of,
     size_of,
@@ -98,12 +97,12 @@ def test_many_deaths_are_bounded_and_the_newest_stay() -> None:
 
 def test_a_record_that_only_died_does_not_come_to_the_same_queue_again() -> None:
     """To the queue itself, over another one, and by a rejection on the way, which breaks the circle."""
-    assert is_cycle(RECORD, Death("q", EXPIRED, 0), "q")
-    assert not is_cycle(RECORD, Death("q", EXPIRED, 0), "r")
-    assert not is_cycle(RECORD, Death("q", REJECTED, 0), "q")
-    assert is_cycle(died(RECORD, ("r", EXPIRED)), Death("q", MAXLEN, 0), "r")
-    assert not is_cycle(died(RECORD, ("r", EXPIRED), ("s", REJECTED)), Death("q", MAXLEN, 0), "r")
-    assert not is_cycle(died(RECORD, ("r", EXPIRED)), Death("r", REDRIVEN, 0), "r")
+    assert circle(RECORD, Death("q", EXPIRED, 0)).has("q")
+    assert not circle(RECORD, Death("q", EXPIRED, 0)).has("r")
+    assert not circle(RECORD, Death("q", REJECTED, 0)).has("q")
+    assert circle(died(RECORD, ("r", EXPIRED)), Death("q", MAXLEN, 0)).has("r")
+    assert not circle(died(RECORD, ("r", EXPIRED), ("s", REJECTED)), Death("q", MAXLEN, 0)).has("r")
+    assert not circle(died(RECORD, ("r", EXPIRED)), Death("r", REDRIVEN, 0)).has("r")
 
 
 def test_a_key_that_is_no_text_is_a_routing_key_all_the_same() -> None:
@@ -115,7 +114,7 @@ def rounds(record: Record, *queues: str, reason: str = EXPIRED, tables_max: int 
     """How often a record dies that goes from queue to queue and round again, until it comes nowhere; 1,000 at most."""
     for at in range(1000):
         death, target = Death(queues[at % len(queues)], reason, at), queues[(at + 1) % len(queues)]
-        if is_cycle(record, death, target):
+        if circle(record, death).has(target):
             return at + 1
         record = letter(record, death, tables_max=tables_max)
     return 1000

@@ -98,11 +98,6 @@ def circle(record: Record, death: Death) -> Circle:
     return Circle(frozenset(queues), times > DEATHS_MAX)
 
 
-def is_cycle(record: Record, death: Death, queue: str) -> bool:
-    """Whether it comes to a queue again that it has died in, and nobody has rejected it since: it would for ever."""
-    return circle(record, death).has(queue)
-
-
 def routing_key_of(record: Record) -> str:
     """Its own."""
     return (record.key or b"").decode(errors="replace")
