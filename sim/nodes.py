@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from mirrorlog.broker.node import Node
+from mirrorlog.broker.node import BrokerNode
 from mirrorlog.broker.resources.disk_limits import DiskSpace
 from mirrorlog.cluster.service import ClusterService
 from mirrorlog.cluster.state.state import ClusterState
@@ -39,7 +39,7 @@ class SimulatedNode:
     def __init__(self, machine: Machine, settings: Settings) -> None:
         self.machine = machine
         self.settings = settings
-        self.node: Node | None = None
+        self.node: BrokerNode | None = None
         self.ended: list[int | MirrorlogError] = []
 
     @property
@@ -91,7 +91,7 @@ class SimulatedNode:
         self.machine.start(self._run)
 
     async def _run(self, machine: Machine) -> None:
-        self.node = Node(
+        self.node = BrokerNode(
             self.settings,
             files=machine.files,
             measure=lambda _: _space(machine),

@@ -19,7 +19,7 @@ import typer
 import uvloop
 
 from mirrorlog import __version__
-from mirrorlog.broker.node import Node
+from mirrorlog.broker.node import BrokerNode
 from mirrorlog.broker.resources.descriptors import fit
 from mirrorlog.commitlog.directory import close_directory
 from mirrorlog.config import Loaded, Settings, load
@@ -240,7 +240,7 @@ def run_node(settings: Settings, *, debug: bool = False, bootstrap: bool = False
     keep_freed_memory(_KEPT_BYTES, block_bytes=_BLOCK_BYTES)
 
     async def main() -> int:
-        node = Node(settings, debug=debug, bootstrap=bootstrap, discard=discard, capped=capped)
+        node = BrokerNode(settings, debug=debug, bootstrap=bootstrap, discard=discard, capped=capped)
         loop = asyncio.get_running_loop()
         for each in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(each, node.stop)

@@ -25,7 +25,7 @@ from mirrorlog.broker.door_process import DoorProcess, GrpcDoorProcess, HttpDoor
 from mirrorlog.broker.hosting.hosted_log import HostedLogs
 from mirrorlog.broker.hosting.hosting import Hosting, assignment_of
 from mirrorlog.broker.log.clock import now_us
-from mirrorlog.broker.membership.cluster_view import View
+from mirrorlog.broker.membership.cluster_view import NodeView
 from mirrorlog.broker.membership.drain import hand_over
 from mirrorlog.broker.membership.entry import RAFT_NAME, Entry
 from mirrorlog.broker.membership.events import EventRing
@@ -71,7 +71,7 @@ def _print(line: str) -> None:
     print(line, flush=True)
 
 
-class Node:
+class BrokerNode:
     """One running node. `run` returns its exit code."""
 
     def __init__(
@@ -108,7 +108,7 @@ class Node:
         self._server: Server | None = None
         self._hosting: Hosting | None = None
         self._service: ClusterService | None = None
-        self._view = View()
+        self._view = NodeView()
         self._registered = asyncio.Event()
         self._work: set[asyncio.Future[None]] = set()
         self._responder: Responder | None = None

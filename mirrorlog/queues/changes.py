@@ -1,8 +1,8 @@
 """Changes to queues, as the log keeps them: msgpack values inside control, queue-state and checkpoint batches.
 
     CONTROL      queue id 0   EpochStarted, QueueDeclared, QueueDeleted, BeginMoved, QueueBeginsMoved, OffsetsLeapt
-    QUEUE_STATE  the queue's  PositionCommitted, HoldSet, HoldEnded, Settled, Returned, Watermark, Leased, GroupReset,
-                              GroupDeleted, QueueUsed, Departing, Addressed, Departed
+    QUEUE_STATE  the queue's  PositionCommitted, HoldSet, HoldEnded, Settled, Returned, Watermark, RecordsLeased,
+                              GroupReset, GroupDeleted, QueueUsed, Departing, Addressed, Departed
     CHECKPOINT   queue id 0   CheckpointBegan, QueueState, HoldsState, GroupState, LedgerChunk, VerdictsState,
                               LeasesState, RunState, DeparturesState, BeginsState, GapsState, ProducerState,
                               CheckpointEnded
@@ -17,7 +17,7 @@ may be 100,000 of them, and names would be most of their bytes. New fields of th
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import msgspec
 
@@ -137,7 +137,7 @@ class Watermark(_Change, frozen=True):
     queue_offset: int
 
 
-class Leased(_Change, frozen=True):
+class RecordsLeased(_Change, frozen=True, tag="Leased"):
     """What is not settled of these records belongs to `holder` under the number `lease` for `lease_ms`. The same number
     again: more of them, and all that it has begins anew, in full."""
 
@@ -165,7 +165,7 @@ class Departing(_Change, frozen=True):
     routing_key: str | None = None
 
 
-class Target(msgspec.Struct, frozen=True, array_like=True):
+class DeadLetterTarget(msgspec.Struct, frozen=True, array_like=True):
     """A queue that records leave for, and under which numbers: `ranges` are those of the queue that they leave, and
     `sequence` counts them there. `name`: qualified. `numbered`: for how many records the numbers were given, when some
     were freed since; 0: for as many as there are. `tables`: how many of `x-death` a letter has at most, the newest
@@ -198,7 +198,7 @@ class Addressed(_Change, frozen=True):
 
     departure: int
     ranges: list[int]
-    targets: list[Target]
+    targets: list[DeadLetterTarget]
     kept: list[int] = []
     more: str = ""
 
@@ -387,7 +387,7 @@ class PieceRow(_State, frozen=True):
 
     departure: int
     ranges: list[int]
-    targets: list[Target]
+    targets: list[DeadLetterTarget]
     kept: list[int]
     more: str = ""
 
@@ -479,7 +479,7 @@ Change = (
     | Settled
     | Returned
     | Watermark
-    | Leased
+    | RecordsLeased
     | GroupReset
     | GroupDeleted
     | QueueUsed
@@ -513,17 +513,9 @@ class _Tag(msgspec.Struct):
 
 
 _TAG_DECODER: Final = msgspec.msgpack.Decoder(_Tag)
-_KNOWN: Final = frozenset(
-    kind.__name__
-    for kind in (
-        *(EpochStarted, QueueDeclared, QueueDeleted, PositionCommitted, BeginMoved, QueueBeginsMoved, OffsetsLeapt),
-        *(HoldSet, HoldEnded, QueueUsed),
-        *(Settled, Returned, Watermark, Leased, GroupReset, GroupDeleted),
-        *(Departing, Addressed, Departed),
-    )
-)
+_KNOWN: Final = frozenset(kind.__struct_config__.tag for kind in get_args(Change))
 _STATE_TAG_DECODER: Final = msgspec.msgpack.Decoder(list[msgspec.Raw])
-_KNOWN_STATES: Final = frozenset(_ENCODER.encode(tag) for tag in "BQHACVSRDLGPE")
+_KNOWN_STATES: Final = frozenset(_ENCODER.encode(kind.__struct_config__.tag) for kind in get_args(State))
 
 
 def split_ranges(ranges: Sequence[int], ranges_max: int = RANGES_PER_CHANGE) -> Iterator[list[int]]:

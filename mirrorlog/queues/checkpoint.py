@@ -37,10 +37,9 @@ from mirrorlog.queues.changes import (
     encode_state,
 )
 from mirrorlog.queues.dead_letters.forwarding import ForwardingTable
-from mirrorlog.queues.groups.states import Part
+from mirrorlog.queues.groups.states import GroupPart
 from mirrorlog.queues.groups.table import GroupTable
-from mirrorlog.queues.limits.attributes import Part as RunPart
-from mirrorlog.queues.limits.attributes import RunTable
+from mirrorlog.queues.limits.attributes import RunPart, RunTable
 from mirrorlog.queues.limits.holds import HoldTable
 from mirrorlog.queues.producers import ProducerKey, ProducerTable
 from mirrorlog.queues.registry import QueueRegistry
@@ -177,11 +176,11 @@ class CheckpointWriter:
         assert self._holds is not None
         return self._holds.state(*part) if not self._is_deleted(part[0]) else None
 
-    def _group_state(self, part: Part) -> State | None:
+    def _group_state(self, part: GroupPart) -> State | None:
         assert self._groups is not None
         return self._groups.state(part) if not self._is_deleted(part.walk.queue_id) else None
 
-    def _group_cuts(self, limit: int) -> list[_Cut[Part]]:
+    def _group_cuts(self, limit: int) -> list[_Cut[GroupPart]]:
         if self._groups is None:
             return []
         limit = min(limit, GROUPS_BYTES_MAX)
@@ -279,7 +278,13 @@ class _Cut(Generic[Key]):
 
 
 _AnyCut = (
-    _Cut[QueuePart] | _Cut[Part] | _Cut[RunPart] | _Cut[int] | _Cut[Sequence[int]] | _Cut[GapsState] | _Cut[ProducerKey]
+    _Cut[QueuePart]
+    | _Cut[GroupPart]
+    | _Cut[RunPart]
+    | _Cut[int]
+    | _Cut[Sequence[int]]
+    | _Cut[GapsState]
+    | _Cut[ProducerKey]
 )
 
 

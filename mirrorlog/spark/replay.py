@@ -111,7 +111,7 @@ OnMoment = Callable[[ReplayMoment], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ReplayTarget:
     """Where a replay goes, and how sure each record must be there before it counts."""
 
     servers: tuple[str, ...]
@@ -124,7 +124,7 @@ class Target:
 def replay_table(
     spark: SparkSession,
     table: str | PathLike[str],
-    target: Target,
+    target: ReplayTarget,
     selection: Selection = EVERYTHING,
     *,
     name: str | None = None,
@@ -147,7 +147,7 @@ def replay_table(
 
 def replay(
     frame: DataFrame,
-    target: Target,
+    target: ReplayTarget,
     selection: Selection = EVERYTHING,
     *,
     name: str,
@@ -183,7 +183,9 @@ def _check_name(name: str) -> None:
 class _Part:
     """One source queue of a replay."""
 
-    def __init__(self, source: ReplaySource, progress: ReplayProgress, target: Target, on_moment: OnMoment) -> None:
+    def __init__(
+        self, source: ReplaySource, progress: ReplayProgress, target: ReplayTarget, on_moment: OnMoment
+    ) -> None:
         self._source = source
         self._progress = progress
         self._target = target
@@ -329,7 +331,7 @@ def _run(options: argparse.Namespace) -> Replayed:
     from mirrorlog.spark.session import spark_session
 
     servers, access = parse_servers(command_line.servers_of(options)), command_line.access_of(options)
-    target = Target(servers, options.to_queue, options.confirm, options.compression, access)
+    target = ReplayTarget(servers, options.to_queue, options.confirm, options.compression, access)
     selection = Selection(
         options.queue, options.from_offset, options.until_offset, options.from_time, options.until_time
     )

@@ -12,7 +12,7 @@ import pytest
 
 from mirrorlog.broker.hosting.hosted_log import HostedLog, HostedState
 from mirrorlog.broker.hosting.hosting import Hosting
-from mirrorlog.broker.node import Node
+from mirrorlog.broker.node import BrokerNode
 from mirrorlog.broker.server import Server
 from mirrorlog.cluster.state.state import LogFacts
 from mirrorlog.config import HaSettings, Settings
@@ -26,9 +26,9 @@ def settings_of_one(directory: Path) -> Settings:
 
 
 @asynccontextmanager
-async def running(settings: Settings) -> AsyncIterator[Node]:
+async def running(settings: Settings) -> AsyncIterator[BrokerNode]:
     """A node that masters its log; stopped cleanly at the end."""
-    node = Node(settings, ready=lambda line: None)
+    node = BrokerNode(settings, ready=lambda line: None)
     run = asyncio.ensure_future(node.run())
     try:
         await until(lambda: run.done() or any(log.state is HostedState.MASTER for log in node.logs))
@@ -39,12 +39,12 @@ async def running(settings: Settings) -> AsyncIterator[Node]:
         await asyncio.wait_for(run, WAIT_S)
 
 
-def hosting_of(node: Node) -> Hosting:
+def hosting_of(node: BrokerNode) -> Hosting:
     assert node._hosting is not None
     return node._hosting
 
 
-def placed(node: Node) -> tuple[str, LogFacts]:
+def placed(node: BrokerNode) -> tuple[str, LogFacts]:
     state = hosting_of(node).state
     assert state is not None
     ((log_id, facts),) = state.logs.items()
@@ -90,7 +90,7 @@ async def test_a_copy_that_is_gone_is_known_to_be_though_the_start_that_saw_it_d
     with monkeypatch.context() as patched:
         patched.setattr(Server, "open_log", open_and_die)
         with pytest.raises(MirrorlogError, match="this start ends here"):
-            await Node(settings, ready=lambda line: None).run()
+            await BrokerNode(settings, ready=lambda line: None).run()
     assert (settings.node.data_dir / "logs" / log_id).exists()
     async with running(settings) as node:
         assert [loss.start for loss in placed(node)[1].losses] == [0]

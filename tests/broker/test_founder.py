@@ -15,7 +15,7 @@ import pytest
 from mirrorlog import versions
 from mirrorlog.broker.membership.entry import Entry
 from mirrorlog.broker.membership.founder import Founder
-from mirrorlog.broker.node import Node
+from mirrorlog.broker.node import BrokerNode
 from mirrorlog.cluster.membership.discovery import Looks
 from mirrorlog.cluster.membership.founding import founding_key
 from mirrorlog.cluster.membership.joining import JoinRecord
@@ -83,11 +83,11 @@ class Nodes:
         names = ("n1", "n2", "n3")
         members = {name: f"{HOST}:{port}" for name, port in zip(names, free_ports(3), strict=True)}
         self.settings = {name: settings(path / name, name, members) for name in names}
-        self.running: dict[str, tuple[Node, asyncio.Future[int]]] = {}
+        self.running: dict[str, tuple[BrokerNode, asyncio.Future[int]]] = {}
 
     def start(self, *names: str) -> None:
         for name in names:
-            node = Node(self.settings[name], ready=lambda _: None)
+            node = BrokerNode(self.settings[name], ready=lambda _: None)
             self.running[name] = node, asyncio.ensure_future(node.run())
 
     async def stop(self, *names: str) -> None:

@@ -6,7 +6,7 @@ from mirrorlog.broker.consumer_groups.active_groups import Asked, PendingSettlem
 from mirrorlog.queues.changes import (
     RANGES_PER_CHANGE,
     Change,
-    Leased,
+    RecordsLeased,
     Returned,
     Settled,
     Watermark,
@@ -30,7 +30,7 @@ def test_every_batch_fits_whatever_the_changes_are() -> None:
     changes: list[Change] = [
         Settled(group=NAME, ranges=scattered(20_000), why="purged"),
         *(Returned(group=NAME, ranges=scattered(1), delay_ms=each, counted=True) for each in range(1000)),
-        *(Leased(group=NAME, lease=each, holder=NAME, ranges=scattered(256), lease_ms=1) for each in range(50)),
+        *(RecordsLeased(group=NAME, lease=each, holder=NAME, ranges=scattered(256), lease_ms=1) for each in range(50)),
         Settled(group="", ranges=[0, 1]),
     ]
     batches = list(in_batches(changes))

@@ -28,7 +28,7 @@ from mirrorlog.config import Settings
 from mirrorlog.errors import BadRequest, MirrorlogError, OutcomeUnknown, Overloaded, QueueFull
 from mirrorlog.queues.groups.ledger import Ledger
 from mirrorlog.queues.limits.attributes import Run
-from mirrorlog.queues.limits.length import View
+from mirrorlog.queues.limits.length import QueueLengthView
 from mirrorlog.wire.frames import Confirm, Level
 from tests.broker.hosting import KIB, hand_over, in_sync, running_all, settings_for
 from tests.broker.test_deliverer import Taker, group
@@ -84,7 +84,7 @@ class Queue:
     def ready(self, node: Node) -> list[int]:
         """The queue offsets of what is ready."""
         index = replica_of(node).index
-        view = View(self.ledger(node), index.begin(self.queue_id), index.next_confirmed(self.queue_id))
+        view = QueueLengthView(self.ledger(node), index.begin(self.queue_id), index.next_confirmed(self.queue_id))
         return [at for first, following in view.ranges() for at in range(first, following)]
 
     async def ready_is(self, node: Node, *expected: int) -> None:

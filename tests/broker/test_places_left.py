@@ -12,7 +12,7 @@ import pytest
 
 from mirrorlog import versions
 from mirrorlog.broker.hosting.hosted_log import HostedLog
-from mirrorlog.broker.log.publish import Publisher
+from mirrorlog.broker.log.publish import LogPublisher
 from mirrorlog.broker.session.queue_deletion import Deletions
 from mirrorlog.errors import MirrorlogError, NotLeader, OutcomeUnknown, UnsupportedVersion
 from mirrorlog.wire.messages.queues import DeleteQueue
@@ -54,7 +54,7 @@ class Refusing:
 
 def log_of(log_id: UUID) -> HostedLog:
     """One that this node masters, without queues."""
-    publisher: Any = Publisher.__new__(Publisher)
+    publisher: Any = LogPublisher.__new__(LogPublisher)
     publisher.stopping = False
     publisher.when_confirmed = lambda done: done(None)
     replica = SimpleNamespace(queues=SimpleNamespace(get=lambda name: None), epochs=SimpleNamespace(current=7))

@@ -18,7 +18,7 @@ import uvloop
 from typer.testing import CliRunner
 
 from mirrorlog.broker.log.replica import Replica
-from mirrorlog.broker.node import Node
+from mirrorlog.broker.node import BrokerNode
 from mirrorlog.broker.retention import queue_retention
 from mirrorlog.client import Client
 from mirrorlog.commitlog.format.body import parse_batch_body
@@ -138,7 +138,7 @@ def files_of(replica: Replica) -> list[int]:
     return sorted(int(path.name) for path in replica.log.directory.iterdir() if path.name.isdigit())
 
 
-async def shrunk(traffic: Traffic, nodes: Sequence[Node], files: int, queue: str = "busy") -> None:
+async def shrunk(traffic: Traffic, nodes: Sequence[BrokerNode], files: int, queue: str = "busy") -> None:
     """Wait until all copies have at most so many segments. Something is published meanwhile: the log's begin follows
     its state checkpoints, and they follow its growth."""
     replicas = [replica_of(node) for node in nodes]

@@ -13,7 +13,7 @@ import pytest
 import uvloop
 
 from mirrorlog.broker.log import unpacking
-from mirrorlog.broker.log.publish import Publisher
+from mirrorlog.broker.log.publish import LogPublisher
 from mirrorlog.broker.retention import length_limits as lengths
 from mirrorlog.broker.session.dead_letter_transport import DeadLetterLinks
 from mirrorlog.client import Client
@@ -581,20 +581,20 @@ def test_the_answer_waits_for_the_copies(tmp_path: Path, monkeypatch: pytest.Mon
     async def test() -> None:
         async with running_all(settings), Client(settings[0].client_bind) as client:
             queue = await full(client)
-            waiting: list[tuple[Publisher, Callable[[], list[Answer]]]] = []
-            wait = Publisher._wait
+            waiting: list[tuple[LogPublisher, Callable[[], list[Answer]]]] = []
+            wait = LogPublisher._wait
 
-            def hold(self: Publisher, *args: Any, **more: Any) -> list[Answer]:
+            def hold(self: LogPublisher, *args: Any, **more: Any) -> list[Answer]:
                 waiting.append((self, partial(wait, self, *args, **more)))
                 return []
 
-            monkeypatch.setattr(Publisher, "_wait", hold)
+            monkeypatch.setattr(LogPublisher, "_wait", hold)
             sending = asyncio.ensure_future(queue.send(3))
             await until(lambda: bool(waiting))
             assert queue.connection is not None
             await client.admin.queues()  # whatever was answered before has come by now
             assert not sending.done()
-            monkeypatch.setattr(Publisher, "_wait", wait)
+            monkeypatch.setattr(LogPublisher, "_wait", wait)
             for publisher, answers in waiting:
                 for answer in answers():
                     publisher.answer(answer)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 from uuid import UUID, uuid4
 
-from mirrorlog.broker.membership.cluster_view import View
+from mirrorlog.broker.membership.cluster_view import NodeView
 from mirrorlog.cluster.coordination.liveness import Life
 
 
@@ -43,7 +43,7 @@ def test_telling_outages_goes_through_no_log_group_while_nothing_is_out_and_once
         asked.append(node)
         return Life.DOWN if node in down else Life.UP
 
-    view = View()
+    view = NodeView()
     state = SimpleNamespace(
         transient={}, logs={log_id: log(number) for number, log_id in enumerate(ids)}, log_groups=groups,
         queues={f"q{number}": ids[number % 16] for number in range(100)},

@@ -6,7 +6,7 @@ import pytest
 
 from mirrorlog.client.subscription.settlements import (
     Judgement,
-    Settlement,
+    SettlementBatch,
     SettlementKind,
     UnsentSettlements,
     judged,
@@ -34,8 +34,8 @@ from mirrorlog.wire.frames import How
 GRANT = Granted(0, 100_000, session=1, epoch=3)
 
 
-def settlement(how: How = How.ACK, *, session: int = 1, epoch: int = 3) -> Settlement:
-    made = Settlement(SettlementKind(session, epoch, how), deadline=10.0)
+def settlement(how: How = How.ACK, *, session: int = 1, epoch: int = 3) -> SettlementBatch:
+    made = SettlementBatch(SettlementKind(session, epoch, how), deadline=10.0)
     made.add(GRANT, 0, 1)
     return made
 
@@ -187,7 +187,7 @@ def test_what_an_answer_has_no_place_for_is_told_once_more() -> None:
     first = SettledOtherwise.of([(1, 2, "dead"), (3, 10, "unknown")], passed_over=2, elsewhere=[(2, 3), (5, 6)])
     second = SettledOtherwise.of([(4, 5, "dead"), (6, 10, "unknown")], passed_over=1, elsewhere=[(5, 6)])
 
-    def told() -> Settlement:
+    def told() -> SettlementBatch:
         made = settlement()
         made.add(GRANT, 2, 10)
         assert made.flat_ranges == [0, 1, 2, 10]

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from mirrorlog import versions
-from mirrorlog.broker.membership.cluster_view import View
+from mirrorlog.broker.membership.cluster_view import NodeView
 from mirrorlog.broker.membership.placing import place_for
 from mirrorlog.cluster.coordination.liveness import Life
 from mirrorlog.cluster.service import ClusterService
@@ -182,7 +182,7 @@ def test_a_decision_that_would_put_a_queue_where_it_does_not_fit_is_refused() ->
 def test_who_cannot_reach_a_groups_log_is_told_to_take_another_group(groups: dict[str, str], advice: str) -> None:
     """Goal: what the refusal advises works: a queue of the same group would go to the same log. A log whose only node
     is down, with a group in it and without."""
-    view, log_id = View(), UUID(int=1)
+    view, log_id = NodeView(), UUID(int=1)
     state = cluster(log_groups={group: str(log_id) for group in groups})
     state = replace(state, logs={**state.logs, str(log_id): log(3)})
     view.service = cast(ClusterService, SimpleNamespace(state=state, life=lambda node: Life.DOWN))

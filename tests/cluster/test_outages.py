@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 from msgspec.structs import replace
 
-from mirrorlog.broker.membership.cluster_view import View
+from mirrorlog.broker.membership.cluster_view import NodeView
 from mirrorlog.cluster.coordination.liveness import Life, nodes_needed, nodes_out
 from mirrorlog.cluster.service import ClusterService
 from mirrorlog.cluster.state.commands import Holder, NodeStopped
@@ -101,7 +101,7 @@ def test_who_names_a_queue_that_waits_for_a_node_is_told_which(down: str, asked:
     world.down = set(down)
     log = replace(log_on("a", "b"), in_sync={"b": "1"}, master=Holder("b", "1"), epoch=2)
     state = replace(world.state, logs={log_id: log}, queues={"q": log_id})
-    view = View()
+    view = NodeView()
     view.service = cast(
         ClusterService, SimpleNamespace(state=state, life=world.life, identity=SimpleNamespace(node=asked))
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mirrorlog.broker.hosting.hosted_log import HostedState
-from mirrorlog.broker.node import Node
+from mirrorlog.broker.node import BrokerNode
 from mirrorlog.config import load_settings
 from mirrorlog.errors import LogCorrupt, MirrorlogError
 from mirrorlog.testing.ports import HOST, free_ports
@@ -19,27 +19,27 @@ def fail(*_: object) -> None:
     raise ValueError("a fault that nobody thought of")
 
 
-def break_clock(node: Node) -> None:
+def break_clock(node: BrokerNode) -> None:
     assert node._server is not None
     assert node._server._door is not None
     node._server._door.tick = fail  # type: ignore[method-assign]
 
 
-def break_flush(node: Node) -> None:
+def break_flush(node: BrokerNode) -> None:
     (log,) = node.logs
     assert log.maintenance is not None
     log.maintenance._flushed = fail
     log.publisher.append_change(_change(node), lambda error: None)
 
 
-def _change(node: Node) -> bytearray:
+def _change(node: BrokerNode) -> bytearray:
     (log,) = node.logs
     batch = log.replica.queues.declare("q", {})
     assert batch is not None
     return batch
 
 
-def break_following(node: Node) -> None:
+def break_following(node: BrokerNode) -> None:
     change = _change(node)
     (log,) = node.logs
     log.replica.queues.follow = fail  # type: ignore[method-assign]
@@ -49,7 +49,7 @@ def break_following(node: Node) -> None:
 
 @pytest.mark.parametrize("break_it", [break_clock, break_flush])
 async def test_a_node_that_cannot_go_on_ends(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, break_it: Callable[[Node], None]
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, break_it: Callable[[BrokerNode], None]
 ) -> None:
     """Goal: a fault in the background is an exit, not a silence. Method: run a node in this loop, break its clock or
     what its flush tells, and await its end."""
@@ -63,12 +63,12 @@ async def test_a_node_that_cannot_follow_its_own_log_ends(tmp_path: Path) -> Non
     assert await exit_code_of(tmp_path, break_following) == LogCorrupt.exit_code
 
 
-def serves(node: Node) -> bool:
+def serves(node: BrokerNode) -> bool:
     """The cluster has let it in, and it masters its log."""
     return [log.state for log in node.logs] == [HostedState.MASTER]
 
 
-async def exit_code_of(directory: Path, break_it: Callable[[Node], None]) -> int:
+async def exit_code_of(directory: Path, break_it: Callable[[BrokerNode], None]) -> int:
     """Run a node in this loop, break it once it serves, and await its end."""
     client, replication = free_ports(2)
     flags = [
@@ -79,7 +79,7 @@ async def exit_code_of(directory: Path, break_it: Callable[[Node], None]) -> int
     ]
     flags += [f"client.bind='{HOST}:{client}'", f"replication.bind='{HOST}:{replication}'"]
     flags += ["log.segment_bytes=8388608"]
-    node = Node(load_settings(overrides=flags, environment={}))
+    node = BrokerNode(load_settings(overrides=flags, environment={}))
     running = asyncio.ensure_future(node.run())
     try:
         async with asyncio.timeout(10):

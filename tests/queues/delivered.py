@@ -9,9 +9,9 @@ from typing import Any
 
 from mirrorlog.commitlog.format.attributes import Attributes
 from mirrorlog.queues.changes import Change, GroupReset, Returned, Settled, Watermark, encode_changes
-from mirrorlog.queues.delivery.group import Delivery, Given, LeaseWish, Reach, Rules, Settlement
+from mirrorlog.queues.delivery.group import Given, GroupDelivery, LeaseWish, Reach, Rules, Settlement
 from mirrorlog.queues.delivery.settlement import EXPIRED
-from mirrorlog.queues.delivery.subscribers import Subscription
+from mirrorlog.queues.delivery.subscribers import SubscriberOptions
 from mirrorlog.queues.groups.ledger import Ledger
 from mirrorlog.queues.groups.table import GroupTable
 from mirrorlog.queues.limits.attributes import RunTable
@@ -60,7 +60,7 @@ class Stage:
     def _make(self) -> None:
         self.found = min(self.ledger.watermark, self.end)
         self.given_now: set[int] = set()
-        self.delivery = Delivery(
+        self.delivery = GroupDelivery(
             "", self.ledger, self.rules, epoch=self.epoch, found_watermark=self.found, reach=self.reach, now=self.now,
             next_lease=self._next_lease, runs=lambda: self.runs.of(QUEUE), appended=lambda: self.end,
         )  # fmt: skip
@@ -139,7 +139,7 @@ class Stage:
     # --- as the deliverer does it ---
 
     def subscribe(self, number: int, records: int = 1000, size: int = 10**6, **options: object) -> None:
-        self.delivery.subscribe(Subscription(number, records, size, **options))  # type: ignore[arg-type]
+        self.delivery.subscribe(SubscriberOptions(number, records, size, **options))  # type: ignore[arg-type]
 
     def pump(self, turns: int = 100) -> list[tuple[int, Grant]]:
         """Give everybody what is there; what was given."""
@@ -185,7 +185,7 @@ class Stage:
         epoch: int | None = None,
         again: bool = False,
     ) -> Settlement:
-        """Raises as `Delivery.settle`, or Refusal."""
+        """Raises as `GroupDelivery.settle`, or Refusal."""
         settlement = self.delivery.settling.settle(
             number, self.epoch if epoch is None else epoch, how, ranges, delay_ms, again=again
         )

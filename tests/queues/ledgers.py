@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from random import Random
 from typing import Any, Final
 
-from mirrorlog.queues.changes import SETTLED_WHYS, Change, GroupDeleted, Leased, Returned, Settled, Watermark
+from mirrorlog.queues.changes import SETTLED_WHYS, Change, GroupDeleted, RecordsLeased, Returned, Settled, Watermark
 from mirrorlog.queues.groups.ledger import CHUNK_RECORDS, Ledger, State
 from mirrorlog.queues.groups.table import GroupTable
 
@@ -34,8 +34,8 @@ def random_change(random: Random, group: str, at: int, floor: int = 0) -> Change
         (Returned(group=group, ranges=ranges, counted=random.random() < 0.5), 5),
         (Returned(group=group, ranges=ranges, counted=random.random() < 0.5, delay_ms=random.randrange(1, 4)), 4),
         (Watermark(group=group, queue_offset=random.randrange(END)), 2),
-        (Leased(group=group, lease=random.randrange(3), holder=f"h{at}", ranges=ranges, lease_ms=1000), 5),
-        (Leased(group=group, lease=random.randrange(3), holder=f"h{at}", ranges=[], lease_ms=2000), 2),
+        (RecordsLeased(group=group, lease=random.randrange(3), holder=f"h{at}", ranges=ranges, lease_ms=1000), 5),
+        (RecordsLeased(group=group, lease=random.randrange(3), holder=f"h{at}", ranges=[], lease_ms=2000), 2),
         (GroupDeleted(group=group), 1),
     ]
     return random.choices([each for each, _ in changes], [weight for _, weight in changes])[0]

@@ -9,11 +9,11 @@ from mirrorlog.commitlog.format.attributes import Attributes
 from mirrorlog.queues.changes import Change, Settled
 from mirrorlog.queues.delivery import priorities as attributed
 from mirrorlog.queues.delivery import priorities as levels
-from mirrorlog.queues.delivery.group import Receipt, Rules
+from mirrorlog.queues.delivery.group import LeaseClaim, Rules
 from mirrorlog.queues.delivery.priorities import Attributed
 from mirrorlog.queues.delivery.settlement import Outcomes
 from mirrorlog.queues.groups.ledger import Ledger
-from mirrorlog.queues.limits.attributes import QueueRuns, Row
+from mirrorlog.queues.limits.attributes import QueueRuns, RunRow
 from mirrorlog.wire.frames import How
 from tests.queues.delivered import Stage, records
 
@@ -164,7 +164,7 @@ def test_a_receipt_acks_a_record_that_is_about_to_expire() -> None:
     it.now += 1
     it.clock()
     assert it.delivery.held_back == 1
-    settlement = it.delivery.leases.settle([Receipt(0, 1, lease)], How.ACK, end=it.end)
+    settlement = it.delivery.leases.settle([LeaseClaim(0, 1, lease)], How.ACK, end=it.end)
     it.append(settlement.changes)
     it.delivery.settling.settled(settlement, it.now)
     it.tick(0)
@@ -584,7 +584,7 @@ def test_a_run_that_grows_is_one_moment() -> None:
     ledger, runs = Ledger(), QueueRuns()
     known = Attributed(ledger, priority_max=0, runs=lambda: runs)
     for record in range(4000):
-        runs.add(Row(record, record + 1, Attributes(0, 60_000), record * 5_000))
+        runs.add(RunRow(record, record + 1, Attributes(0, 60_000), record * 5_000))
         known.meet(record + 1, record * 5_000, taken=False)
     assert len(known._ends) == len(runs) < 50
     ends = [known._ends.come(10**12) for _ in range(len(runs))]
@@ -598,21 +598,21 @@ def test_moments_of_what_was_settled_are_forgotten() -> None:
     ledger, runs = Ledger(), QueueRuns()
     known = Attributed(ledger, priority_max=0, runs=lambda: runs)
     for record in range(1000):
-        runs.add(Row(record, record + 1, Attributes(0, 10**9 + record, 0), 0))
+        runs.add(RunRow(record, record + 1, Attributes(0, 10**9 + record, 0), 0))
         known.meet(record + 1, 0, taken=True)
         ledger.settle(record, record + 1)
         runs.drop(record + 1)
     assert len(known._ends) < 200
     assert known.idle
     for record in range(1000, 2000):
-        runs.add(Row(record, record + 1, Attributes(0, None, 10**9 + record), 0))
+        runs.add(RunRow(record, record + 1, Attributes(0, None, 10**9 + record), 0))
         known.meet(record + 1, 0, taken=True)
         ledger.settle(record, record + 1)
         known.settled([(record, record + 1)])
     assert len(known._waits) < 200
     ledger.take(2000, 2001)
     for record in (2001, 2002):
-        runs.add(Row(record, record + 1, Attributes(0, 10**9 + record, 0), 0))
+        runs.add(RunRow(record, record + 1, Attributes(0, 10**9 + record, 0), 0))
     known.meet(2003, 0, taken=True)
     ledger.settle(2001, 2002)
     assert not known.idle

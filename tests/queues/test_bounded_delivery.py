@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from mirrorlog.errors import ExclusiveTaken, NotGranted
 from mirrorlog.queues.changes import Settled
 from mirrorlog.queues.delivery.deadlines import READ_AT_ONCE, Endings
-from mirrorlog.queues.delivery.group import GRANTS_MAX, RANGES_AT_ONCE, Reach, Receipt, Rules
+from mirrorlog.queues.delivery.group import GRANTS_MAX, RANGES_AT_ONCE, LeaseClaim, Reach, Rules
 from mirrorlog.queues.delivery.subscribers import Turns
 from mirrorlog.queues.groups.ledger import LeaseRow, Ledger
 from mirrorlog.wire.frames import How
@@ -212,7 +212,7 @@ def test_what_is_settled_of_leases_is_forgotten() -> None:
         it.lease(100 + number, 1, 12 * 3600 * 1000)
         given = it.turn()
         assert given is not None
-        receipt = Receipt(number, number + 1, next(iter(it.ledger.leases)))
+        receipt = LeaseClaim(number, number + 1, next(iter(it.ledger.leases)))
         settlement = it.delivery.leases.settle([receipt], How.ACK, end=it.end)
         it.append(settlement.changes)
         it.delivery.settling.settled(settlement, it.now)
@@ -222,7 +222,7 @@ def test_what_is_settled_of_leases_is_forgotten() -> None:
     (lease,) = it.ledger.leases
     for _ in range(1000):
         it.now += 0.5
-        (change,) = it.delivery.leases.extend([Receipt(1000, 1001, lease)], 1000)
+        (change,) = it.delivery.leases.extend([LeaseClaim(1000, 1001, lease)], 1000)
         it.append([change])
         it.delivery.endings.began(lease, 1000, it.now)
     assert len(it.delivery.endings) < 200

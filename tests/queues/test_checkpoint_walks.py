@@ -29,7 +29,7 @@ from mirrorlog.queues.changes import (
 )
 from mirrorlog.queues.checkpoint import CheckpointWriter
 from mirrorlog.queues.groups.ledger import CHUNK_RECORDS
-from mirrorlog.queues.limits.holds import EXPIRED, RELEASED, TOO_MUCH, Wish
+from mirrorlog.queues.limits.holds import EXPIRED, RELEASED, TOO_MUCH, HoldRequest
 from mirrorlog.queues.producers import RECENT_US, Landed
 from tests.queues.ledgers import random_change, random_range, table_facts
 from tests.queues.statelog import Derived, StateLog, data
@@ -138,7 +138,7 @@ class Walk:
                 reason = self.random.choice([RELEASED, EXPIRED, TOO_MUCH])
                 change = self.live.holds.end(queue.queue_id, name, reason)
             else:
-                wish = Wish(
+                wish = HoldRequest(
                     name, holder, self.random.randrange(50), 1000, tiered=self.random.random() < 0.5, location="t"
                 )
                 try:

@@ -13,8 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from mirrorlog.errors import BadRequest, ExclusiveTaken, NoSuchSubscription, NotGranted, ReceiptStale
 from mirrorlog.queues.changes import GroupReset, Settled
-from mirrorlog.queues.delivery.group import Receipt, Rules
-from mirrorlog.queues.delivery.subscribers import Subscriber, Subscribers, Subscription
+from mirrorlog.queues.delivery.group import LeaseClaim, Rules
+from mirrorlog.queues.delivery.subscribers import Subscriber, SubscriberOptions, Subscribers
 from mirrorlog.queues.groups.ledger import State
 from mirrorlog.wire.frames import Grant, How
 from tests.queues.delivered import RECORD_BYTES, Refusal, Stage, records
@@ -501,20 +501,20 @@ def test_a_lease_s_receipts() -> None:
     assert records(it.given, 2) == [2, 3, 4]
     one, two = sorted(it.ledger.leases)
     it.tick(0.9)
-    (change,) = it.delivery.leases.extend([Receipt(0, 1, one)], 1000)
+    (change,) = it.delivery.leases.extend([LeaseClaim(0, 1, one)], 1000)
     it.append([change])
     it.delivery.endings.began(one, 1000, it.now)
     it.tick(0.2)
     assert sorted(it.ledger.leases) == [one]
     with pytest.raises(NotGranted):
-        it.delivery.leases.extend([Receipt(2, 3, two)], 1000)
-    settlement = it.delivery.leases.settle([Receipt(2, 4, two), Receipt(0, 2, one)], How.ACK, end=it.end)
+        it.delivery.leases.extend([LeaseClaim(2, 3, two)], 1000)
+    settlement = it.delivery.leases.settle([LeaseClaim(2, 4, two), LeaseClaim(0, 2, one)], How.ACK, end=it.end)
     assert settlement.records == 4
-    assert not it.delivery.leases.settle([Receipt(2, 4, two)], How.RETURN, end=it.end).ranges
+    assert not it.delivery.leases.settle([LeaseClaim(2, 4, two)], How.RETURN, end=it.end).ranges
     with pytest.raises(BadRequest):
-        it.delivery.leases.settle([Receipt(2, 9, two)], How.ACK, end=it.end)
+        it.delivery.leases.settle([LeaseClaim(2, 9, two)], How.ACK, end=it.end)
     with pytest.raises(BadRequest):
-        it.delivery.leases.settle([Receipt(2, 3, two)], How.EXTEND, end=it.end)
+        it.delivery.leases.settle([LeaseClaim(2, 3, two)], How.EXTEND, end=it.end)
 
 
 def test_a_receipt_is_stale_once_somebody_else_has_the_record() -> None:
@@ -532,8 +532,8 @@ def test_a_receipt_is_stale_once_somebody_else_has_the_record() -> None:
     it.pump()
     for first in (0, 1):
         with pytest.raises(ReceiptStale):
-            it.delivery.leases.settle([Receipt(first, 3, old)], How.ACK, end=it.end)
-    assert it.delivery.leases.settle([Receipt(2, 3, old)], How.ACK, end=it.end).ranges == ((2, 3),)
+            it.delivery.leases.settle([LeaseClaim(first, 3, old)], How.ACK, end=it.end)
+    assert it.delivery.leases.settle([LeaseClaim(2, 3, old)], How.ACK, end=it.end).ranges == ((2, 3),)
 
 
 def test_who_waits_for_a_lease_gets_its_turn_beside_subscribers() -> None:
@@ -840,7 +840,7 @@ class DeliveryMachine(RuleBasedStateMachine):
         lease = data.draw(st.sampled_from(sorted(self.stage.ledger.leases)))
         held = [each for run in self.stage.ledger.lease_ranges(lease) for each in range(*run)]
         settlement = self.stage.delivery.leases.settle(
-            [Receipt(each, each + 1, lease) for each in held], how, end=self.stage.end
+            [LeaseClaim(each, each + 1, lease) for each in held], how, end=self.stage.end
         )
         self.stage.append(settlement.changes)
         self.stage.delivery.settling.settled(settlement, self.stage.now)
@@ -929,7 +929,7 @@ def test_a_thousand_who_leave_a_single_active_group_cost_what_each_changes(monke
 
     monkeypatch.setattr(Subscribers, "look", counted)
     for number in range(1, 1_001):
-        takers.subscribe(Subscription(number, prefetch_records=1, prefetch_bytes=1))
+        takers.subscribe(SubscriberOptions(number, prefetch_records=1, prefetch_bytes=1))
     for number in range(1, 1_001):
         assert takers.alone == number
         gone = takers.gone(number)

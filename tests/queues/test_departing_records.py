@@ -8,9 +8,9 @@ import pytest
 
 from mirrorlog.errors import BadRequest, NotGranted
 from mirrorlog.queues.changes import Change, Departing, Settled
-from mirrorlog.queues.delivery.group import Delivery, LeaseWish, Reach, Receipt, Rules
+from mirrorlog.queues.delivery.group import GroupDelivery, LeaseClaim, LeaseWish, Reach, Rules
 from mirrorlog.queues.delivery.settlement import DEAD, DEATHS, REASONS, WHYS, deaths
-from mirrorlog.queues.delivery.subscribers import Subscription
+from mirrorlog.queues.delivery.subscribers import SubscriberOptions
 from mirrorlog.queues.groups.ledger import LeaseRow, Ledger, State
 from mirrorlog.queues.ranges import Range
 from mirrorlog.wire.frames import How
@@ -31,14 +31,14 @@ def follow(ledger: Ledger, changes: tuple[Change, ...]) -> None:
             ledger.lease(change.departure, LeaseRow("", 0, 0), first, until)
 
 
-def group_of(ledger: Ledger, rules: Rules | None = None) -> Delivery:
+def group_of(ledger: Ledger, rules: Rules | None = None) -> GroupDelivery:
     """Ten records, and one subscriber who was given all that are free."""
-    delivery = Delivery(
+    delivery = GroupDelivery(
         "", ledger, rules or Rules(), epoch=1, found_watermark=ledger.watermark,
         reach=lambda at, until, size: Reach(at, until, until - at), next_lease=lambda: 1 << 32 | 1, now=0.0,
         die=leaving,
     )  # fmt: skip
-    delivery.subscribe(Subscription(number=1, prefetch_records=100, prefetch_bytes=1000))
+    delivery.subscribe(SubscriberOptions(number=1, prefetch_records=100, prefetch_bytes=1000))
     delivery.clock(0.0, 0)
     watermark = delivery.watermark_wanted(10)
     assert watermark is not None
@@ -78,15 +78,15 @@ def test_a_departure_is_no_lease_of_anybody() -> None:
     """No receipt names it, it does not end, and a group of which it is all that is left may be let alone."""
     ledger = Ledger()
     ledger.lease(DEPARTURE, LeaseRow("", 0, 0), 2, 4)
-    delivery = Delivery(
+    delivery = GroupDelivery(
         "", ledger, Rules(), epoch=1, found_watermark=10, reach=lambda at, until, size: Reach(at, until, 1),
         next_lease=lambda: 1 << 32 | 1, now=0.0,
     )  # fmt: skip
     assert (delivery.due_at, delivery.idle, delivery.expired(1e9)) == (math.inf, True, [])
     with pytest.raises(BadRequest):
-        delivery.leases.settle([Receipt(2, 4, DEPARTURE)], How.ACK, end=10)
+        delivery.leases.settle([LeaseClaim(2, 4, DEPARTURE)], How.ACK, end=10)
     with pytest.raises(NotGranted):
-        delivery.leases.extend([Receipt(2, 4, DEPARTURE)], 1000)
+        delivery.leases.extend([LeaseClaim(2, 4, DEPARTURE)], 1000)
     delivery.lease(LeaseWish(2, "h", 10, 1000))
     given = delivery.grant(10, 0.0, bytes_max=100)
     assert given is not None
@@ -103,7 +103,7 @@ def test_whoever_goes_away_lets_what_came_back_too_often_leave() -> None:
 def test_ready_records_are_the_oldest_that_are_free() -> None:
     ledger = Ledger()
     ledger.settle(3, 5)
-    delivery = Delivery(
+    delivery = GroupDelivery(
         "", ledger, Rules(), epoch=1, found_watermark=0, reach=lambda at, until, size: Reach(at, until, 1),
         next_lease=lambda: 1 << 32 | 1, now=0.0,
     )  # fmt: skip

@@ -22,11 +22,11 @@ from mirrorlog.errors import BatchTooLarge, MirrorlogError
 from mirrorlog.queues.changes import (
     Addressed,
     Change,
+    DeadLetterTarget,
     Departed,
     Departing,
     OffsetsLeapt,
     Settled,
-    Target,
     decode_changes,
     encode_change,
     encode_changes,
@@ -80,7 +80,7 @@ class Aim:
         self._producers = ProducerTable()
         self._end = 0
 
-    def take(self, target: Target) -> None:
+    def take(self, target: DeadLetterTarget) -> None:
         """Raises OutOfSequence, StaleProducerEpoch, BatchTooLarge, BadBatch."""
         if target.records > TAKES[self.queue_id]:
             raise BatchTooLarge("too large")
@@ -122,7 +122,7 @@ class Walk:
         self.master.confirm_all()
         self.going: Addressed | None = None
         self.freed: set[int] = set()
-        self.late: list[Target] = []
+        self.late: list[DeadLetterTarget] = []
         self.writer = None
 
     @property
@@ -210,7 +210,7 @@ class Walk:
         there = self.table.of(self.queue_id)
         records = [at for at in offsets(piece.ranges) if at not in self.freed]
         targets = [
-            Target(f"t{queue_id}", "log", queue_id, *there.numbering(queue_id), flat(going))
+            DeadLetterTarget(f"t{queue_id}", "log", queue_id, *there.numbering(queue_id), flat(going))
             for queue_id in TARGETS
             if f"t{queue_id}" > behind and (going := [at for at in records if queue_id in leads_to(at)])
         ]
@@ -397,7 +397,7 @@ def departing(number: int, at_us: int = 0) -> Departing:
 def test_applying_a_batch_twice_equals_applying_it_once() -> None:
     master = Master()
     queue_id = master.declare("q")
-    target = Target("t", "l", 9, 0, 0, [0, 1])
+    target = DeadLetterTarget("t", "l", 9, 0, 0, [0, 1])
     master.append(encode_changes([departing(1)], queue_id=queue_id))
     master.append(encode_changes([Addressed(departure=1, ranges=[0, 1], targets=[target])], queue_id=queue_id))
     once = master.derived.departures.of(queue_id)
@@ -439,7 +439,7 @@ def test_with_many_departures_waiting_what_dies_joins_one_of_its_kind_whenever_i
 
 def test_a_target_that_was_forgotten_begins_under_a_higher_producer_epoch() -> None:
     """More targets than are remembered: the first one's next record comes under an epoch that it never had."""
-    targets = [Target("t", "l", 1000 + at, 3, 0, [0, 1]) for at in range(TARGETS_MAX + 1)]
+    targets = [DeadLetterTarget("t", "l", 1000 + at, 3, 0, [0, 1]) for at in range(TARGETS_MAX + 1)]
     table = table_of(departing(1), Addressed(departure=1, ranges=[0, 1], targets=targets))
     there = table.of(1)
     assert (len(there.sequences), there.numbering(1000), there.numbering(1001)) == (TARGETS_MAX, (4, 0), (3, 1))
@@ -463,7 +463,7 @@ def test_a_declared_loss_ends_the_numbers_of_the_piece_under_way_too_and_they_do
     """The piece is logged anew behind the loss: what follows it goes under numbers that nobody has used, and those are
     no numbers that a piece of the lost part may have used after a few refusals."""
     there = NONE.follow(departing(1))
-    there = there.follow(Addressed(departure=1, ranges=[0, 10], targets=[Target("t", "l", 9, 0, 0, [0, 10])]))
+    there = there.follow(Addressed(departure=1, ranges=[0, 10], targets=[DeadLetterTarget("t", "l", 9, 0, 0, [0, 10])]))
     there = there.leapt()
     promised = there.numbering(9)
     assert there.piece is not None
@@ -478,7 +478,7 @@ def test_a_declared_loss_ends_the_numbers_of_the_piece_under_way_too_and_they_do
 def test_numbers_of_an_epoch_that_has_ended_are_not_gone_on_with() -> None:
     """Whoever logs them: the next piece begins under one that nobody has used."""
     there = QueueForwarding(departures=NONE.follow(departing(1)).departures, epoch_floor=7)
-    there = there.follow(Addressed(departure=1, ranges=[0, 10], targets=[Target("t", "l", 9, 3, 0, [0, 10])]))
+    there = there.follow(Addressed(departure=1, ranges=[0, 10], targets=[DeadLetterTarget("t", "l", 9, 3, 0, [0, 10])]))
     assert there.numbering(9) == (7, 0)
 
 
@@ -499,16 +499,16 @@ def test_what_leaves_a_queue_fits_the_smallest_batch_of_a_checkpoint() -> None:
     assert number > 3
     while len(there.departures) < DEPARTURES_MAX:
         begin(DELIVERY_LIMIT, name + "dead", name + "dead")
-    targets = [Target("t", "l", 2**40 + at, EPOCHS_LEAPT, 2**40, [0, 1]) for at in range(TARGETS_MAX)]
+    targets = [DeadLetterTarget("t", "l", 2**40 + at, EPOCHS_LEAPT, 2**40, [0, 1]) for at in range(TARGETS_MAX)]
     there = there.follow(Addressed(departure=1, ranges=[0, 1], targets=targets))
-    there = replace_piece(there, Target(name, "l" * 36, 2**40, EPOCHS_LEAPT, 2**40, list(range(600))))
+    there = replace_piece(there, DeadLetterTarget(name, "l" * 36, 2**40, EPOCHS_LEAPT, 2**40, list(range(600))))
     state = there.state(1)
     assert len(encode_state(state)) < 64 * 1024 - 1024
     table.restore(read_header(encode_checkpoint([encode_state(state)])), [state])
     assert table.of(1) == there
 
 
-def replace_piece(there: QueueForwarding, *targets: Target) -> QueueForwarding:
+def replace_piece(there: QueueForwarding, *targets: DeadLetterTarget) -> QueueForwarding:
     """A piece of a node with batches this small: of 8 KiB of targets."""
     return there.follow(Addressed(departure=1, ranges=list(range(256)), targets=[*targets] * 5))
 

@@ -13,9 +13,9 @@ from mirrorlog.queues.changes import (
     GroupDeleted,
     GroupReset,
     GroupState,
-    Leased,
     LeasesState,
     LedgerChunk,
+    RecordsLeased,
     Returned,
     Settled,
     State,
@@ -50,7 +50,7 @@ CHANGES: list[tuple[Change, bytes]] = [
         b"\x83\xa4type\xa9Watermark\xa5group\xa0\xacqueue_offset\xcd\x10\x00",
     ),
     (
-        Leased(group="", lease=7, holder="x", ranges=[8, 9], lease_ms=30_000),
+        RecordsLeased(group="", lease=7, holder="x", ranges=[8, 9], lease_ms=30_000),
         b"\x86\xa4type\xa6Leased\xa5group\xa0\xa5lease\x07\xa6holder\xa1x\xa6ranges\x92\x08\x09\xa8lease_ms\xcd\x75\x30",
     ),
     (

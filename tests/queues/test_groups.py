@@ -17,9 +17,9 @@ from mirrorlog.queues.changes import (
     GroupDeleted,
     GroupReset,
     GroupState,
-    Leased,
     LeasesState,
     LedgerChunk,
+    RecordsLeased,
     Returned,
     Settled,
     State,
@@ -79,7 +79,7 @@ def test_what_is_settled_stays_settled(book: Book) -> None:
     """Settle some, by several ranges; return, park and lease them with others: they do not come back."""
     book.append(Settled(group="", ranges=[0, 2, 5, 7]))
     book.append(Returned(group="", ranges=[1, 9], counted=True, delay_ms=10))
-    book.append(Leased(group="", lease=1, holder="x", ranges=[1, 9], lease_ms=10))
+    book.append(RecordsLeased(group="", lease=1, holder="x", ranges=[1, 9], lease_ms=10))
     told = facts(book.ledger, 10)
     assert told["runs"] == [(0, 2, 1), (2, 5, 4), (5, 7, 1), (7, 9, 4), (9, 10, 0)]
     assert told["attempts"] == [(2, 5, 1), (7, 9, 1)]
@@ -87,23 +87,23 @@ def test_what_is_settled_stays_settled(book: Book) -> None:
 
 def test_a_lease_begins_anew_with_each_word_of_it_and_ends_with_its_last_record(book: Book) -> None:
     """Give two records, extend, give one more; settle two, return one: then it is not there, and cannot be extended."""
-    first = book.append(Leased(group="", lease=7, holder="x", ranges=[0, 2], lease_ms=10))
+    first = book.append(RecordsLeased(group="", lease=7, holder="x", ranges=[0, 2], lease_ms=10))
     assert book.ledger.leases == {7: LeaseRow("x", 10, first[0].log_offset)}
-    again = book.append(Leased(group="", lease=7, holder="x", ranges=[], lease_ms=20))
+    again = book.append(RecordsLeased(group="", lease=7, holder="x", ranges=[], lease_ms=20))
     assert book.ledger.leases == {7: LeaseRow("x", 20, again[0].log_offset)}
-    book.append(Leased(group="", lease=7, holder="x", ranges=[4, 5], lease_ms=20))
+    book.append(RecordsLeased(group="", lease=7, holder="x", ranges=[4, 5], lease_ms=20))
     assert (list(book.ledger.lease_ranges(7)), book.ledger.lease_records(7)) == ([(0, 2), (4, 5)], 3)
     book.append(Settled(group="", ranges=[0, 2]))
     assert (book.ledger.lease_of(4), book.ledger.lease_of(0)) == (7, None)
     book.append(Returned(group="", ranges=[4, 5]))
-    book.append(Leased(group="", lease=7, holder="x", ranges=[], lease_ms=30))
+    book.append(RecordsLeased(group="", lease=7, holder="x", ranges=[], lease_ms=30))
     assert book.ledger.leases == {}
 
 
 def test_a_record_belongs_to_the_newest_lease(book: Book) -> None:
     """Lease a stretch, and its middle anew to another holder: the first has what is left."""
-    book.append(Leased(group="", lease=1, holder="x", ranges=[0, 9], lease_ms=10))
-    book.append(Leased(group="", lease=2, holder="y", ranges=[3, 5], lease_ms=10))
+    book.append(RecordsLeased(group="", lease=1, holder="x", ranges=[0, 9], lease_ms=10))
+    book.append(RecordsLeased(group="", lease=2, holder="y", ranges=[3, 5], lease_ms=10))
     assert list(book.ledger.lease_ranges(1)) == [(0, 3), (5, 9)]
     book.append(Settled(group="", ranges=[0, 9]))
     assert book.ledger.leases == {}
@@ -119,7 +119,9 @@ def test_the_watermark_is_where_it_was_put_last(book: Book) -> None:
 def test_a_reset_forgets_all_and_an_end_the_group(book: Book) -> None:
     """Reset forward and back over what was settled, leased and given out; end it, twice; changes of what is not there
     change nothing."""
-    book.append(Settled(group="", ranges=[3, 4]), Leased(group="", lease=1, holder="x", ranges=[5, 6], lease_ms=9))
+    book.append(
+        Settled(group="", ranges=[3, 4]), RecordsLeased(group="", lease=1, holder="x", ranges=[5, 6], lease_ms=9)
+    )
     for queue_offset in (100, 2):
         book.append(GroupReset(group="", queue_offset=queue_offset))
         assert facts(book.ledger, 200) == facts(Ledger(queue_offset), 200)
@@ -407,7 +409,7 @@ def test_a_checkpoint_of_many_exceptions_comes_in_small_pieces() -> None:
     for ranges in split_ranges(every_other):
         master.append(encode_change(Settled(group="", ranges=ranges), queue_id=queue_id))
     for number in range(300):
-        change = Leased(
+        change = RecordsLeased(
             group="", lease=number, holder="\U0001f600" * 255, ranges=[number * 100, number * 100 + 9], lease_ms=1
         )
         master.append(encode_change(change, queue_id=queue_id))
@@ -567,6 +569,6 @@ def test_ranges_are_split_as_one_change_takes_them() -> None:
     parts = list(split_ranges(flat))
     assert [len(part) // 2 for part in parts] == [RANGES_PER_CHANGE, RANGES_PER_CHANGE, 1]
     assert [each for part in parts for each in part] == flat
-    longest = Leased(group="g" * 255, lease=2**63, holder="\U0001f600" * 255, ranges=parts[0], lease_ms=2**62)
+    longest = RecordsLeased(group="g" * 255, lease=2**63, holder="\U0001f600" * 255, ranges=parts[0], lease_ms=2**62)
     assert len(encode_change(longest, queue_id=1)) < SMALLEST_MAX
     assert list(split_ranges([])) == []

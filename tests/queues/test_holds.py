@@ -21,15 +21,15 @@ from mirrorlog.queues.limits.holds import (
     RELEASED,
     TOO_MUCH,
     Hold,
+    HoldRequest,
     HoldTable,
-    Wish,
 )
 from tests.queues.statelog import StateLog
 
 QUEUE = 7
 END = 100
 LEASE_MS = 60_000
-X = Wish("lake", "x", 10, LEASE_MS, "file:///lake")
+X = HoldRequest("lake", "x", 10, LEASE_MS, "file:///lake")
 
 
 class Book:
@@ -39,7 +39,7 @@ class Book:
         self.log = StateLog()
         self.holds = HoldTable(per_queue_max=per_queue_max)
 
-    def ask(self, wish: Wish, *, left_ms: int = LEASE_MS, queue_id: int = QUEUE) -> Hold:
+    def ask(self, wish: HoldRequest, *, left_ms: int = LEASE_MS, queue_id: int = QUEUE) -> Hold:
         """The hold, as appended."""
         self.append(self.holds.set(queue_id, wish, next_confirmed=END, left_ms=left_ms), queue_id)
         return self.holds.newest(queue_id)[wish.name]
@@ -363,7 +363,7 @@ class Life:
         match kind, *facts:
             case ("ask", name, holder, queue_offset, take_over, runs):
                 with suppress(HoldTaken):
-                    book.ask(Wish(name, holder, queue_offset, LEASE_MS, take_over=take_over), left_ms=int(runs))
+                    book.ask(HoldRequest(name, holder, queue_offset, LEASE_MS, take_over=take_over), left_ms=int(runs))
             case ("end", name, reason):
                 book.end(reason, name)
             case ("confirm", share):

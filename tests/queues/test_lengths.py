@@ -17,10 +17,10 @@ from mirrorlog.queues.arguments import (
     message_ttl_ms,
     version_needed,
 )
-from mirrorlog.queues.delivery.group import Delivery, Reach, Rules
+from mirrorlog.queues.delivery.group import GroupDelivery, Reach, Rules
 from mirrorlog.queues.groups.ledger import CHUNK_RECORDS, LeaseRow, Ledger
 from mirrorlog.queues.groups.ledger_chunk import Chunk
-from mirrorlog.queues.limits.length import DROP_HEAD, RANGES_MAX, LengthLimits, QueueLength, Sizes, View
+from mirrorlog.queues.limits.length import DROP_HEAD, RANGES_MAX, LengthLimits, QueueLength, QueueLengthView, Sizes
 
 
 def of(records: int | None = None, size: int | None = None, overflow: str = DROP_HEAD) -> QueueLength:
@@ -92,7 +92,7 @@ def test_what_is_in_hands_leased_or_settled_does_not_count_and_what_waits_does()
     ledger.lease(7, LeaseRow("h", 1000, 0), 2, 3)
     ledger.settle(4, 5)
     ledger.give_again(6, 7, counted=False, delay_ms=10)
-    view = View(ledger, 0, 10)
+    view = QueueLengthView(ledger, 0, 10)
     assert view.records() == 7
     assert list(view.ranges()) == [(1, 2), (3, 4), (5, 10)]
 
@@ -102,12 +102,12 @@ def test_what_a_loss_left_a_gap_of_and_what_is_below_the_begin_does_not_count() 
     group."""
     gap = (10, 10 + 2**33)
     for ledger in (None, Ledger()):
-        view = View(ledger, 5, 2**33 + 20, (gap,))
+        view = QueueLengthView(ledger, 5, 2**33 + 20, (gap,))
         assert view.records() == 15
         assert list(view.ranges()) == [(5, 10), (2**33 + 10, 2**33 + 20)]
     ledger = Ledger()
     ledger.settle(0, 7)
-    assert View(ledger, 5, 20).records() == 13
+    assert QueueLengthView(ledger, 5, 20).records() == 13
 
 
 def test_what_several_losses_left_gaps_of_does_not_count() -> None:
@@ -117,11 +117,11 @@ def test_what_several_losses_left_gaps_of_does_not_count() -> None:
     ledger = Ledger()
     ledger.settle(0, 2)
     for each, first in ((None, 0), (Ledger(), 0), (ledger, 2)):
-        view = View(each, 0, 2**34 + 5, gaps)
+        view = QueueLengthView(each, 0, 2**34 + 5, gaps)
         assert view.records() == 25 - first
         assert list(view.ranges()) == [(first, 10), gaps[0][1:] + gaps[1][:1], (2**34, 2**34 + 5)]
-        assert View(each, 0, 15, gaps).records() == 10 - first
-        assert list(View(each, 0, 15, gaps).ranges()) == [(first, 10)]
+        assert QueueLengthView(each, 0, 15, gaps).records() == 10 - first
+        assert list(QueueLengthView(each, 0, 15, gaps).ranges()) == [(first, 10)]
 
 
 # --- refusing ---
@@ -131,24 +131,24 @@ def test_one_record_is_refused_exactly_above_the_limit() -> None:
     """Three fit; the fourth does not, until one is settled, or in hands; a limit of none takes none."""
     length, ledger = of(records=3, overflow=REJECT_PUBLISH), Ledger()
     for at in range(3):
-        length.check(View(ledger, 0, at), 1, 100)
+        length.check(QueueLengthView(ledger, 0, at), 1, 100)
     with pytest.raises(QueueFull, match="3 records are ready, x-max-length is 3; nothing was stored") as full:
-        length.check(View(ledger, 0, 3), 1, 100)
+        length.check(QueueLengthView(ledger, 0, 3), 1, 100)
     assert (full.value.details, full.value.retriable) == ({"limit": "x-max-length", "most": 3}, True)
     ledger.take(0, 1)
-    length.check(View(ledger, 0, 3), 1, 100)
+    length.check(QueueLengthView(ledger, 0, 3), 1, 100)
     ledger.give_back(0, 1)
     ledger.settle(2, 3)
-    length.check(View(ledger, 0, 3), 1, 100)
+    length.check(QueueLengthView(ledger, 0, 3), 1, 100)
     with pytest.raises(QueueFull):
-        of(records=0, overflow=REJECT_PUBLISH).check(View(None, 0, 0), 1, 100)
+        of(records=0, overflow=REJECT_PUBLISH).check(QueueLengthView(None, 0, 0), 1, 100)
 
 
 def test_a_batch_is_taken_whole_when_its_first_record_fits() -> None:
     length = of(records=3, overflow=REJECT_PUBLISH)
-    length.check(View(None, 0, 2), 50, 100)
+    length.check(QueueLengthView(None, 0, 2), 50, 100)
     with pytest.raises(QueueFull):
-        length.check(View(None, 0, 52), 1, 100)
+        length.check(QueueLengthView(None, 0, 52), 1, 100)
 
 
 def test_a_queue_without_a_limit_of_bytes_keeps_no_sizes() -> None:
@@ -165,16 +165,16 @@ def test_bytes_are_refused_exactly_above_the_limit_confirmed_or_not() -> None:
     filled(length, [200, 400])
     length.arrived(2, 3, 500)  # it was not appended
     length.arrived(2, 3, 300)
-    length.check(View(None, 0, 3), 1, 100)
+    length.check(QueueLengthView(None, 0, 3), 1, 100)
     with pytest.raises(QueueFull, match="900 bytes are ready and 101 more do not fit, x-max-length-bytes is 1000"):
-        length.check(View(None, 0, 3), 1, 101)
+        length.check(QueueLengthView(None, 0, 3), 1, 101)
     length.confirmed(2, 3, 300)
-    length.check(View(None, 0, 3), 1, 100)
+    length.check(QueueLengthView(None, 0, 3), 1, 100)
     ledger = Ledger()
     ledger.take(1, 2)
-    length.check(View(ledger, 0, 3), 1, 500)
+    length.check(QueueLengthView(ledger, 0, 3), 1, 500)
     with pytest.raises(QueueFull):
-        length.check(View(ledger, 0, 3), 1, 501)
+        length.check(QueueLengthView(ledger, 0, 3), 1, 501)
 
 
 # --- dropping ---
@@ -214,8 +214,8 @@ def test_what_is_dropped_is_what_a_list_would_drop(seed: int) -> None:
             or (bytes_max is not None and sum(sizes[each] for each in expected) > bytes_max)
         ):
             expected.pop(0)
-        settle_all(ledger, length.to_drop(View(ledger, 0, len(sizes))))
-        left = [at for first, until in View(ledger, 0, len(sizes)).ranges() for at in range(first, until)]
+        settle_all(ledger, length.to_drop(QueueLengthView(ledger, 0, len(sizes))))
+        left = [at for first, until in QueueLengthView(ledger, 0, len(sizes)).ranges() for at in range(first, until)]
         assert left == expected, seed
         ready = expected
 
@@ -226,11 +226,11 @@ def test_what_lies_scattered_goes_in_parts() -> None:
     for at in range(0, 10_000, 2):
         ledger.take(at, at + 1)
     parts = 0
-    while ranges := length.to_drop(View(ledger, 0, 10_000)):
+    while ranges := length.to_drop(QueueLengthView(ledger, 0, 10_000)):
         assert len(ranges) <= 2 * RANGES_MAX
         settle_all(ledger, ranges)
         parts += 1
-    assert (View(ledger, 0, 10_000).records(), parts) == (100, 5)
+    assert (QueueLengthView(ledger, 0, 10_000).records(), parts) == (100, 5)
 
 
 def test_bytes_that_lie_scattered_are_taken_in_proportion_behind_the_first_thousand() -> None:
@@ -240,14 +240,14 @@ def test_bytes_that_lie_scattered_are_taken_in_proportion_behind_the_first_thous
     end = filled(length, [100] * 10_000)
     for at in range(0, end, 2):
         ledger.take(at, at + 1)
-    while ranges := length.to_drop(View(ledger, 0, end)):
+    while ranges := length.to_drop(QueueLengthView(ledger, 0, end)):
         settle_all(ledger, ranges)
-    assert View(ledger, 0, end).records() == 100
+    assert QueueLengthView(ledger, 0, end).records() == 100
 
 
 def test_a_queue_without_a_group_drops_its_first_records() -> None:
-    assert of(records=3).to_drop(View(None, 5, 20)) == [5, 17]
-    assert of(records=3).to_drop(View(None, 5, 8)) == []
+    assert of(records=3).to_drop(QueueLengthView(None, 5, 20)) == [5, 17]
+    assert of(records=3).to_drop(QueueLengthView(None, 5, 8)) == []
 
 
 # --- what a queue was declared with ---
@@ -297,15 +297,15 @@ def test_what_is_in_hands_costs_no_step_however_scattered_it_is(monkeypatch: pyt
         ledger.settle(at, at + 1)
     length, full = of(records=10), of(size=1000, overflow=REJECT_PUBLISH)
     full.confirmed(0, count + 20, 100 * (count + 20))
-    delivery = Delivery(
+    delivery = GroupDelivery(
         "", ledger, Rules(), epoch=1, found_watermark=0, reach=lambda at, until, _: Reach(at, until, 1),
         next_lease=lambda: 1, now=0.0,
     )  # fmt: skip
     monkeypatch.setattr(Chunk, "find", counted_find)
     monkeypatch.setattr(Chunk, "run_end", counted_end)
-    assert length.to_drop(View(ledger, 0, count + 20)) == [count, count + 10]
+    assert length.to_drop(QueueLengthView(ledger, 0, count + 20)) == [count, count + 10]
     with pytest.raises(QueueFull):
-        full.check(View(ledger, 0, count + 20), 1, 100)
+        full.check(QueueLengthView(ledger, 0, count + 20), 1, 100)
     change = delivery.purge(count + 20)
     assert change is not None
     assert change.ranges == [count, count + 20]
@@ -332,15 +332,15 @@ def test_a_publish_does_not_go_through_what_is_on_its_way() -> None:
     length = of(size=100_000, overflow=REJECT_PUBLISH)
     length._arriving = Seen()
     for at in range(1000):
-        length.check(View(None, 0, at), 1, 100)
+        length.check(QueueLengthView(None, 0, at), 1, 100)
         length.arrived(at, at + 1, 100)
     assert Seen.steps <= 1000
     with pytest.raises(QueueFull, match="100000 bytes are ready"):
-        length.check(View(None, 0, 1000), 1, 100)
-    length.check(View(None, 0, 998), 1, 200)
+        length.check(QueueLengthView(None, 0, 1000), 1, 100)
+    length.check(QueueLengthView(None, 0, 998), 1, 200)
     length.arrived(998, 999, 50)
     with pytest.raises(QueueFull, match="99850 bytes are ready"):
-        length.check(View(None, 0, 999), 1, 151)
+        length.check(QueueLengthView(None, 0, 999), 1, 151)
     filled(length, [100] * 998)
     with pytest.raises(QueueFull, match="99850 bytes are ready"):
-        length.check(View(None, 0, 999), 1, 151)
+        length.check(QueueLengthView(None, 0, 999), 1, 151)

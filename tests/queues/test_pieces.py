@@ -16,20 +16,20 @@ from mirrorlog.errors import (
     RecordTooLarge,
     StaleProducerEpoch,
 )
-from mirrorlog.queues.changes import Addressed, Target
+from mirrorlog.queues.changes import Addressed, DeadLetterTarget
 from mirrorlog.queues.dead_letters.forwarding import EXPIRED, REDRIVEN, REJECTED
 from mirrorlog.queues.dead_letters.pieces import Step, reduced, refused, served
 
-OTHER = Target("other", "log", 8, 3, 70, [2, 3])
+OTHER = DeadLetterTarget("other", "log", 8, 3, 70, [2, 3])
 IN_USE = BadBatch("used for another batch", producer_epoch=5)
 
 
-def piece_of(*targets: Target, kept: tuple[int, ...] = ()) -> Addressed:
+def piece_of(*targets: DeadLetterTarget, kept: tuple[int, ...] = ()) -> Addressed:
     return Addressed(departure=1, ranges=[0, 10], targets=list(targets), kept=list(kept))
 
 
-def target(*ranges: int, epoch: int = 5, sequence: int = 40, tables: int = -1) -> Target:
-    return Target("dead", "log", 9, epoch, sequence, list(ranges), tables=tables)
+def target(*ranges: int, epoch: int = 5, sequence: int = 40, tables: int = -1) -> DeadLetterTarget:
+    return DeadLetterTarget("dead", "log", 9, epoch, sequence, list(ranges), tables=tables)
 
 
 def after(piece: Addressed, error: MirrorlogError, reason: str = REJECTED) -> Step:

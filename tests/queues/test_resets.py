@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mirrorlog.commitlog.index.gaps import NO_GAPS, with_gap
 from mirrorlog.errors import BadRequest, InUse, OffsetOutOfRange
-from mirrorlog.queues.groups.resets import ACKING, Place, Standing, Wish, check_idle
+from mirrorlog.queues.groups.resets import ACKING, Place, ResetPosition, ResetRequest, check_idle
 from mirrorlog.wire.messages.groups import ResetGroups
 
 PLACE = Place(100, 200, ())
@@ -20,8 +20,8 @@ GAPPED = Place(100, 1_000_200, ((150, 1_000_150),))
 
 
 def target(at: int, place: Place = PLACE, **asked: Any) -> int:
-    wish = Wish.of(ResetGroups(queue="q", groups=["g"], **asked))
-    return wish.target(Standing("g", ACKING, at, ""), place)
+    wish = ResetRequest.of(ResetGroups(queue="q", groups=["g"], **asked))
+    return wish.target(ResetPosition("g", ACKING, at, ""), place)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_every_target_is_a_place(widths: tuple[int, int, int, int], at: int, num
 def test_what_makes_no_sense_is_refused(asked: dict[str, Any]) -> None:
     """Unknown words, nobody named, numbers beyond what there is, a group without its own place."""
     with pytest.raises(BadRequest):
-        Wish.of(ResetGroups(queue="q", **asked))
+        ResetRequest.of(ResetGroups(queue="q", **asked))
 
 
 class Times:
@@ -169,17 +169,17 @@ class Past:
 )
 def test_a_time_is_the_earlier_of_what_past_and_memory_find(past: int | None, asks_past: bool, expected: int) -> None:
     """The past is asked only when it may have it; what is gone meanwhile is the begin."""
-    wish = Wish.of(ResetGroups(queue="q", groups=["g"], to="time", value=5))
+    wish = ResetRequest.of(ResetGroups(queue="q", groups=["g"], to="time", value=5))
     assert wish.needs_time
     found = asyncio.run(wish.at_time(Times(180, past, asks_past=asks_past), Past(past), 1))
     assert not found.needs_time
-    assert found.target(Standing("g", ACKING, 0, ""), PLACE) == expected
+    assert found.target(ResetPosition("g", ACKING, 0, ""), PLACE) == expected
 
 
 def test_the_active_ones_are_named() -> None:
     """Three of five, and how many more; nobody, and nothing is raised."""
-    check_idle([Standing("g", ACKING, 0, "")])
-    standings = [Standing(f"g{each}", ACKING, 0, "1 subscribed" if each else "") for each in range(6)]
+    check_idle([ResetPosition("g", ACKING, 0, "")])
+    standings = [ResetPosition(f"g{each}", ACKING, 0, "1 subscribed" if each else "") for each in range(6)]
     with pytest.raises(InUse, match=r"'g1' \(1 subscribed\), .*'g3' .* and 2 more; .* force") as refused:
         check_idle(standings)
     assert refused.value.details["groups"] == ["g1", "g2", "g3", "g4", "g5"]

@@ -28,7 +28,7 @@ from mirrorlog.queues.changes import (
     encode_state,
 )
 from mirrorlog.queues.checkpoint import CheckpointWriter
-from mirrorlog.queues.limits.attributes import JOINED_US_MAX, RUNS_PER_STATE, QueueRuns, Row, Run, RunTable
+from mirrorlog.queues.limits.attributes import JOINED_US_MAX, RUNS_PER_STATE, QueueRuns, Run, RunRow, RunTable
 from tests.queues.statelog import Derived, StateLog
 
 SECOND_US: Final = 1_000_000
@@ -157,7 +157,7 @@ def test_runs_are_found_by_queue_offset() -> None:
     """Three runs with plain records before, between and behind them."""
     runs = QueueRuns()
     for first in (10, 20, 22):
-        runs.add(Row(first, first + 2, Attributes(first), 0))
+        runs.add(RunRow(first, first + 2, Attributes(first), 0))
     firsts = [run.first if (run := runs.covering(at)) else None for at in (9, 10, 11, 12, 19, 20, 22, 23, 24)]
     assert firsts == [None, 10, 10, None, None, 20, 22, 22, None]
     assert [run.first for run in runs.from_on(11)] == [10, 20, 22]

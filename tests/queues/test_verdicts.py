@@ -9,12 +9,12 @@ import pytest
 from mirrorlog.commitlog.format.header import BatchHeader
 from mirrorlog.errors import NotGranted, SettledOtherwise
 from mirrorlog.queues.changes import GroupReset, GroupState, Settled, encode_checkpoint, encode_state
-from mirrorlog.queues.delivery.group import Receipt, Rules
+from mirrorlog.queues.delivery.group import LeaseClaim, Rules
 from mirrorlog.queues.delivery.settlement import CONTRARY_MAX
 from mirrorlog.queues.groups import states as group_states
 from mirrorlog.queues.groups import verdicts
 from mirrorlog.queues.groups.table import GroupTable
-from mirrorlog.queues.groups.verdicts import ACKED, DEAD, UNKNOWN, Before, Standing, Verdicts
+from mirrorlog.queues.groups.verdicts import ACKED, DEAD, UNKNOWN, Before, Verdict, Verdicts
 from mirrorlog.wire.frames import How
 from tests.queues.delivered import Stage
 from tests.queues.ledgers import END, table_facts
@@ -36,7 +36,7 @@ def test_runs_say_of_each_record_what_a_set_of_records_says(seed: int, monkeypat
     monkeypatch.setattr(verdicts, "RUNS_MAX", random_max := Random(seed).choice([2, 5, 100]))
     random, known = Random(seed), Verdicts(0)
     dead, known_from = set[int](), 0
-    states: list[list[Standing]] = []
+    states: list[list[Verdict]] = []
     taken_back: list[list[Before]] = []
     for _ in range(60):
         states.append(list(known.parts(0, RECORDS)))
@@ -220,19 +220,19 @@ def test_leases_hear_it_too_and_nothing_of_such_a_settlement_counts() -> None:
         it.pump()
     one, two = 1 << 32 | 1, 1 << 32 | 2
 
-    def settle(how: How, *receipts: Receipt) -> list[Standing]:
+    def settle(how: How, *receipts: LeaseClaim) -> list[Verdict]:
         settlement = it.delivery.leases.settle(receipts, how, end=4)
         it.append(settlement.changes)
         it.delivery.settling.settled(settlement, it.now)
         assert not settlement.contrary or (settlement.records, settlement.changes) == (0, ())
         return list(settlement.contrary)
 
-    assert settle(How.DEAD, Receipt(0, 2, one)) == []
-    assert settle(How.ACK, Receipt(1, 2, one), Receipt(2, 3, two)) == [(1, 2, DEAD)]
-    assert settle(How.ACK, Receipt(2, 3, two)) == []
-    assert settle(How.ACK, Receipt(2, 3, two)) == []
-    assert settle(How.DEAD, Receipt(2, 3, two)) == [(2, 3, ACKED)]
-    assert settle(How.DEAD, Receipt(0, 2, one)) == []
+    assert settle(How.DEAD, LeaseClaim(0, 2, one)) == []
+    assert settle(How.ACK, LeaseClaim(1, 2, one), LeaseClaim(2, 3, two)) == [(1, 2, DEAD)]
+    assert settle(How.ACK, LeaseClaim(2, 3, two)) == []
+    assert settle(How.ACK, LeaseClaim(2, 3, two)) == []
+    assert settle(How.DEAD, LeaseClaim(2, 3, two)) == [(2, 3, ACKED)]
+    assert settle(How.DEAD, LeaseClaim(0, 2, one)) == []
 
 
 def test_an_answer_names_so_many_runs_and_says_of_the_rest_that_nobody_knows() -> None:

@@ -15,7 +15,7 @@ from mirrorlog.broker.consumer_groups.deliveries import GroupForwarding
 from mirrorlog.broker.dead_letters import forwarder as departure_sending
 from mirrorlog.broker.dead_letters.forwarder import DeadLetterForwarder
 from mirrorlog.broker.dead_letters.journal import DeadLetterJournal
-from mirrorlog.broker.log.publish import Publisher
+from mirrorlog.broker.log.publish import LogPublisher
 from mirrorlog.broker.session.dead_letter_transport import DeadLetterLinks
 from mirrorlog.commitlog.format.body import Record
 from mirrorlog.errors import MirrorlogError
@@ -24,7 +24,7 @@ from mirrorlog.queues.dead_letters.forwarding import REDRIVEN, Departure, Forwar
 from mirrorlog.queues.dead_letters.message import Death
 from mirrorlog.queues.delivery.settlement import Outcomes, deaths
 from mirrorlog.queues.groups.ledger import State
-from mirrorlog.queues.limits.length import View
+from mirrorlog.queues.limits.length import QueueLengthView
 from mirrorlog.queues.ranges import Range
 from mirrorlog.wire.frames import How
 from sim import cluster_groups
@@ -177,12 +177,12 @@ def _as(others: dict[How, How]) -> Any:
 
 def test_an_ack_that_is_answered_too_early_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a node that answers as soon as it has it itself: what it knew alone dies after all."""
-    wait_at = Publisher.wait_at
+    wait_at = LogPublisher.wait_at
 
-    def at_once(self: Publisher, end: int, level: int, tell: Any) -> None:
+    def at_once(self: LogPublisher, end: int, level: int, tell: Any) -> None:
         wait_at(self, end, 1, tell)
 
-    monkeypatch.setattr(Publisher, "wait_at", at_once)
+    monkeypatch.setattr(LogPublisher, "wait_at", at_once)
     storm = tuple(Event(0.3 + 0.8 * number, "isolate", ("@master", "nodes", 0.7)) for number in range(4))
     assert caught(monkeypatch, *storm, by=("what is acknowledged stays", "what is rejected leaves"), source="brief")
 
@@ -216,13 +216,13 @@ def test_letters_that_overtake_others_are_found(monkeypatch: pytest.MonkeyPatch)
 def test_a_letter_of_what_somebody_has_in_hand_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """By taking for ready what is out, in a queue that is too long."""
 
-    def all_of_it(self: View) -> Iterator[tuple[int, int]]:
+    def all_of_it(self: QueueLengthView) -> Iterator[tuple[int, int]]:
         if self.ledger is not None:
             for low, high, state in self.ledger.runs(self.low, self.until):
                 if state in (State.FREE, State.OUT):
                     yield low, high
 
-    monkeypatch.setattr(View, "ranges", all_of_it)
+    monkeypatch.setattr(QueueLengthView, "ranges", all_of_it)
     assert caught(monkeypatch, *SESSIONS, by=("nothing leaves from a hand",), source="brief")
 
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from mirrorlog.broker.consumer_groups.coordinator import Deliverer
-from mirrorlog.client.subscription.settlements import Settlement
-from mirrorlog.queues.delivery.group import Delivery, Given
+from mirrorlog.client.subscription.settlements import SettlementBatch
+from mirrorlog.queues.delivery.group import Given, GroupDelivery
 from mirrorlog.queues.delivery.ready import FreeRecords
 from mirrorlog.queues.delivery.settlement import Outcomes
 from mirrorlog.queues.delivery.subscribers import Subscribers
 from mirrorlog.queues.groups.ledger import Ledger
 from mirrorlog.queues.groups.ledger_chunk import Piece
-from mirrorlog.queues.groups.states import GroupWalk, Part
+from mirrorlog.queues.groups.states import GroupPart, GroupWalk
 from mirrorlog.queues.groups.table import GroupTable
 from mirrorlog.queues.groups.verdicts import Verdicts
 from sim.cluster_main import Failure, attempt
@@ -111,14 +111,14 @@ def test_an_ack_that_is_forgotten_at_failover_is_found(monkeypatch: pytest.Monke
 
 def test_a_watermark_that_is_not_confirmed_ahead_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """By giving out what no watermark covers."""
-    grant = Delivery.grant
+    grant = GroupDelivery.grant
 
-    def uncovered(self: Delivery, end: int, now: float, *, bytes_max: int) -> Given | None:
+    def uncovered(self: GroupDelivery, end: int, now: float, *, bytes_max: int) -> Given | None:
         self.front.covered = end
         return grant(self, end, now, bytes_max=bytes_max)
 
-    monkeypatch.setattr(Delivery, "grant", uncovered)
-    monkeypatch.setattr(Delivery, "watermark_wanted", lambda self, end, freed=0: None)
+    monkeypatch.setattr(GroupDelivery, "grant", uncovered)
+    monkeypatch.setattr(GroupDelivery, "watermark_wanted", lambda self, end, freed=0: None)
     assert caught(*FALLING, by=("not redelivered means never delivered",))
 
 
@@ -149,8 +149,8 @@ def test_a_checkpoint_without_the_dead_is_found(monkeypatch: pytest.MonkeyPatch)
 def test_a_checkpoint_without_a_chunk_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """By leaving out what stands above the floor."""
 
-    def parts(self: GroupWalk) -> Iterator[Part]:
-        yield Part(self)
+    def parts(self: GroupWalk) -> Iterator[GroupPart]:
+        yield GroupPart(self)
 
     monkeypatch.setattr(GroupWalk, "parts", parts)
     assert caught(*FALLING, by=("a checkpoint tells", "copies know the same", "no confirmed ack"))
@@ -170,15 +170,15 @@ def test_a_return_that_is_counted_twice_is_found(monkeypatch: pytest.MonkeyPatch
 
 def test_a_record_that_is_given_to_two_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """By taking the first record that is not settled for free now and then, whoever has it."""
-    confirmed = Delivery.watermark_confirmed
+    confirmed = GroupDelivery.watermark_confirmed
 
-    def forgetful(self: Delivery, queue_offset: int, end: int) -> bool:
+    def forgetful(self: GroupDelivery, queue_offset: int, end: int) -> bool:
         confirmed(self, queue_offset, end)
         self.ledger.give_back(self.ledger.floor, self.ledger.floor + 1)
         self.free.freed(self.ledger.floor)
         return True
 
-    monkeypatch.setattr(Delivery, "watermark_confirmed", forgetful)
+    monkeypatch.setattr(GroupDelivery, "watermark_confirmed", forgetful)
     assert caught(*PEACE, by=("no record is in two hands",))
 
 
@@ -202,6 +202,6 @@ def test_records_that_are_never_given_again_are_found(monkeypatch: pytest.Monkey
 
 def test_a_refusal_of_what_counts_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a client that passes on what was answered last, to all whose records left together."""
-    monkeypatch.setattr(Settlement, "failed", lambda self, error: error)
-    monkeypatch.setattr(Settlement, "error_of", lambda self, first, following: self.error)
+    monkeypatch.setattr(SettlementBatch, "failed", lambda self, error: error)
+    monkeypatch.setattr(SettlementBatch, "error_of", lambda self, first, following: self.error)
     assert caught(*LOST_ANSWERS, by=("nothing refused is settled",))

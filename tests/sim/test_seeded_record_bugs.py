@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mirrorlog.broker.consumer_groups.coordinator import Deliverer
-from mirrorlog.broker.log.publish import Publisher
+from mirrorlog.broker.log.publish import LogPublisher
 from mirrorlog.broker.log.replica import Replica
 from mirrorlog.commitlog.format.attributes import Attributes
 from mirrorlog.commitlog.format.header import BatchHeader, Kind, read_header
@@ -17,8 +17,8 @@ from mirrorlog.commitlog.index.memory import QueueIndex
 from mirrorlog.queues.delivery.ready import FreeRecords
 from mirrorlog.queues.delivery.settlement import Outcomes
 from mirrorlog.queues.groups.ledger import State
-from mirrorlog.queues.limits.attributes import QueueRuns, Row
-from mirrorlog.queues.limits.length import QueueLength, View
+from mirrorlog.queues.limits.attributes import QueueRuns, RunRow
+from mirrorlog.queues.limits.length import QueueLength, QueueLengthView
 from mirrorlog.wire.transaction_frames import Transact
 from sim.cluster_main import Failure, attempt
 from sim.cluster_plan import Event, Plan
@@ -113,13 +113,13 @@ def test_a_record_that_is_dropped_in_hand_is_found(monkeypatch: pytest.MonkeyPat
     """By taking for ready whatever is not settled. Whoever has it is told that his ack of it counts; the check that
     looks at that comes first, and is off."""
 
-    def all_of_it(self: View) -> Iterator[tuple[int, int]]:
+    def all_of_it(self: QueueLengthView) -> Iterator[tuple[int, int]]:
         if self.ledger is not None:
             for low, high, state in self.ledger.runs(self.low, self.until):
                 if state != State.SETTLED:
                     yield low, high
 
-    monkeypatch.setattr(View, "ranges", all_of_it)
+    monkeypatch.setattr(QueueLengthView, "ranges", all_of_it)
     monkeypatch.setattr("sim.cluster_group_checks.one_verdict_stands", lambda groups: None)
     assert caught(*SESSIONS, by=("nothing is dropped in hand",), sort="short", begin=2)
 
@@ -134,7 +134,7 @@ def test_a_copy_with_other_priorities_is_found(monkeypatch: pytest.MonkeyPatch) 
     """By one that takes everything for urgent."""
     add = QueueRuns.add
 
-    def urgent(self: QueueRuns, row: Row) -> None:
+    def urgent(self: QueueRuns, row: RunRow) -> None:
         process = current_process()
         if process is not None and process.machine == "b":
             row = row._replace(attributes=row.attributes._replace(priority=9))
@@ -196,12 +196,12 @@ def test_an_ack_of_what_somebody_else_has_settled_is_found(monkeypatch: pytest.M
 
 def test_a_commit_that_is_answered_too_early_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a node that answers as soon as it has it itself."""
-    wait = Publisher.wait_together
+    wait = LogPublisher.wait_together
 
-    def at_once(self: Publisher, end: int, request: Transact, done: Any, **facts: Any) -> None:
+    def at_once(self: LogPublisher, end: int, request: Transact, done: Any, **facts: Any) -> None:
         wait(self, end, request._replace(level=1), done, **facts)
 
-    monkeypatch.setattr(Publisher, "wait_together", at_once)
+    monkeypatch.setattr(LogPublisher, "wait_together", at_once)
     assert caught(*LATE, by=("a commit that was answered counts", "no confirmed ack comes back"), begin=2)
 
 

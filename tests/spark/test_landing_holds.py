@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from mirrorlog.errors import ConnectionLost, HoldTaken
-from mirrorlog.queues.limits.holds import EXPIRED, RELEASED, TOO_MUCH, Wish
+from mirrorlog.queues.limits.holds import EXPIRED, RELEASED, TOO_MUCH, HoldRequest
 from mirrorlog.spark.landing.definition import Landing, landing
 from mirrorlog.spark.landing.holds import NOBODY, Holds, keep_renewed
 from mirrorlog.testing.asking import wait_for
@@ -52,7 +52,7 @@ class Node:
             raise ConnectionLost("no node answers")
         yield Admin(self)
 
-    def set(self, queue: str, wish: Wish) -> HoldInfo:
+    def set(self, queue: str, wish: HoldRequest) -> HoldInfo:
         self.asked.append((self.now_s, queue, wish.queue_offset))
         left_s = self._renewed_s.get(queue, 0.0) + wish.lease_ms / 1000 - self.now_s
         hold = self.book.ask(wish, left_ms=int(left_s * 1000), queue_id=QUEUES[queue])
@@ -78,7 +78,7 @@ class Admin:
         self._node = node
 
     async def set_hold(self, queue: str, name: str, **wish: Any) -> HoldInfo:
-        return self._node.set(queue, Wish(name, **wish))
+        return self._node.set(queue, HoldRequest(name, **wish))
 
     async def holds(self, queue: str) -> list[HoldInfo]:
         return self._node.all(queue)
@@ -245,7 +245,7 @@ def test_a_hand_over_whose_answer_was_lost_is_done() -> None:
     holds = node.holds()
     holds.begin({"a": 4})
     holder, epoch, _ = node.held("a")
-    node.set("a", Wish("lake", NOBODY, 4, int(LEASE_S * 1000), "/lake", True, take_over=True, epoch=epoch))
+    node.set("a", HoldRequest("lake", NOBODY, 4, int(LEASE_S * 1000), "/lake", True, take_over=True, epoch=epoch))
     holds.end()
     assert node.held("a") == (NOBODY, epoch + 1, 4)
     assert holder != NOBODY

@@ -19,7 +19,7 @@ from mirrorlog.client.sync import Client
 from mirrorlog.errors import BadInput, NoSuchQueue, RequestTimeout
 from mirrorlog.spark import replay as replaying
 from mirrorlog.spark.errors import ReplayUnknown, SparkFailed
-from mirrorlog.spark.replay import Replayed, ReplayMoment, Target, main, replay, replay_table
+from mirrorlog.spark.replay import Replayed, ReplayMoment, ReplayTarget, main, replay, replay_table
 from mirrorlog.spark.replaying.progress import HEADER, PublishedOffsets, ReplayProgress, header_value
 from mirrorlog.spark.replaying.rows import Selection, replay_name, replay_rows
 from tests.spark.offline_logs import Row, rows_of
@@ -178,14 +178,14 @@ def record(number: int) -> tuple[Any, ...]:
 
 
 @pytest.fixture
-def target(client: Client, servers: list[str], queue: str) -> Target:
+def target(client: Client, servers: list[str], queue: str) -> ReplayTarget:
     client.admin.declare(queue)
-    return Target(tuple(servers), queue)
+    return ReplayTarget(tuple(servers), queue)
 
 
 @pytest.mark.long
 def test_a_table_is_replayed_once_whole_and_in_order(
-    spark: SparkSession, client: Client, target: Target, tmp_path: Path
+    spark: SparkSession, client: Client, target: ReplayTarget, tmp_path: Path
 ) -> None:
     table = str(tmp_path / "table")
     landed(spark, "a", 50).union(landed(spark, "b", 20)).write.format("delta").save(table)
@@ -212,7 +212,7 @@ def test_a_table_is_replayed_once_whole_and_in_order(
 def test_a_replay_that_was_killed_goes_on_where_it_was(
     spark: SparkSession,
     client: Client,
-    target: Target,
+    target: ReplayTarget,
     monkeypatch: pytest.MonkeyPatch,
     noted_records: int,
 ) -> None:
@@ -248,7 +248,7 @@ def _die_after(monkeypatch: pytest.MonkeyPatch, batches: int) -> None:
 
 
 def test_what_a_failed_batch_left_out_is_brought_and_the_rest_is_not_doubled(
-    spark: SparkSession, client: Client, target: Target
+    spark: SparkSession, client: Client, target: ReplayTarget
 ) -> None:
     """After a batch that was given up, later ones may have landed: they are told one by one."""
     ReplayProgress(client, target.queue, "r", "a").published(note=True)
@@ -262,7 +262,9 @@ def test_what_a_failed_batch_left_out_is_brought_and_the_rest_is_not_doubled(
     assert (more.next, more.before, more.published) == (12, 10, 2), "what is landed later belongs to the same replay"
 
 
-def test_a_part_is_chosen_by_queue_offsets_or_append_times(spark: SparkSession, client: Client, target: Target) -> None:
+def test_a_part_is_chosen_by_queue_offsets_or_append_times(
+    spark: SparkSession, client: Client, target: ReplayTarget
+) -> None:
     frame = landed(spark, "a", 30).union(landed(spark, "b", 30))
     replay(frame, target, Selection("a", 10, 20), name="offsets")
     between = Selection("b", from_time=BEGAN + timedelta(seconds=3), until_time=BEGAN + timedelta(seconds=6))
@@ -272,7 +274,7 @@ def test_a_part_is_chosen_by_queue_offsets_or_append_times(spark: SparkSession, 
     assert [without_mark(row) for row in read(client, target.queue)] == expected
 
 
-def test_dead_letters_are_replayed_as_they_were(spark: SparkSession, client: Client, target: Target) -> None:
+def test_dead_letters_are_replayed_as_they_were(spark: SparkSession, client: Client, target: ReplayTarget) -> None:
     rows = [
         ("a", number, "no JSON", b"k", b"{%d" % number, [("h", b"1")], BEGAN, 1, BEGAN, "3") for number in (7, 3, 900)
     ]
@@ -287,7 +289,7 @@ def test_dead_letters_are_replayed_as_they_were(spark: SparkSession, client: Cli
 
 
 def test_what_cannot_be_replayed_is_told_before_anything_is_published(
-    spark: SparkSession, client: Client, target: Target, tmp_path: Path
+    spark: SparkSession, client: Client, target: ReplayTarget, tmp_path: Path
 ) -> None:
     frame = landed(spark, "a", 3)
     for wrong, told in (
@@ -302,7 +304,7 @@ def test_what_cannot_be_replayed_is_told_before_anything_is_published(
     with pytest.raises(BadInput, match="6 rows have 3 queue offsets"):
         replay(frame.union(frame), target, name="twice")
     with pytest.raises(NoSuchQueue, match="mqtool declare"):
-        replay(frame, Target(target.servers, f"{target.queue}-none"), name="r")
+        replay(frame, ReplayTarget(target.servers, f"{target.queue}-none"), name="r")
     with pytest.raises(SparkFailed):
         replay_table(spark, str(tmp_path / "none"), target)
     assert read(client, target.queue) == []
@@ -317,7 +319,7 @@ def running(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> SparkSessio
 
 @pytest.mark.long
 def test_the_command_replays_and_says_what_it_did(
-    running: SparkSession, client: Client, target: Target, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    running: SparkSession, client: Client, target: ReplayTarget, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table = str(tmp_path / "table")
     landed(running, "a", 20).write.format("delta").save(table)

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from mirrorlog.commitlog.index.gaps import NO_GAPS, Gaps
 from mirrorlog.errors import MirrorlogError
 from mirrorlog.queues.changes import Change, Departing, Returned, Settled, Watermark, split_ranges
-from mirrorlog.queues.delivery.group import EPOCH_BITS, Delivery, Settlement
+from mirrorlog.queues.delivery.group import EPOCH_BITS, GroupDelivery, Settlement
 from mirrorlog.queues.ranges import RangeSet
 
 # Settlements of one acking group that wait for the end of the loop's turn, to be logged together. Pure.
@@ -51,7 +51,7 @@ class Asked(NamedTuple):
     done: Callable[[MirrorlogError | None], None]
 
 
-class Part(NamedTuple):
+class LoggedSettlements(NamedTuple):
     """Settlements that are logged together, and the changes which that takes. These fit into one batch, unless it is
     one settlement of very many ranges."""
 
@@ -84,25 +84,25 @@ class PendingSettlements:
     def add(self, asked: Asked) -> None:
         self.asked.append(asked)
 
-    def parts(self, group: str) -> Iterator[Part]:
+    def parts(self, group: str) -> Iterator[LoggedSettlements]:
         """All of it in its order, as few parts as there can be. What is too much for one batch is several, each of
         which is logged, with a watermark, or refused, alone."""
         if not self.asked:
             return
         if len(self.asked) == 1 or _are_few([change for each in self.asked for change in each.settlement.changes]):
-            yield Part(self.asked, _changes_of(group, self.asked))
+            yield LoggedSettlements(self.asked, _changes_of(group, self.asked))
             return
         some: list[Asked] = []
         room = room_max = CHANGES_BYTES_MAX - _size_max(Watermark(group=group, queue_offset=0))
         for asked in self.asked:
             size = sum(map(_size_max, asked.settlement.changes))
             if size > room and some:
-                yield Part(some, _changes_of(group, some))
+                yield LoggedSettlements(some, _changes_of(group, some))
                 some, room = [], room_max
             some.append(asked)
             room -= size
         if some:
-            yield Part(some, _changes_of(group, some))
+            yield LoggedSettlements(some, _changes_of(group, some))
 
 
 def _changes_of(group: str, some: Iterable[Asked]) -> list[Change]:
@@ -214,7 +214,7 @@ class Work:
     something to do in it, as of its last plan."""
 
     key: Key
-    delivery: Delivery
+    delivery: GroupDelivery
     gathered: PendingSettlements = field(default_factory=PendingSettlements)
     planned: float = inf
     refused: bool = False

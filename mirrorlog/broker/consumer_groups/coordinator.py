@@ -3,14 +3,14 @@
 
 What comes in a turn of the loop is gathered: settlements of a group are one change, confirms of a queue wake its groups
 once, and then everybody is given what is there. A group costs nothing while nobody takes from it, leases from it or
-waits in it: it is a ledger then, and there is a `Delivery` only from the first one to the last.
+waits in it: it is a ledger then, and there is a `GroupDelivery` only from the first one to the last.
 
 Each thing that is done here is a class, with the state that it needs: which groups somebody takes from (`ActiveGroups`,
-`Deliveries`), their changes in the log (`GroupLog`, `Watermarks`, `Settling`), who takes (`PushedTable`, `Subscribing`,
-`Leasing`) and what goes out to them (`DeliverFrames`), what asks for an end (`ReadyRecords`, `GroupEnds`) or is one by
-itself (`MissingRecords`, `ExpiryLooks`), and one look at a group (`Pump`). They know each other in that order and no
-other; this puts them together, and is all that the rest of the node knows. What a group does not use is not asked for:
-no time to live, no lease, no limit of length, no gap costs a turn a call.
+`Deliveries`), their changes in the log (`GroupLog`, `Watermarks`, `SettlementService`), who takes (`PushedTable`,
+`Subscribing`, `Leasing`) and what goes out to them (`DeliverFrames`), what asks for an end (`ReadyRecords`,
+`GroupEnds`) or is one by itself (`MissingRecords`, `ExpiryLooks`), and one look at a group (`Pump`). They know each
+other in that order and no other; this puts them together, and is all that the rest of the node knows. What a group does
+not use is not asked for: no time to live, no lease, no limit of length, no gap costs a turn a call.
 
 Nothing is given before this mastership's first batch is confirmed, nor while this node is out of touch with the
 cluster: another one may be giving the same.
@@ -27,10 +27,10 @@ from mirrorlog.broker.consumer_groups.dispatch import DeliverFrames, Pump
 from mirrorlog.broker.consumer_groups.expiry import ExpiryLooks, MissingRecords
 from mirrorlog.broker.consumer_groups.group_changes import GroupEnds, ReadyRecords, Replacing
 from mirrorlog.broker.consumer_groups.leases import Leasing
-from mirrorlog.broker.consumer_groups.settlement import PushedTable, Respond, Settling, Watermarks
+from mirrorlog.broker.consumer_groups.settlement import PushedTable, Respond, SettlementService, Watermarks
 from mirrorlog.broker.consumer_groups.subscriptions import Subscribing, Taking, leases_of, taking_of
 from mirrorlog.broker.log.clock import LogClock
-from mirrorlog.broker.log.publish import ElsewhereLog, Publisher
+from mirrorlog.broker.log.publish import ElsewhereLog, LogPublisher
 from mirrorlog.broker.log.replica import Replica
 from mirrorlog.broker.ports import Receiver, Within
 from mirrorlog.broker.subscription_index import SubscriptionBook
@@ -52,7 +52,7 @@ class Deliverer:
     def __init__(
         self,
         replica: Replica,
-        publisher: Publisher,
+        publisher: LogPublisher,
         *,
         limits: LimitSettings,
         book: SubscriptionBook,
@@ -78,7 +78,7 @@ class Deliverer:
         )
         self._watermarks = watermarks = Watermarks(replica, works, log, deliveries)
         self._pushed = pushed = PushedTable(book, deliveries)
-        self._settling = settling = Settling(
+        self._settling = settling = SettlementService(
             replica, publisher, works, log,
             watermarks=watermarks, pushed=pushed, waiting_max=limits.max_waiting_confirms, now=now,
         )  # fmt: skip

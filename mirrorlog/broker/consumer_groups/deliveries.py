@@ -17,14 +17,14 @@ from typing import Final
 from mirrorlog.broker.consumer_groups.active_groups import ActiveGroups, Key, LeaseNumbers, Work, in_batches, merged
 from mirrorlog.broker.log.clock import now_us
 from mirrorlog.broker.log.fetch import join_runs
-from mirrorlog.broker.log.publish import Publisher
+from mirrorlog.broker.log.publish import LogPublisher
 from mirrorlog.broker.log.replica import Replica
 from mirrorlog.commitlog.index.queue_order import QueuedBatch
 from mirrorlog.errors import MirrorlogError, OffsetOutOfRange, OutcomeUnknown, Overloaded
 from mirrorlog.queues.arguments import dead_letters_of
 from mirrorlog.queues.changes import Change, encode_changes
 from mirrorlog.queues.dead_letters.forwarding import HELD, REDRIVEN, Departure, DepartureNumbers
-from mirrorlog.queues.delivery.group import Delivery, Reach, Rules
+from mirrorlog.queues.delivery.group import GroupDelivery, Reach, Rules
 from mirrorlog.queues.delivery.settlement import REASONS, deaths
 from mirrorlog.queues.groups.ledger import Ledger
 from mirrorlog.queues.groups.table import OWN_GROUP
@@ -229,7 +229,7 @@ logger = logging.getLogger(__name__)
 class GroupLog:
     """Of one mastership. `stopped`: it has ended, or is handed over: nothing is given any more."""
 
-    def __init__(self, replica: Replica, publisher: Publisher, works: ActiveGroups) -> None:
+    def __init__(self, replica: Replica, publisher: LogPublisher, works: ActiveGroups) -> None:
         self._replica = replica
         self._publisher = publisher
         self._works = works
@@ -358,9 +358,9 @@ class Deliveries:
             following = self._replica.index.next_appended(queue_id)
             self._found[key] = self._replica.index.gap(queue_id)[1] if self._begun() else following
 
-    def _delivery(self, key: Key, queue: Queue, ledger: Ledger) -> Delivery:
+    def _delivery(self, key: Key, queue: Queue, ledger: Ledger) -> GroupDelivery:
         queue_id, group = key
-        return Delivery(
+        return GroupDelivery(
             group,
             ledger,
             Rules.of(queue.arguments),

@@ -14,7 +14,7 @@ from mirrorlog.broker.consumer_groups.active_groups import ActiveGroups, Work
 from mirrorlog.broker.consumer_groups.deliveries import BatchReader, Deliveries, GroupLog
 from mirrorlog.broker.consumer_groups.expiry import MissingRecords
 from mirrorlog.broker.consumer_groups.leases import Leasing
-from mirrorlog.broker.consumer_groups.settlement import Pushed, PushedTable, Settling, Watermarks
+from mirrorlog.broker.consumer_groups.settlement import Pushed, PushedTable, SettlementService, Watermarks
 from mirrorlog.broker.consumer_groups.subscriptions import Subscribing
 from mirrorlog.broker.log.clock import LogClock
 from mirrorlog.broker.log.replica import Replica
@@ -98,7 +98,7 @@ class Pump:
         watermarks: Watermarks,
         reached: BatchReader,
         pushed: PushedTable,
-        settling: Settling,
+        settling: SettlementService,
         subscribing: Subscribing,
         leasing: Leasing,
         missing: MissingRecords,

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from mirrorlog.broker.consumer_groups.active_groups import ActiveGroups, Key, Work
 from mirrorlog.broker.consumer_groups.deliveries import Deliveries, GroupForwarding, GroupLog
 from mirrorlog.broker.consumer_groups.leases import Leasing
-from mirrorlog.broker.consumer_groups.settlement import PushedTable, Respond, Settling
-from mirrorlog.broker.log.publish import Publisher
+from mirrorlog.broker.consumer_groups.settlement import PushedTable, Respond, SettlementService
+from mirrorlog.broker.log.publish import LogPublisher
 from mirrorlog.broker.log.replica import Replica
 from mirrorlog.errors import BadRequest, MirrorlogError, OutcomeUnknown, SubscriptionCancelled
 from mirrorlog.ha.group_transfer import ALL_MEMBERS
@@ -28,12 +28,12 @@ class GroupEnds:
     def __init__(
         self,
         replica: Replica,
-        publisher: Publisher,
+        publisher: LogPublisher,
         works: ActiveGroups,
         *,
         deliveries: Deliveries,
         pushed: PushedTable,
-        settling: Settling,
+        settling: SettlementService,
         leasing: Leasing,
         batch_bytes_max: int,
     ) -> None:
@@ -103,11 +103,11 @@ class ReadyRecords:
     def __init__(
         self,
         replica: Replica,
-        publisher: Publisher,
+        publisher: LogPublisher,
         log: GroupLog,
         *,
         deliveries: Deliveries,
-        settling: Settling,
+        settling: SettlementService,
         departures: GroupForwarding,
     ) -> None:
         self._replica = replica

@@ -8,17 +8,17 @@ from typing import Final, NamedTuple
 
 from mirrorlog.broker.consumer_groups.active_groups import ActiveGroups, Asked, LeaseNumbers, Work
 from mirrorlog.broker.consumer_groups.deliveries import Deliveries, GroupLog
-from mirrorlog.broker.consumer_groups.settlement import Respond, Settling, check_settle
+from mirrorlog.broker.consumer_groups.settlement import Respond, SettlementService, check_settle
 from mirrorlog.broker.log.clock import LogClock
-from mirrorlog.broker.log.publish import Publisher
+from mirrorlog.broker.log.publish import LogPublisher
 from mirrorlog.broker.log.replica import Replica
 from mirrorlog.broker.ports import Receiver
 from mirrorlog.broker.subscription_index import SubscriptionBook
 from mirrorlog.config import LimitSettings
 from mirrorlog.errors import BadRequest, LimitReached, MirrorlogError, NotGranted, Overloaded
 from mirrorlog.ha.group_transfer import ALL_MEMBERS
-from mirrorlog.queues.changes import Change, Leased
-from mirrorlog.queues.delivery.group import Given, LeaseWish, Receipt
+from mirrorlog.queues.changes import Change, RecordsLeased
+from mirrorlog.queues.delivery.group import Given, LeaseClaim, LeaseWish
 from mirrorlog.wire.messages.groups import ExtendLease, Lease, LeasedRange, Leases, LeasesSettled, SettleLease
 
 LEASE_MS_MAX: Final = 366 * 24 * 3600 * 1000
@@ -42,14 +42,14 @@ class Leasing:
     def __init__(
         self,
         replica: Replica,
-        publisher: Publisher,
+        publisher: LogPublisher,
         works: ActiveGroups,
         log: GroupLog,
         *,
         book: SubscriptionBook,
         numbers: LeaseNumbers,
         deliveries: Deliveries,
-        settling: Settling,
+        settling: SettlementService,
         limits: LimitSettings,
         clock: LogClock,
         now: Callable[[], float],
@@ -123,7 +123,7 @@ class Leasing:
         """Answer who waited. `end`: where the change ends in the log by which he was given these."""
         waiter = self._waiters.pop(given.number)
         change = given.change
-        assert isinstance(change, Leased)
+        assert isinstance(change, RecordsLeased)
         work.delivery.endings.began(change.lease, change.lease_ms, self._now())
         queue_id = work.key[0]
         self._replica.counters.queue(queue_id).granted(given.grants, self._now())
@@ -172,7 +172,7 @@ class Leasing:
             end = self._log.append(queue_id, work.delivery.leases.extend(receipts, message.lease_ms), logged)
         finally:  # a part of many leases may be logged, and the rest refused
             for change in logged:
-                if isinstance(change, Leased):
+                if isinstance(change, RecordsLeased):
                     work.delivery.endings.began(change.lease, change.lease_ms, self._now())
             self._works.plan(work)
             self._deliveries.drop_if_idle(work)
@@ -209,7 +209,7 @@ class Leasing:
 
     def _receipts(
         self, told: Sequence[LeasedRange], end: int, never: type[BadRequest] | type[NotGranted]
-    ) -> list[Receipt]:
+    ) -> list[LeaseClaim]:
         """Bounded by what there is, before anything else is asked of them. Raises BadRequest, or `never` for records
         from `end` on."""
         if not 1 <= len(told) <= self._limits.max_ranges_per_settle:
@@ -217,7 +217,7 @@ class Leasing:
                 f"{len(told)} receipts are not within 1 and {self._limits.max_ranges_per_settle} "
                 "(limits.max_ranges_per_settle)"
             )
-        receipts = [Receipt(each.first, each.next, each.lease) for each in told]
+        receipts = [LeaseClaim(each.first, each.next, each.lease) for each in told]
         twice = reached = 0
         for first, until, _ in sorted(receipts):
             if not 0 <= first < until < 1 << 63:

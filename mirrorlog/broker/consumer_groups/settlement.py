@@ -15,13 +15,13 @@ from typing import Final, NamedTuple
 from mirrorlog.broker.consumer_groups.active_groups import (
     ActiveGroups,
     Asked,
-    Part,
+    LoggedSettlements,
     PendingSettlements,
     Work,
     ranges_of,
 )
 from mirrorlog.broker.consumer_groups.deliveries import Deliveries, GroupLog
-from mirrorlog.broker.log.publish import Publisher
+from mirrorlog.broker.log.publish import LogPublisher
 from mirrorlog.broker.log.replica import Replica
 from mirrorlog.broker.ports import Receiver
 from mirrorlog.broker.subscription_index import SubscriptionBook
@@ -159,7 +159,7 @@ class Watermarks:
         self._logged: deque[_Logged] = deque()
 
     def move(self, work: Work, end: int) -> None:
-        """Log it, if it is time; see `Delivery.watermark_wanted`."""
+        """Log it, if it is time; see `GroupDelivery.watermark_wanted`."""
         change = work.delivery.watermark_wanted(end)
         if change is None:
             return
@@ -193,13 +193,13 @@ Respond = Callable[[Message | MirrorlogError], None]
 """Answers whoever asked, once."""
 
 
-class Settling:
+class SettlementService:
     """`waiting_max`: so many settlements wait for a confirm; `now`: the loop's clock in s."""
 
     def __init__(
         self,
         replica: Replica,
-        publisher: Publisher,
+        publisher: LogPublisher,
         works: ActiveGroups,
         log: GroupLog,
         *,
@@ -252,7 +252,7 @@ class Settling:
 
     # --- inside ---
 
-    def _log_part(self, work: Work, part: Part) -> None:
+    def _log_part(self, work: Work, part: LoggedSettlements) -> None:
         """Log a part of what was gathered; the others go on without it when it is refused."""
         those, changes, logged = part.asked, part.changes, list[Change]()
         freed = sum([work.delivery.freed(asked.settlement) for asked in those])
@@ -271,7 +271,7 @@ class Settling:
             self._watermarks.appended(work, end, watermark)
         self._count(work, those, end, now)
 
-    def _count_part(self, work: Work, part: Part, logged: Sequence[Change], now: float) -> None:
+    def _count_part(self, work: Work, part: LoggedSettlements, logged: Sequence[Change], now: float) -> None:
         """When some of it is in the log though the rest was refused, it is one settlement alone, and that of it
         counts."""
         if logged:

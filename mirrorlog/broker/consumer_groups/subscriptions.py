@@ -12,9 +12,9 @@ from typing import Final
 
 from mirrorlog.broker.consumer_groups.active_groups import ActiveGroups, Asked, Work
 from mirrorlog.broker.consumer_groups.deliveries import Deliveries, GroupLog
-from mirrorlog.broker.consumer_groups.settlement import Pushed, PushedTable, Settling, Unread, check_settle
+from mirrorlog.broker.consumer_groups.settlement import Pushed, PushedTable, SettlementService, Unread, check_settle
 from mirrorlog.broker.log.clock import LogClock
-from mirrorlog.broker.log.publish import Publisher
+from mirrorlog.broker.log.publish import LogPublisher
 from mirrorlog.broker.ports import Receiver
 from mirrorlog.broker.subscription_index import SubscriptionBook
 from mirrorlog.config import LimitSettings
@@ -22,7 +22,7 @@ from mirrorlog.errors import BadRequest, MirrorlogError, NotGranted
 from mirrorlog.queues.changes import Change
 from mirrorlog.queues.dead_letters.forwarding import NUMBERS
 from mirrorlog.queues.delivery.group import Settlement
-from mirrorlog.queues.delivery.subscribers import Subscriber, Subscription
+from mirrorlog.queues.delivery.subscribers import Subscriber, SubscriberOptions
 from mirrorlog.queues.groups.ledger import Ledger
 from mirrorlog.wire.frames import SETTLE_AGAIN, How, Settle, settled_frame
 from mirrorlog.wire.messages.groups import ConsumerInfo, LeaseInfo, Subscribe
@@ -36,7 +36,7 @@ class Subscribing:
 
     def __init__(
         self,
-        publisher: Publisher,
+        publisher: LogPublisher,
         works: ActiveGroups,
         log: GroupLog,
         *,
@@ -44,7 +44,7 @@ class Subscribing:
         enter: Callable[[int, Receiver], None],
         deliveries: Deliveries,
         pushed: PushedTable,
-        settling: Settling,
+        settling: SettlementService,
         limits: LimitSettings,
         clock: LogClock,
         now: Callable[[], float],
@@ -63,7 +63,7 @@ class Subscribing:
 
     # --- coming and going ---
 
-    def begin(self, message: Subscribe, queue_id: int, receiver: Receiver) -> Subscription:
+    def begin(self, message: Subscribe, queue_id: int, receiver: Receiver) -> SubscriberOptions:
         """See `Deliverer.subscribe`."""
         facts = self._facts(message)
         work = self._deliveries.of((queue_id, message.group), make=message.create)
@@ -175,11 +175,11 @@ class Subscribing:
 
     # --- inside ---
 
-    def _facts(self, message: Subscribe) -> Subscription:
+    def _facts(self, message: Subscribe) -> SubscriberOptions:
         """What is asked for, with a number, and the prefetch as it holds. Raises BadRequest."""
         records = _within(message.prefetch_records, self._limits.max_unsettled_records, "prefetch_records")
         size = _within(message.prefetch_bytes, self._limits.max_unsettled_bytes, "prefetch_bytes")
-        return Subscription(
+        return SubscriberOptions(
             number=self._book.next_number(),
             prefetch_records=records,
             prefetch_bytes=size,

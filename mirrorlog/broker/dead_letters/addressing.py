@@ -20,7 +20,7 @@ import msgspec
 from mirrorlog.broker.dead_letters.journal import DeadLetterJournal
 from mirrorlog.broker.dead_letters.reader import READ_BYTES_MAX, DeadLetterReader, Room
 from mirrorlog.commitlog.format.body import Record
-from mirrorlog.queues.changes import Addressed, Target
+from mirrorlog.queues.changes import Addressed, DeadLetterTarget
 from mirrorlog.queues.dead_letters.forwarding import REDRIVEN, Departure
 from mirrorlog.queues.dead_letters.routes import Routes, routes
 from mirrorlog.queues.flat_ranges import flat_of, joined, pairs, without
@@ -49,12 +49,12 @@ TARGET_PART: Final = 8
 class _Part:
     """Of a piece: targets, and queue offsets for which one was not found. `more`: there are queues behind that name."""
 
-    targets: list[Target] = field(default_factory=list)
+    targets: list[DeadLetterTarget] = field(default_factory=list)
     missed: set[int] = field(default_factory=set)
     size: int = 0
     more: str = ""
 
-    def takes(self, target: Target, *, size_max: int) -> bool:
+    def takes(self, target: DeadLetterTarget, *, size_max: int) -> bool:
         """One at least."""
         self.size += len(msgspec.msgpack.encode(target))
         if self.targets and (self.size > size_max or len(self.targets) >= TARGETS_AT_ONCE):
@@ -150,7 +150,7 @@ class Addressing:
             if place is None:
                 part.missed.update(offsets)
                 continue
-            target = Target(full, *place, *numbering(place[1]), flat_of(offsets))
+            target = DeadLetterTarget(full, *place, *numbering(place[1]), flat_of(offsets))
             if not part.takes(target, size_max=self._target_bytes_max):
                 break
         return part

@@ -24,13 +24,13 @@ from mirrorlog.broker.consumer_groups.coordinator import Deliverer
 from mirrorlog.broker.dead_letters.addressing import Addressing
 from mirrorlog.broker.dead_letters.journal import DeadLetterJournal
 from mirrorlog.broker.dead_letters.reader import DeadLetterReader
-from mirrorlog.broker.log.publish import Publisher
+from mirrorlog.broker.log.publish import LogPublisher
 from mirrorlog.broker.log.replica import Replica
 from mirrorlog.commitlog.format.attributes import asked_attributes
 from mirrorlog.commitlog.format.body import Record
 from mirrorlog.commitlog.format.drafts import encode_batch
 from mirrorlog.errors import MirrorlogError
-from mirrorlog.queues.changes import Addressed, Target
+from mirrorlog.queues.changes import Addressed, DeadLetterTarget
 from mirrorlog.queues.dead_letters.forwarding import Departure
 from mirrorlog.queues.dead_letters.message import DEATHS_MAX, Death, letter
 from mirrorlog.queues.dead_letters.pieces import Step, reduced, refused, served
@@ -117,18 +117,20 @@ class Sending:
             return self._noted(queue_id, target, step, str(error), target.records)
         return Step(served(piece), "sent", logged=False)
 
-    def _noted(self, queue_id: int, target: Target, step: Step, why: str, records: int) -> Step:
+    def _noted(self, queue_id: int, target: DeadLetterTarget, step: Step, why: str, records: int) -> Step:
         self._log.note(
             queue_id, _EVENTS[step.what], target=target.name, records=records, first=target.ranges[0], reason=why
         )
         return step
 
 
-def _never_takes(target: Target) -> MirrorlogError:
+def _never_takes(target: DeadLetterTarget) -> MirrorlogError:
     return MirrorlogError(f"queue {shown(target.name)!r} takes no producer epoch up to {target.producer_epoch}")
 
 
-def _encode(records: Sequence[Record], death: Death, target: Target, producer_id: int, priority: int) -> bytes:
+def _encode(
+    records: Sequence[Record], death: Death, target: DeadLetterTarget, producer_id: int, priority: int
+) -> bytes:
     """The same whoever makes it."""
     tables = DEATHS_MAX if target.tables < 0 else target.tables
     return bytes(
@@ -164,7 +166,7 @@ class _Pause:
 class DeadLetterForwarder:
     """Of one mastership."""
 
-    def __init__(self, replica: Replica, publisher: Publisher, deliverer: Deliverer, host: Host) -> None:
+    def __init__(self, replica: Replica, publisher: LogPublisher, deliverer: Deliverer, host: Host) -> None:
         batch_bytes_max, helper = host.settings.limits.max_batch_bytes, host.helpers.letters
         self._log = DeadLetterJournal(replica, publisher, deliverer)
         self._roads = host.letters

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator, Sequence
 
 from mirrorlog.broker.consumer_groups.coordinator import Deliverer
-from mirrorlog.broker.log.publish import Publisher
+from mirrorlog.broker.log.publish import LogPublisher
 from mirrorlog.broker.log.replica import Replica
 from mirrorlog.errors import MirrorlogError
 from mirrorlog.ha.group_transfer import ALL_MEMBERS
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 class DeadLetterJournal:
     """Of one mastership."""
 
-    def __init__(self, replica: Replica, publisher: Publisher, deliverer: Deliverer) -> None:
+    def __init__(self, replica: Replica, publisher: LogPublisher, deliverer: Deliverer) -> None:
         self._replica = replica
         self._publisher = publisher
         self._deliverer = deliverer

@@ -45,7 +45,7 @@ from mirrorlog.broker.hosting.status import unavailable_status
 from mirrorlog.broker.log.fetch import Fetcher
 from mirrorlog.broker.log.host import Host
 from mirrorlog.broker.log.maintenance import Maintenance, PastKeeper
-from mirrorlog.broker.log.publish import ElsewhereLog, Publisher, not_master
+from mirrorlog.broker.log.publish import ElsewhereLog, LogPublisher, not_master
 from mirrorlog.broker.log.replica import Replica
 from mirrorlog.broker.resources.disk_limits import DiskReport
 from mirrorlog.broker.retention.holds import HoldKeeper
@@ -126,7 +126,7 @@ class HostedLog:
         self.replica.on_broken = host.failed
         loop = asyncio.get_running_loop()
         self.replica.on_bad = lambda error: _soon(loop, partial(self._read_bad, error))
-        self.publisher: Publisher | ElsewhereLog = ElsewhereLog(assignment.name, None)
+        self.publisher: LogPublisher | ElsewhereLog = ElsewhereLog(assignment.name, None)
         self.past = PastKeeper(self.replica, helper=host.helpers.index, failed=host.failed)
         self.fetcher = Fetcher(
             self.replica,
@@ -249,7 +249,7 @@ class HostedLog:
 
     def stop_publishing(self) -> None:
         """The node stops: publishes are refused, those that wait may still be confirmed."""
-        if isinstance(self.publisher, Publisher):
+        if isinstance(self.publisher, LogPublisher):
             self._stop_delivery()
             self.publisher.stop()
 
@@ -260,7 +260,7 @@ class HostedLog:
     async def come_to_end(self, within_s: float) -> None:
         """A master hands over: take nothing more, and wait until what was taken is confirmed, so that each in-sync copy
         ends where this one does. Returns after `within_s` (s) in any case; then `step_down` has to follow."""
-        if not isinstance(self.publisher, Publisher):
+        if not isinstance(self.publisher, LogPublisher):
             return
         self._stop_delivery()
         self.publisher.stop(lambda: not_master(self.name, None))

@@ -24,7 +24,7 @@ from mirrorlog.broker.log.clock import LogClock, now_us
 from mirrorlog.broker.log.host import Host
 from mirrorlog.broker.log.in_sync import InSyncKeeper
 from mirrorlog.broker.log.maintenance import StateKeeper
-from mirrorlog.broker.log.publish import ElsewhereLog, Publisher
+from mirrorlog.broker.log.publish import ElsewhereLog, LogPublisher
 from mirrorlog.broker.log.replica import Replica
 from mirrorlog.broker.resources.disk_limits import DiskReport, DiskState
 from mirrorlog.broker.retention.holds import HoldKeeper
@@ -54,7 +54,7 @@ class LogRole(Protocol):
     """`checks`: to be made after each recorded flush, see `Maintenance`."""
 
     @property
-    def publisher(self) -> Publisher | ElsewhereLog: ...
+    def publisher(self) -> LogPublisher | ElsewhereLog: ...
 
     @property
     def checks(self) -> Sequence[Callable[[], None]]: ...
@@ -122,7 +122,7 @@ class MasterRole:
         # The loop's clock; asked for by way of the loop it has whole milliseconds, too few for a confirm.
         now = time.monotonic
         clock = LogClock(replica.log, wall_us=now_us, now=now)
-        self.publisher = Publisher(
+        self.publisher = LogPublisher(
             replica,
             self.mastership,
             limits=settings.limits,
@@ -368,7 +368,7 @@ def _greeting(host: Host) -> Hello:
     )
 
 
-def _retention(host: Host, replica: Replica, publisher: Publisher) -> Retention:
+def _retention(host: Host, replica: Replica, publisher: LogPublisher) -> Retention:
     queues = QueueRetention(
         replica,
         publisher,

@@ -23,7 +23,7 @@ def now_us() -> int:
     return time.time_ns() // 1000
 
 
-class Appended(Protocol):
+class TimedLog(Protocol):
     """A log: when it was appended to last, µs UTC."""
 
     @property
@@ -33,7 +33,7 @@ class Appended(Protocol):
 class LogClock:
     """`wall_us`: the node's clock, µs UTC; `now`: one that never goes back, s."""
 
-    def __init__(self, log: Appended, *, wall_us: Callable[[], int], now: Callable[[], float]) -> None:
+    def __init__(self, log: TimedLog, *, wall_us: Callable[[], int], now: Callable[[], float]) -> None:
         self._log = log
         self._wall_us = wall_us
         self._now = now

@@ -15,7 +15,7 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import Final, Protocol, TypeVar
 
-from mirrorlog.broker.log.publish import Publisher
+from mirrorlog.broker.log.publish import LogPublisher
 from mirrorlog.broker.log.replica import Replica
 from mirrorlog.commitlog.files import disk_error
 from mirrorlog.commitlog.index.past import Past
@@ -368,7 +368,7 @@ TURN_S: Final = 0.0005
 class StateKeeper:
     """One log that this node masters. `batch_bytes_max`: what every copy takes."""
 
-    def __init__(self, replica: Replica, publisher: Publisher, *, batch_bytes_max: int) -> None:
+    def __init__(self, replica: Replica, publisher: LogPublisher, *, batch_bytes_max: int) -> None:
         self._replica = replica
         self._publisher = publisher
         self._batch_bytes_max = batch_bytes_max
@@ -381,7 +381,7 @@ class StateKeeper:
         replica.on_appended.append(self.wake)
 
     def stop(self) -> None:
-        """The log grows under another mastership from now on. After `Publisher.stop`."""
+        """The log grows under another mastership from now on. After `LogPublisher.stop`."""
         self._replica.on_appended.remove(self.wake)
 
     def wake(self) -> None:

@@ -53,7 +53,7 @@ from mirrorlog.ha.group_transfer import ALL_MEMBERS, Answer, PutStatus
 from mirrorlog.ha.mastership import Mastership
 from mirrorlog.queues.changes import Change
 from mirrorlog.queues.dead_letters.message import ADDED_BYTES_MAX
-from mirrorlog.queues.limits.credit import Account, Credits, Key, Told
+from mirrorlog.queues.limits.credit import Account, Credits, CreditUpdate, Key
 from mirrorlog.queues.producers import Landed, landed_of
 from mirrorlog.wire.frames import CONFIRM_DUPLICATE, PRODUCE, Credit, Durability, Level, confirm_frame, read_produce
 from mirrorlog.wire.messages.status import ProducerStatus
@@ -91,7 +91,7 @@ class Reply(Protocol):
         """Of whom, for people."""
 
 
-class Waiting(NamedTuple):
+class PendingPublish(NamedTuple):
     """A publish that waits for its copies: whom to answer, and with what.
 
     `since`: when it came, if it counts among the confirms whose time is told (s, the clock of `now`). Not at level
@@ -117,7 +117,9 @@ class ChangeWaiting(NamedTuple):
 
 
 class TogetherWaiting(NamedTuple):
-    """A transaction that waits; `done` gets the error, or None, and how many copies have it. `since`: see `Waiting`."""
+    """A transaction that waits; `done` gets the error, or None, and how many copies have it.
+
+    `since`: see `PendingPublish`."""
 
     done: Callable[[MirrorlogError | None, int], None]
     since: float | None
@@ -142,7 +144,7 @@ def _nothing_leaves(header: BatchHeader) -> bytearray | None:
     return None
 
 
-class Publisher:
+class LogPublisher:
     """Takes the publishes of one log that this node masters."""
 
     def __init__(
@@ -230,7 +232,7 @@ class Publisher:
             if not self._mastership.progress.holds(landed.next_log_offset, copies, durability):
                 self._mastership.check_room()
         since = now if copies != Level.NONE and not flags else None
-        token = Waiting(
+        token = PendingPublish(
             reply, correlation_id, landed.log_offset, landed.base_queue_offset, landed.epoch, durability, flags, since,
             landed.refused,
         )  # fmt: skip
@@ -364,7 +366,7 @@ class Publisher:
         if told := given.confirmed(log.confirmed, distance=log.end - log.confirmed, now=self._now()):
             self._tell_all(told)
 
-    def _tell_all(self, all_told: Sequence[Told]) -> None:
+    def _tell_all(self, all_told: Sequence[CreditUpdate]) -> None:
         for told in all_told:
             reply, producer_id, queue_id = told.key
             cast(Reply, reply).credited(
@@ -483,7 +485,7 @@ class Publisher:
         if isinstance(token, ChangeWaiting):
             token.done(None)
             return
-        assert isinstance(token, Waiting | TogetherWaiting)
+        assert isinstance(token, PendingPublish | TogetherWaiting)
         if token.since is not None:
             self._counters.confirms.note(self._now() - token.since)
         if isinstance(token, TogetherWaiting):
@@ -511,7 +513,7 @@ class Publisher:
             self._counters.unknown[error.code] += 1
             token.done(error, 0)
         else:
-            assert isinstance(token, Waiting)
+            assert isinstance(token, PendingPublish)
             self._counters.unknown[error.code] += 1
             token.reply.refuse(error, token.correlation_id)
 
@@ -592,7 +594,7 @@ class Publisher:
 
     def _wait(
         self,
-        token: Waiting | ChangeWaiting | TogetherWaiting,
+        token: PendingPublish | ChangeWaiting | TogetherWaiting,
         end: int,
         copies: int,
         durability: int,

@@ -35,7 +35,7 @@ _TURN_BYTES: Final = 1024 * 1024
 """Opened, from when on another line has its turn."""
 
 
-class Waiting(NamedTuple):
+class PackedFrame(NamedTuple):
     """`payload`: of one frame, copied; `batches`: those in it; `opened_bytes`: of those that are packed;
     `publish` is called with it in its turn, `refuse` with why it is not."""
 
@@ -65,7 +65,7 @@ class PublishLine:
         self._unpacking = unpacking
         self._handled = handled
         self._limits = unpacking.limits
-        self.waiting: deque[Waiting] = deque()
+        self.waiting: deque[PackedFrame] = deque()
         """What comes now has to wait for these."""
         self._opening: asyncio.Future[list[MirrorlogError | None]] | None = None
         self._size = 0
@@ -88,7 +88,7 @@ class PublishLine:
             return
         self._check_room(len(payload))
         copied = memoryview(bytes(payload))
-        self.waiting.append(Waiting(copied, batches_of(copied), opened_bytes, publish, refuse))
+        self.waiting.append(PackedFrame(copied, batches_of(copied), opened_bytes, publish, refuse))
         self._size += len(copied)
         self._unpacking.waiting_bytes += len(copied)
         if len(self.waiting) == 1:
@@ -120,7 +120,7 @@ class PublishLine:
             )
 
     def _open_next(self) -> None:
-        turn: list[Waiting] = []
+        turn: list[PackedFrame] = []
         opened_bytes = 0
         for each in self.waiting:
             turn.append(each)
@@ -131,7 +131,7 @@ class PublishLine:
         self._opening = asyncio.get_running_loop().run_in_executor(self._unpacking.helper, job)
         self._opening.add_done_callback(partial(self._opened, turn))
 
-    def _opened(self, turn: Sequence[Waiting], verdicts: asyncio.Future[list[MirrorlogError | None]]) -> None:
+    def _opened(self, turn: Sequence[PackedFrame], verdicts: asyncio.Future[list[MirrorlogError | None]]) -> None:
         if verdicts.cancelled():
             return  # the connection is gone, or the node stops
         self._opening = None
@@ -150,7 +150,7 @@ class PublishLine:
             if self.waiting:
                 self._open_next()
 
-    def _publish(self, waiting: Waiting, error: MirrorlogError | None) -> None:
+    def _publish(self, waiting: PackedFrame, error: MirrorlogError | None) -> None:
         try:
             if error is None:
                 waiting.publish(waiting.payload)

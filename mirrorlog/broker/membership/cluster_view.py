@@ -54,7 +54,7 @@ PLACE_S: Final = 8.0
 """How long a log may be looked for, for a queue: a coordinator that hangs is noticed and replaced within that."""
 
 
-class View:
+class NodeView:
     """`ClusterView` of a node whose cluster service is `service`, and the way to its decisions."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import Generic, Protocol, TypeVar
 
 
-class Holder(Protocol):
+class BudgetedConnection(Protocol):
     """A connection that is answered."""
 
     @property
@@ -31,7 +31,7 @@ class Begun(Protocol):
     def begun_s(self, now: float) -> float: ...
 
 
-_H = TypeVar("_H", bound=Holder)
+_H = TypeVar("_H", bound=BudgetedConnection)
 _B = TypeVar("_B", bound=Begun)
 
 

@@ -16,7 +16,7 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import Final, NamedTuple
 
-from mirrorlog.broker.log.publish import Publisher
+from mirrorlog.broker.log.publish import LogPublisher
 from mirrorlog.broker.log.replica import Replica
 from mirrorlog.cluster.state.events import Event
 from mirrorlog.errors import MirrorlogError, OffsetOutOfRange
@@ -57,7 +57,7 @@ class HoldKeeper:
     def __init__(
         self,
         replica: Replica,
-        publisher: Publisher,
+        publisher: LogPublisher,
         *,
         hold_bytes: int,
         past_helper: Executor,
@@ -113,7 +113,7 @@ class HoldKeeper:
         return kept.size if kept is not None and hold is not None and hold.epoch == kept.epoch else _UNKNOWN
 
     async def stop(self) -> None:
-        """Wait for the look at the past that is under way. After `Publisher.stopping`."""
+        """Wait for the look at the past that is under way. After `LogPublisher.stopping`."""
         if self._measuring is not None:
             await self._measuring
 

@@ -20,7 +20,7 @@ from concurrent.futures import Executor
 from typing import Final
 
 from mirrorlog.broker.consumer_groups.coordinator import Deliverer
-from mirrorlog.broker.log.publish import Publisher
+from mirrorlog.broker.log.publish import LogPublisher
 from mirrorlog.broker.log.replica import Replica
 from mirrorlog.commitlog.format.header import BatchHeader, Column
 from mirrorlog.commitlog.index.queue_order import QueuedBatch
@@ -30,7 +30,7 @@ from mirrorlog.queues.changes import Change, encode_changes
 from mirrorlog.queues.dead_letters.forwarding import DEPARTURES_MAX
 from mirrorlog.queues.delivery.settlement import DROPPED
 from mirrorlog.queues.groups.table import OWN_GROUP
-from mirrorlog.queues.limits.length import QueueLength, View
+from mirrorlog.queues.limits.length import QueueLength, QueueLengthView
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,9 @@ _READ_PAST_BYTES: Final = 16 * 1024 * 1024
 class QueueLengths:
     """Of one mastership. `past_helper`: where the index of the past is asked."""
 
-    def __init__(self, replica: Replica, publisher: Publisher, deliverer: Deliverer, *, past_helper: Executor) -> None:
+    def __init__(
+        self, replica: Replica, publisher: LogPublisher, deliverer: Deliverer, *, past_helper: Executor
+    ) -> None:
         self._replica = replica
         self._publisher = publisher
         self._deliverer = deliverer
@@ -227,10 +229,10 @@ class QueueLengths:
             length = self._known[queue_id] = QueueLength(self._replica.queues.lengths[queue_id])
         return length
 
-    def _view(self, queue_id: int, until: int) -> View:
+    def _view(self, queue_id: int, until: int) -> QueueLengthView:
         index = self._replica.index
         ledger = self._replica.groups.get(queue_id, OWN_GROUP)
-        return View(ledger, index.begin(queue_id), until, index.gaps_of(queue_id))
+        return QueueLengthView(ledger, index.begin(queue_id), until, index.gaps_of(queue_id))
 
     # --- sizes ---
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from mirrorlog.broker.log.publish import Publisher
+from mirrorlog.broker.log.publish import LogPublisher
 from mirrorlog.broker.log.replica import Replica
 from mirrorlog.broker.retention.queue_retention import QueueRetention
 from mirrorlog.commitlog.retention import RetentionLimits, next_begin
@@ -22,7 +22,7 @@ class Retention:
     def __init__(
         self,
         replica: Replica,
-        publisher: Publisher,
+        publisher: LogPublisher,
         *,
         limits: RetentionLimits,
         now_us: Callable[[], int],
@@ -73,5 +73,5 @@ class Retention:
             logger.debug("begin_not_moved log=%s reason=%r", self._replica.assignment.name, str(error))
 
     async def stop(self) -> None:
-        """Nothing is appended any more. After `Publisher.stopping`."""
+        """Nothing is appended any more. After `LogPublisher.stopping`."""
         await self._queues.stop()

@@ -20,7 +20,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, Final, TypeVar
 
-from mirrorlog.broker.log.publish import Publisher
+from mirrorlog.broker.log.publish import LogPublisher
 from mirrorlog.broker.log.replica import Replica
 from mirrorlog.commitlog.format.header import read_header
 from mirrorlog.commitlog.index.live import LiveRun, LiveRuns, segment_parts
@@ -65,7 +65,7 @@ class QueueRetention:
     def __init__(
         self,
         replica: Replica,
-        publisher: Publisher,
+        publisher: LogPublisher,
         *,
         copy_share: float,
         copy_bytes: int,
@@ -118,7 +118,7 @@ class QueueRetention:
             self._task = asyncio.ensure_future(self._round(limits))
 
     async def stop(self) -> None:
-        """Wait for the job that is under way; nothing is appended any more. After `Publisher.stopping`."""
+        """Wait for the job that is under way; nothing is appended any more. After `LogPublisher.stopping`."""
         if self._confirm is not None:
             self._confirm.cancel()
         if self._task is not None:

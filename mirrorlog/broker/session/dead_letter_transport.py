@@ -110,7 +110,7 @@ _A = TypeVar("_A", QueueFound, Noted)
 
 
 class Places(Protocol):
-    """What is known of the cluster; see `View`."""
+    """What is known of the cluster; see `NodeView`."""
 
     def placed(self, queue: str) -> UUID | None: ...
 

@@ -26,7 +26,7 @@ from mirrorlog.broker.subscription_index import SubscriptionBook
 from mirrorlog.commitlog.index.gaps import Gaps
 from mirrorlog.errors import BadRequest, MirrorlogError, ProtocolError, UnsupportedVersion
 from mirrorlog.queues.changes import GroupReset, PositionCommitted
-from mirrorlog.queues.groups.resets import ACKING, STREAM, Place, Standing, Wish, check_idle
+from mirrorlog.queues.groups.resets import ACKING, STREAM, Place, ResetPosition, ResetRequest, check_idle
 from mirrorlog.queues.groups.table import OWN_GROUP, no_such_group
 from mirrorlog.queues.registry import Queue, no_such_queue
 from mirrorlog.wire.frames import Frame, read_settle
@@ -111,7 +111,7 @@ class GroupResets:
         self._queue = queue
         self._reading = reading
 
-    def reset(self, message: ResetGroups, wish: Wish, respond: Respond) -> None:
+    def reset(self, message: ResetGroups, wish: ResetRequest, respond: Respond) -> None:
         """Answered with GroupsReset once it is confirmed. Raises NoSuchGroup, OffsetOutOfRange, InUse, BadRequest, or
         why nothing is taken; then nothing was changed."""
         groups = self._named(message)
@@ -145,15 +145,15 @@ class GroupResets:
                 raise no_such_group(group)
         return sorted(set(message.groups))
 
-    def _standing(self, group: str) -> Standing:
+    def _standing(self, group: str) -> ResetPosition:
         queue_id = self._queue.queue_id
         ledger = self._replica.groups.get(queue_id, group)
         if ledger is not None:
             floor = max(ledger.floor, self._replica.index.begin(queue_id))
-            return Standing(group, ACKING, floor, self._deliverer.taken(queue_id, group))
+            return ResetPosition(group, ACKING, floor, self._deliverer.taken(queue_id, group))
         if group in self._queue.newest:
-            return Standing(group, STREAM, self._queue.newest[group].queue_offset, self._reading(group))
-        return Standing(group, ACKING, self._replica.index.begin(queue_id), "")
+            return ResetPosition(group, STREAM, self._queue.newest[group].queue_offset, self._reading(group))
+        return ResetPosition(group, ACKING, self._replica.index.begin(queue_id), "")
 
     def _place(self) -> Place:
         index, queue_id = self._replica.index, self._queue.queue_id
@@ -162,7 +162,7 @@ class GroupResets:
         begin = max(index.begin(queue_id), min(self._replica.queues.begins.get(queue_id, 0), following))
         return Place(begin, following, index.gaps_of(queue_id))
 
-    def _move(self, standing: Standing, target: int) -> GroupMove:
+    def _move(self, standing: ResetPosition, target: int) -> GroupMove:
         position = None if standing.kind == ACKING else self._queue.newest[standing.group]
         return GroupMove(
             group=standing.group,
@@ -319,9 +319,9 @@ class GroupRequests:
 
     def _reset(self, message: ResetGroups, respond: Respond) -> None:
         """A time is looked up first: it may be long past."""
-        wish = Wish.of(message)
+        wish = ResetRequest.of(message)
 
-        def reset(deliverer: Deliverer, queue: Queue, wish: Wish) -> None:
+        def reset(deliverer: Deliverer, queue: Queue, wish: ResetRequest) -> None:
             active = partial(self._readers.active, message.queue, now=time.monotonic())
             log, _ = self._requests.find(message.queue)
             GroupResets(log, deliverer, queue, active).reset(message, wish, respond)

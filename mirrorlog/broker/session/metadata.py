@@ -31,7 +31,7 @@ USERS_MAX: Final = 64
 """Whose answers, and what each of them sees, are kept."""
 
 
-class View(Protocol):
+class MetadataView(Protocol):
     """What a node knows of its cluster: see `requests.ClusterView`."""
 
     def members(self) -> Iterable[Member]: ...
@@ -73,14 +73,14 @@ class _Seen:
         return known
 
 
-class Told:
+class MetadataAnswers:
     """`is_there`: see `LifetimeKeeper`."""
 
     def __init__(
         self,
         settings: Settings,
         logs: HostedLogs,
-        view: View,
+        view: MetadataView,
         is_there: Callable[[HostedLog, Queue], bool],
     ) -> None:
         self._settings = settings

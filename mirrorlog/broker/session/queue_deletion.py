@@ -35,7 +35,7 @@ from uuid import UUID
 from mirrorlog import versions
 from mirrorlog.attempts import outcome_of
 from mirrorlog.broker.hosting.hosted_log import HostedLog
-from mirrorlog.broker.log.publish import Publisher, not_master
+from mirrorlog.broker.log.publish import LogPublisher, not_master
 from mirrorlog.errors import InUse, LogUnavailable, MirrorlogError, NoSuchQueue, UnsupportedVersion
 from mirrorlog.queues.dead_letters.forwarding import NUMBERS
 from mirrorlog.queues.groups.table import OWN_GROUP
@@ -58,7 +58,7 @@ _Respond = Callable[[Message | MirrorlogError], None]
 _Done = Callable[[MirrorlogError | None], None]
 
 
-class Cluster(Protocol):
+class DeletionCluster(Protocol):
     """What a deletion asks of the cluster."""
 
     def cluster_version(self) -> int: ...
@@ -83,7 +83,7 @@ class Cluster(Protocol):
 class Deletions:
     """Those that this node is asked for."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: DeletionCluster) -> None:
         self._cluster = cluster
         self._under_way: dict[str, asyncio.Event] = {}
         # A log's places are taken away one after another: each names how many were before.
@@ -242,10 +242,10 @@ class Deletions:
                     logger.debug("queues_not_removed log=%s queues=%s reason=%r", log.name, len(left), str(error))
                     await asyncio.sleep(RETRY_S)
 
-    def _publisher(self, log: HostedLog) -> Publisher:
+    def _publisher(self, log: HostedLog) -> LogPublisher:
         """Raises NotMaster."""
         publisher = log.publisher
-        if not isinstance(publisher, Publisher) or publisher.stopping:
+        if not isinstance(publisher, LogPublisher) or publisher.stopping:
             raise not_master(log.name, self._cluster.master(log.log_id))
         return publisher
 

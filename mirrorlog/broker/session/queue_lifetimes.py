@@ -40,7 +40,7 @@ AT_ONCE: Final = 500
 """Queues of a log that one tick looks at, 2 µs each: a look at more than 10,000 takes longer than a second."""
 
 
-class Cluster(Protocol):
+class LifetimeCluster(Protocol):
     """What is known of it."""
 
     def master(self, log_id: UUID) -> Member | None: ...
@@ -62,7 +62,7 @@ class LifetimeKeeper:
     def __init__(
         self,
         logs: HostedLogs,
-        cluster: Cluster,
+        cluster: LifetimeCluster,
         deletions: Deletions,
         *,
         return_s: float,

@@ -18,7 +18,7 @@ from mirrorlog.broker.hosting.status import hold_info
 from mirrorlog.broker.log.publish import not_master
 from mirrorlog.broker.retention.holds import HoldKeeper
 from mirrorlog.broker.session.exclusive_queues import Exclusives
-from mirrorlog.broker.session.metadata import Told
+from mirrorlog.broker.session.metadata import MetadataAnswers
 from mirrorlog.broker.session.operator_requests import Operations
 from mirrorlog.broker.session.queue_deletion import WAIT_S, Deletions
 from mirrorlog.broker.session.queue_lifetimes import LifetimeKeeper
@@ -37,7 +37,7 @@ from mirrorlog.errors import (
 )
 from mirrorlog.queues.arguments import log_group_of, version_needed
 from mirrorlog.queues.changes import HoldEnded, PositionCommitted, encode_change
-from mirrorlog.queues.limits.holds import RELEASED, Hold, Wish, gone, taken
+from mirrorlog.queues.limits.holds import RELEASED, Hold, HoldRequest, gone, taken
 from mirrorlog.queues.limits.lifetime import is_transient
 from mirrorlog.queues.registry import IDS_PER_LOG, Queue, check_declaration, no_such_queue
 from mirrorlog.wire.messages.base import Message
@@ -199,7 +199,7 @@ class Requests:
         )
         self.exclusives = self.lifetimes.exclusives = Exclusives(self._transient_queue)
         self._deletions.on_deleted = self.exclusives.dropped
-        self._told = Told(settings, logs, view, self.lifetimes.is_there)
+        self._told = MetadataAnswers(settings, logs, view, self.lifetimes.is_there)
         self._handlers: dict[type[Message], Callable[..., Message | None]] = {
             GetMetadata: self._metadata,
             DeclareQueue: self._declare,
@@ -481,7 +481,7 @@ class Requests:
         if self._deletions.is_under_way(queue.name):
             raise LogUnavailable(f"queue {queue.name!r} is being deleted; ask again", queue=queue.name)
         old = replica.holds.newest(queue_id).get(message.name)
-        wish = Wish(
+        wish = HoldRequest(
             message.name,
             message.holder,
             message.queue_offset,
@@ -508,7 +508,9 @@ class Requests:
             # Nothing is to be written; but a node that has been replaced must not say that the lease runs.
             log.publisher.when_confirmed(done)
 
-    async def _give_hold(self, log: HostedLog, queue: Queue, wish: Wish, old: Hold | None, respond: Respond) -> None:
+    async def _give_hold(
+        self, log: HostedLog, queue: Queue, wish: HoldRequest, old: Hold | None, respond: Respond
+    ) -> None:
         """When the log begins where it was decided before the hold: then `begin` tells what the landing has missed."""
         replica, keeper = log.replica, self._keeper(log)
         hold = self._hold_given(log, queue, wish)
@@ -520,7 +522,7 @@ class Requests:
         hold = self._hold_given(log, queue, wish)
         respond(HoldGiven(hold=hold_info(replica, queue, hold, keeper, _now())))
 
-    def _hold_given(self, log: HostedLog, queue: Queue, wish: Wish) -> Hold:
+    def _hold_given(self, log: HostedLog, queue: Queue, wish: HoldRequest) -> Hold:
         """As confirmed, while nothing else is appended: what comes behind it is not its landing's any more. Raises
         HoldTaken, LogUnavailable."""
         holds, keeper, queue_id = log.replica.holds, self._keeper(log), queue.queue_id

@@ -21,7 +21,7 @@ from mirrorlog import versions
 from mirrorlog.broker.consumer_groups.active_groups import in_batches, merged
 from mirrorlog.broker.consumer_groups.settlement import check_settle
 from mirrorlog.broker.hosting.hosted_log import HostedLog, HostedLogs
-from mirrorlog.broker.log.publish import ElsewhereLog, Publisher, Reply
+from mirrorlog.broker.log.publish import ElsewhereLog, LogPublisher, Reply
 from mirrorlog.broker.ports import Receiver, Within
 from mirrorlog.broker.session.authorization import Gate
 from mirrorlog.broker.subscription_index import SubscriptionBook
@@ -51,7 +51,7 @@ _WHAT: Final = "transactions"
 _HOWS: Final = frozenset({How.ACK, How.RETURN, How.DEAD})
 
 
-class Connection(Reply, Receiver, Protocol):
+class TransactionConnection(Reply, Receiver, Protocol):
     """The connection that sent it."""
 
     @property
@@ -68,7 +68,7 @@ class _Asked(NamedTuple):
 class _Caller:
     """Whom to answer, about what, that came when."""
 
-    connection: Connection
+    connection: TransactionConnection
     correlation_id: int
     request: Transact
     came_at: float
@@ -96,14 +96,14 @@ class Transactions:
         self._limits = limits
         self._cluster_version = cluster_version
 
-    def batches(self, payload: memoryview, connection: Connection) -> list[memoryview]:
+    def batches(self, payload: memoryview, connection: TransactionConnection) -> list[memoryview]:
         """Those of a TRANSACT frame, which the connection may publish. Raises MirrorlogError."""
         batches = self._read(payload).batches
         for batch in batches:
             connection.gate.check_publish(queue_of(batch))
         return batches
 
-    def commit(self, payload: memoryview, connection: Connection, correlation_id: int) -> None:
+    def commit(self, payload: memoryview, connection: TransactionConnection, correlation_id: int) -> None:
         """A TRANSACT frame whose batches were opened; answered by TRANSACTED, now or later. Raises MirrorlogError:
         nothing was stored."""
         asked = self._read(payload)
@@ -139,7 +139,7 @@ class Transactions:
             )
         return _Asked(request, settlements, _batches(content, request.batch_count))
 
-    def _taken_from(self, asked: _Asked, connection: Connection) -> list[int]:
+    def _taken_from(self, asked: _Asked, connection: TransactionConnection) -> list[int]:
         """The queues of which records are acknowledged. Raises NoSuchSubscription, AccessRefused."""
         found: list[int] = []
         for settle, _ in asked.settlements:
@@ -148,7 +148,7 @@ class Transactions:
             connection.gate.check_fetch(found[-1])
         return found
 
-    def _log_of(self, queue_ids: Sequence[int]) -> tuple[HostedLog, Publisher]:
+    def _log_of(self, queue_ids: Sequence[int]) -> tuple[HostedLog, LogPublisher]:
         """The one log that all these queues are in. Raises CrossLogTransaction, NotMaster, or why there is none."""
         first, *others = queue_ids
         for other in others:
@@ -177,7 +177,7 @@ class Transactions:
         except MirrorlogError:
             return f"number {queue_id}", f"number {log_number_of(queue_id)}"
 
-    def _answer_again(self, landed: Sequence[Landed], publisher: Publisher, caller: _Caller) -> None:
+    def _answer_again(self, landed: Sequence[Landed], publisher: LogPublisher, caller: _Caller) -> None:
         receipts = [BatchReceipt(each.log_offset, each.base_queue_offset) for each in landed]
         done = partial(caller.answer, receipts, landed[0].epoch, CONFIRM_DUPLICATE)
         publisher.wait_together(
@@ -190,7 +190,7 @@ class Transactions:
         if headers and max(Counter(header.queue_id for header in headers).values()) > REMEMBERED_BATCHES:
             raise BadRequest(f"a transaction has up to {REMEMBERED_BATCHES} batches of one queue; join some of them")
         publisher = log.publisher
-        assert isinstance(publisher, Publisher)
+        assert isinstance(publisher, LogPublisher)
         try:
             within = self._settled(asked.settlements, caller.connection, whole=bool(headers))
         except SettledOtherwise as error:
@@ -220,7 +220,7 @@ class Transactions:
         publisher.wait_together(end, caller.request, done, again=False, came_at=caller.came_at)
 
     def _settled(
-        self, settlements: Sequence[tuple[Settle, tuple[int, ...]]], connection: Connection, *, whole: bool
+        self, settlements: Sequence[tuple[Settle, tuple[int, ...]]], connection: TransactionConnection, *, whole: bool
     ) -> list[Within]:
         """`whole`: what is settled already refuses all of it; what only acknowledges may be told twice. Raises
         NotGranted, and as `Deliverer.settle_within`."""

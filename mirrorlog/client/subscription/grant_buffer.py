@@ -30,7 +30,7 @@ BODY_BYTES_MIN: Final = 8 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SentBatch:
+class GrantedBatch:
     """A batch of the log `log_id` that came with a grant, unproven: records `first` up to `next`, if its header is
     right. `body_bytes_max`: what its body may have when it is opened."""
 
@@ -46,19 +46,20 @@ class SentBatch:
         return proven[0].opened()
 
 
-Sources = tuple[SentBatch, ...]
+Sources = tuple[GrantedBatch, ...]
 """The batches that came of a grant, in order; perhaps not all of them."""
 
 
 class SentBatches:
-    """The batches of one session: which one a grant's records stand in. `log_id`, `body_bytes_max`: see `SentBatch`."""
+    """The batches of one session: which one a grant's records stand in. `log_id`, `body_bytes_max`: see
+    `GrantedBatch`."""
 
     __slots__ = ("_body_bytes_max", "_last", "_log_id")
 
     def __init__(self, log_id: str, *, body_bytes_max: int) -> None:
         self._log_id = log_id
         self._body_bytes_max = body_bytes_max
-        self._last: SentBatch | None = None
+        self._last: GrantedBatch | None = None
 
     def sources(self, grants: Sequence[Grant], content: memoryview, count: int) -> list[Sources]:
         """For each grant of a frame: its batches, of the `count` ones in `content` and the last one before them.
@@ -68,18 +69,18 @@ class SentBatches:
         found = [] if self._last is None else [self._last]
         at = 0
         for first, following, length in headers_in(content, count):
-            found.append(SentBatch(first, following, content[at : at + length], self._log_id, self._body_bytes_max))
+            found.append(GrantedBatch(first, following, content[at : at + length], self._log_id, self._body_bytes_max))
             at += length
         if found:
             self._last = found[-1]
         return [_holders_of(grant, found) for grant in grants]
 
 
-def _holders_of(grant: Grant, batches: list[SentBatch]) -> Sources:
+def _holders_of(grant: Grant, batches: list[GrantedBatch]) -> Sources:
     return tuple(each for each in batches if each.first < grant.next and grant.first < each.next)
 
 
-def _sent_of(granted: Granted) -> SentBatch | None:
+def _sent_of(granted: Granted) -> GrantedBatch | None:
     """Which of the batches that came holds the record that is to be given out next; None if none does."""
     sources: Sources = granted.source or ()
     return next((each for each in sources if each.first <= granted.given < each.next), None)
@@ -95,7 +96,7 @@ class GrantedBytes:
         self._read_from = read_from
         self._fetch_bytes = max(1, min(fetch_bytes, _FETCH_BYTES_MAX))
         self._consumer: Consumer | None = None
-        self._open: tuple[SentBatch, ConsumedBatch] | None = None
+        self._open: tuple[GrantedBatch, ConsumedBatch] | None = None
 
     async def batch_of(self, granted: Granted) -> ConsumedBatch:
         """The batch of the first record of a grant that was not given out yet, from there on; see `fetched`."""
@@ -134,7 +135,7 @@ class GrantedBytes:
         if self._consumer is not None:
             await self._consumer.close()
 
-    def _opened(self, sent: SentBatch) -> ConsumedBatch:
+    def _opened(self, sent: GrantedBatch) -> ConsumedBatch:
         if self._open is None or self._open[0] is not sent:
             self._open = None  # its memory is free before the next one needs some
             self._open = sent, sent.opened(self._queue)

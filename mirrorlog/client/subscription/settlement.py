@@ -17,7 +17,7 @@ from mirrorlog.client.subscription.session import GrantSession
 from mirrorlog.client.subscription.settlements import (
     FINAL,
     Judgement,
-    Settlement,
+    SettlementBatch,
     SettlementKind,
     UnsentSettlements,
     judged,
@@ -46,7 +46,7 @@ class SettlementSender:
         self._timeout_s = timeout_s
         self._changed = changed
         self._pending = UnsentSettlements()
-        self._unanswered: dict[Settlement, None] = {}
+        self._unanswered: dict[SettlementBatch, None] = {}
         self._session: GrantSession | None = None
         self._flush_due = False
         self._deadline: asyncio.TimerHandle | None = None
@@ -86,7 +86,7 @@ class SettlementSender:
 
     def add(
         self, granted: Granted, first: int, following: int, how: How, *, delay_ms: int, multiple: bool
-    ) -> list[Settlement]:
+    ) -> list[SettlementBatch]:
         """Those that it leaves with; at once or when the loop turns. Raises as `settle`."""
         if self._over is not None:
             raise type(self._over)(self._over.message, **self._over.details)
@@ -180,7 +180,7 @@ class SettlementSender:
         if self._deadline is None:
             self._arm()
 
-    def _keep_back(self, settlement: Settlement) -> None:
+    def _keep_back(self, settlement: SettlementBatch) -> None:
         if settlement.kind.how in FINAL:
             settlement.kept_back = True
             self._unacked.withhold(settlement, settlement.ranges)
@@ -191,7 +191,7 @@ class SettlementSender:
             if not each.sent:
                 self._send(each)
 
-    def _send(self, settlement: Settlement) -> None:
+    def _send(self, settlement: SettlementBatch) -> None:
         session = self._session
         if session is None:
             return
@@ -215,7 +215,7 @@ class SettlementSender:
         else:
             settlement.sent = True
 
-    def _answered(self, settlement: Settlement, session: GrantSession, error: MirrorlogError | None) -> None:
+    def _answered(self, settlement: SettlementBatch, session: GrantSession, error: MirrorlogError | None) -> None:
         if settlement.done:
             return
         if error is not None and session is not self._session:
@@ -243,7 +243,7 @@ class SettlementSender:
             self._backoff = self._backoff or Backoff(random.random)
             self._again = self._loop.call_later(self._backoff.next_s(), self._send_unsent)
 
-    def _end(self, settlement: Settlement, error: MirrorlogError | None) -> None:
+    def _end(self, settlement: SettlementBatch, error: MirrorlogError | None) -> None:
         self._unanswered.pop(settlement, None)
         settlement.error = error
         if error is not None:

@@ -56,7 +56,7 @@ class SettlementKind(NamedTuple):
     delay_ms: int = 0
 
 
-class Settlement:
+class SettlementBatch:
     """The settlements of one frame. `parts`: what it settles of which grant; `deadline`: of the loop's clock. `logged`:
     by the present master, whose copies have not confirmed it yet; `told_again`: to another session than its own;
     `kept_back`: its records are given to nobody until it has ended."""
@@ -214,24 +214,26 @@ class UnsentSettlements:
     __slots__ = ("_closed", "_open")
 
     def __init__(self) -> None:
-        self._open: dict[SettlementKind, Settlement] = {}
-        self._closed: list[Settlement] = []
+        self._open: dict[SettlementKind, SettlementBatch] = {}
+        self._closed: list[SettlementBatch] = []
 
     def __bool__(self) -> bool:
         return bool(self._open or self._closed)
 
-    def add(self, kind: SettlementKind, granted: Granted, first: int, following: int, *, deadline: float) -> Settlement:
+    def add(
+        self, kind: SettlementKind, granted: Granted, first: int, following: int, *, deadline: float
+    ) -> SettlementBatch:
         """The settlement that it leaves with."""
         settlement = self._open.get(kind)
         if settlement is None:
-            settlement = self._open[kind] = Settlement(kind, deadline, (granted, first, following))
+            settlement = self._open[kind] = SettlementBatch(kind, deadline, (granted, first, following))
             return settlement
         settlement.add(granted, first, following)
         if len(settlement.parts) >= RANGES_MAX:
             self._closed.append(self._open.pop(kind))
         return settlement
 
-    def take(self) -> list[Settlement]:
+    def take(self) -> list[SettlementBatch]:
         """All of them, to be sent now."""
         taken = [*self._closed, *self._open.values()]
         self._closed, self._open = [], {}
@@ -252,7 +254,7 @@ class Judgement(Enum):
     VOID = "void"
 
 
-def judged(settlement: Settlement, error: MirrorlogError | None, *, session: int) -> Judgement:
+def judged(settlement: SettlementBatch, error: MirrorlogError | None, *, session: int) -> Judgement:
     """`session`: the present one. What was tried is noted in the settlement."""
     settlement.sent = False
     if error is None:
@@ -270,14 +272,16 @@ def judged(settlement: Settlement, error: MirrorlogError | None, *, session: int
     return Judgement.AGAIN if isinstance(error, OutcomeUnknown) and settlement.kind.how in FINAL else Judgement.FAILED
 
 
-def resumed(settlements: Iterable[Settlement], *, epoch: int) -> tuple[list[Settlement], list[Settlement]]:
+def resumed(
+    settlements: Iterable[SettlementBatch], *, epoch: int
+) -> tuple[list[SettlementBatch], list[SettlementBatch]]:
     """Those to be sent again in a session of that epoch, and those that are void.
 
     Within one epoch the master gave back what the lost session had, so a return has happened. A newer epoch knows
     nothing of sessions: what may have been logged is told again; a return, which counts each time, once.
     """
-    again: list[Settlement] = []
-    void: list[Settlement] = []
+    again: list[SettlementBatch] = []
+    void: list[SettlementBatch] = []
     for each in settlements:
         back = each.kind.epoch == epoch or each.kind.how == How.EXTEND or each.told_again
         (void if back and each.kind.how not in FINAL else again).append(each)

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from mirrorlog.commitlog.index.past import Past, QueuePlace
+from mirrorlog.commitlog.index.past import Past, QueueExtent
 from mirrorlog.commitlog.index.queue_order import QueuedBatch
 from mirrorlog.commitlog.index.table import SegmentTable
 from mirrorlog.commitlog.retention import PART, SegmentParts
@@ -112,7 +112,7 @@ class LiveRuns:
                 yield from self._runs_in(table, queue_id, at, place)
             at = place.next
 
-    def _runs_in(self, table: SegmentTable, queue_id: int, at: int, place: QueuePlace) -> Iterator[QueuedBatch]:
+    def _runs_in(self, table: SegmentTable, queue_id: int, at: int, place: QueueExtent) -> Iterator[QueuedBatch]:
         while at < place.next:
             runs = table.entries(queue_id, at, _READ_BYTES, until=place.next)
             if not runs or runs[0].base_queue_offset > at:

@@ -61,7 +61,7 @@ _VERSION: Final = 1
 _OFFSET_END: Final = 2**64 - 1
 
 
-class QueuePlace(NamedTuple):
+class QueueExtent(NamedTuple):
     """A stretch of a queue, queue offsets [base, next), in the segment that begins at this log offset.
 
     `last_append_time_us` is not below that of any of its batches.
@@ -157,14 +157,14 @@ class PastIndex:
 
     # --- Lookups --------------------------------------------------------------------------------------------------
 
-    def segment_of(self, queue_id: int, queue_offset: int) -> QueuePlace | None:
+    def segment_of(self, queue_id: int, queue_offset: int) -> QueueExtent | None:
         """The stretch that holds a queue offset, or the first one after it; None when there is none."""
         if not 0 <= queue_offset < _OFFSET_END:
             return None
         with self._cursor() as cursor:
             return _place_at(cursor, queue_id, queue_offset)
 
-    def segment_at_time(self, queue_id: int, append_time_us: int) -> QueuePlace | None:
+    def segment_at_time(self, queue_id: int, append_time_us: int) -> QueueExtent | None:
         """The first stretch with a batch that was appended at or after a time (µs UTC); None when there is none."""
         with self._cursor() as cursor:
             first, last = _place_at(cursor, queue_id, 0), _last_place(cursor, queue_id)
@@ -359,13 +359,13 @@ class Past:
         self.tables.close()
         self.index.close()
 
-    def _table(self, place: QueuePlace) -> SegmentTable:
+    def _table(self, place: QueueExtent) -> SegmentTable:
         if place.segment not in self.tables.heads:
             raise IndexDoubtful(f"the index speaks of segment {place.segment}, which has no table")
         return self.tables.get(place.segment)
 
 
-def _first_behind(table: SegmentTable, queue_id: int, place: QueuePlace, begin: int) -> int | None:
+def _first_behind(table: SegmentTable, queue_id: int, place: QueueExtent, begin: int) -> int | None:
     """The first queue offset of a place whose batch stands at or behind a log offset: batches rise with both."""
     if table.start >= begin:
         return place.base
@@ -390,23 +390,23 @@ def delete(path: Path) -> None:
 # --- Entries --------------------------------------------------------------------------------------------------------
 
 
-def _entry(cursor: Any, queue_id: int) -> QueuePlace | None:
+def _entry(cursor: Any, queue_id: int) -> QueueExtent | None:
     """Where the cursor stands, if that is of the queue."""
     found, base = _KEY.unpack(cursor.key())
-    return QueuePlace(base, *_VALUE.unpack(cursor.value())) if found == queue_id else None
+    return QueueExtent(base, *_VALUE.unpack(cursor.value())) if found == queue_id else None
 
 
-def _place_before(cursor: Any, queue_id: int, queue_offset: int) -> QueuePlace | None:
+def _place_before(cursor: Any, queue_id: int, queue_offset: int) -> QueueExtent | None:
     """The last place that begins below a queue offset."""
     there = cursor.set_range(_KEY.pack(queue_id, queue_offset))
     return _entry(cursor, queue_id) if (cursor.prev() if there else cursor.last()) else None
 
 
-def _last_place(cursor: Any, queue_id: int) -> QueuePlace | None:
+def _last_place(cursor: Any, queue_id: int) -> QueueExtent | None:
     return _place_before(cursor, queue_id, _OFFSET_END)
 
 
-def _place_at(cursor: Any, queue_id: int, queue_offset: int) -> QueuePlace | None:
+def _place_at(cursor: Any, queue_id: int, queue_offset: int) -> QueueExtent | None:
     before = _place_before(cursor, queue_id, queue_offset + 1)
     if before is not None and queue_offset < before.next:
         return before
@@ -424,7 +424,7 @@ def _carve(cursor: Any, queue_id: int, base: int, following: int) -> None:
             return
 
 
-def _put(cursor: Any, queue_id: int, place: QueuePlace) -> None:
+def _put(cursor: Any, queue_id: int, place: QueueExtent) -> None:
     cursor.put(_KEY.pack(queue_id, place.base), _VALUE.pack(*place[1:]))
 
 

@@ -31,6 +31,7 @@ from mirrorlog.commitlog.format.header import OWN_PRODUCERS, BatchHeader
 from mirrorlog.queues.changes import (
     Addressed,
     Change,
+    DeadLetterTarget,
     Departed,
     Departing,
     DepartureRow,
@@ -38,7 +39,6 @@ from mirrorlog.queues.changes import (
     OffsetsLeapt,
     PieceRow,
     State,
-    Target,
 )
 
 REJECTED: Final = "rejected"
@@ -132,7 +132,7 @@ class QueueForwarding:
         following = max(self.next_departure, change.departure + 1)
         return replace(self, departures=(*self.departures, made), next_departure=following)
 
-    def _numbered(self, targets: Iterable[Target]) -> QueueForwarding:
+    def _numbered(self, targets: Iterable[DeadLetterTarget]) -> QueueForwarding:
         """An epoch below the floor goes on only where it is known that it has not ended."""
         sequences, floor = dict(self.sequences), self.epoch_floor
         for target in targets:
@@ -186,9 +186,9 @@ class QueueForwarding:
 NONE: Final = QueueForwarding()
 
 
-def _numbered_anew(targets: Sequence[Target], epoch: int) -> list[Target]:
+def _numbered_anew(targets: Sequence[DeadLetterTarget], epoch: int) -> list[DeadLetterTarget]:
     """Each queue's from 0 on."""
-    following, anew = Counter[int](), list[Target]()
+    following, anew = Counter[int](), list[DeadLetterTarget]()
     for target in targets:
         each = msgspec.structs.replace(target, producer_epoch=epoch, sequence=following[target.queue_id], numbered=0)
         following[target.queue_id] = each.following

@@ -28,7 +28,7 @@ from mirrorlog.errors import (
     RecordTooLarge,
     StaleProducerEpoch,
 )
-from mirrorlog.queues.changes import Addressed, Target
+from mirrorlog.queues.changes import Addressed, DeadLetterTarget
 from mirrorlog.queues.dead_letters.forwarding import REDRIVEN, REJECTED
 from mirrorlog.queues.flat_ranges import flat_of, joined, offsets_of, without
 
@@ -79,7 +79,7 @@ def refused(piece: Addressed, reason: str, error: MirrorlogError) -> Step | None
     return _kept(piece, "held") if isinstance(error, _TOO_LARGE) else None
 
 
-def _had_landed(target: Target, error: MirrorlogError) -> bool:
+def _had_landed(target: DeadLetterTarget, error: MirrorlogError) -> bool:
     """They were sent under these numbers before some of them were freed; or others behind them were, and the target
     does not remember each batch: see `ProducerTable.state`."""
     if isinstance(error, OutOfSequence):
@@ -133,7 +133,7 @@ def _smaller(piece: Addressed, reason: str) -> Step | None:
     return Step(_with_first(piece, replace(target, tables=tables)), "shortened")
 
 
-def _halves(target: Target) -> list[Target]:
+def _halves(target: DeadLetterTarget) -> list[DeadLetterTarget]:
     records = offsets_of(target.ranges)
     half = len(records) // 2
     return [
@@ -142,5 +142,5 @@ def _halves(target: Target) -> list[Target]:
     ]
 
 
-def _with_first(piece: Addressed, target: Target) -> Addressed:
+def _with_first(piece: Addressed, target: DeadLetterTarget) -> Addressed:
     return replace(piece, targets=[target, *piece.targets[1:]])

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from mirrorlog.queues.changes import Leased, Settled
+from mirrorlog.queues.changes import RecordsLeased, Settled
 from mirrorlog.queues.delivery.ready import FreeRecords, Front
 from mirrorlog.queues.delivery.settlement import ACKED, GONE, Outcomes
 from mirrorlog.queues.delivery.subscribers import LeaseWish, Subscriber, Subscribers
@@ -42,7 +42,7 @@ class Given:
 
     number: int
     grants: tuple[Grant, ...] = ()
-    change: Settled | Leased | None = None
+    change: Settled | RecordsLeased | None = None
 
 
 class Giving:

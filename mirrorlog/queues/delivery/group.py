@@ -47,16 +47,16 @@ from mirrorlog.queues.delivery.settlement import (
     GONE,
     PURGED,
     Deaths,
-    Leases,
+    LeaseClaim,
+    LeaseSettlement,
     Outcomes,
-    Receipt,
     Settlement,
-    Settling,
+    SubscriberSettlement,
     deaths,
     ended,
     given_again,
 )
-from mirrorlog.queues.delivery.subscribers import LeaseWish, Rules, Subscriber, Subscribers, Subscription
+from mirrorlog.queues.delivery.subscribers import LeaseWish, Rules, Subscriber, SubscriberOptions, Subscribers
 from mirrorlog.queues.groups.ledger import Ledger, State
 from mirrorlog.queues.limits.attributes import QueueRuns
 from mirrorlog.queues.ranges import Range, joined, pairs_of
@@ -66,12 +66,12 @@ __all__ = [
     "EPOCH_BITS",
     "GRANTS_MAX",
     "RANGES_AT_ONCE",
-    "Delivery",
     "Given",
+    "GroupDelivery",
+    "LeaseClaim",
     "LeaseWish",
     "Reach",
     "ReachOut",
-    "Receipt",
     "Rules",
     "Settlement",
 ]
@@ -80,7 +80,7 @@ __all__ = [
 _WINDOW: Final = 65_536
 
 
-class Delivery:
+class GroupDelivery:
     """`epoch`: of the mastership; `found_watermark`: as it was when that began: what is below may have been given out
     by another master. `next_lease`: numbers a lease; `runs`: those of the queue, as far as they are known now;
     `appended`: where the queue ends now, confirmed or not, needed where there are runs. `front`: of the delivery of
@@ -118,11 +118,11 @@ class Delivery:
             takers=takers, free=free, front=fronted, outcomes=outcomes, reach=reach, next_lease=next_lease,
         )  # fmt: skip
         self.endings = endings = Endings(ledger, now)
-        self.settling = Settling(
+        self.settling = SubscriberSettlement(
             ledger, attributed, endings,
             takers=takers, free=free, front=fronted, outcomes=outcomes, epoch=epoch,
         )  # fmt: skip
-        self.leases = Leases(ledger, attributed, outcomes)
+        self.leases = LeaseSettlement(ledger, attributed, outcomes)
 
     # --- who is there ---
 
@@ -153,7 +153,7 @@ class Delivery:
         """It is idle, and is let alone."""
         self._attributed.let_go()
 
-    def subscribe(self, facts: Subscription) -> None:
+    def subscribe(self, facts: SubscriberOptions) -> None:
         """Who is the first is not given what had no time to live and came before. Raises ExclusiveTaken."""
         was_taken = self.subscribers.any
         self.subscribers.subscribe(facts)

@@ -30,7 +30,7 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from mirrorlog.queues.groups.ledger import CHUNK_RECORDS, Ledger, State
-from mirrorlog.queues.limits.attributes import QueueRuns, Row
+from mirrorlog.queues.limits.attributes import QueueRuns, RunRow
 from mirrorlog.queues.ranges import Range, RangeSet
 
 # Moments: when something comes to which stretch of a queue.
@@ -385,7 +385,7 @@ class Attributed:
 
     # --- inside ---
 
-    def _meet(self, row: Row, end: int, now_us: int, taken: bool) -> int:
+    def _meet(self, row: RunRow, end: int, now_us: int, taken: bool) -> int:
         """Meet what of a run was not met, up to `end`, or some of it; for how many runs that counts."""
         goes_on, attributes, first = row.first < self.met, row.attributes, self.met
         expires_us, not_before_us = attributes.expires_at_us(row.appended_us), attributes.not_before_us(row.appended_us)
@@ -408,10 +408,10 @@ class Attributed:
         self._add_to_level(row, first, end)
         return 1
 
-    def _level(self, row: Row) -> int:
+    def _level(self, row: RunRow) -> int:
         return min(row.attributes.priority, self._priority_max)
 
-    def _add_to_level(self, row: Row, first: int, until: int) -> None:
+    def _add_to_level(self, row: RunRow, first: int, until: int) -> None:
         """What of them may be free."""
         if not (level := self._level(row)):
             return
@@ -419,7 +419,7 @@ class Attributed:
         if (found := self._ledger.next_free(first, until)) is not None:
             self.levels.add(level, found[0], until)
 
-    def _hold_back(self, row: Row, until: int, first: int, *, goes_on: bool) -> int:
+    def _hold_back(self, row: RunRow, until: int, first: int, *, goes_on: bool) -> int:
         self.has_levels |= self._level(row) > 0
         free = [(low, high) for low, high, state in self._ledger.runs(first, until) if state == State.FREE]
         for low, high in free:
@@ -470,7 +470,7 @@ class Attributed:
             left -= len(runs)
             self._back.remove(first, min(until, runs[-1].until) if len(runs) == LOOKS_MAX else until)
 
-    def _sort_runs(self, first: int, until: int) -> list[Row]:
+    def _sort_runs(self, first: int, until: int) -> list[RunRow]:
         """Put them to their levels, as many runs of them as one look takes; those runs."""
         runs = self._runs()
         rows = [] if runs is None else runs.rows(first, until, LOOKS_MAX)

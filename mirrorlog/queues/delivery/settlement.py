@@ -12,7 +12,7 @@ from itertools import chain, islice
 from typing import Final, NamedTuple
 
 from mirrorlog.errors import BadRequest, NotGranted, ReceiptStale, SettledOtherwise
-from mirrorlog.queues.changes import Change, Departing, Leased, Returned, Settled
+from mirrorlog.queues.changes import Change, Departing, RecordsLeased, Returned, Settled
 from mirrorlog.queues.dead_letters.forwarding import DELIVERY_LIMIT, MAXLEN, REDRIVEN, REJECTED
 from mirrorlog.queues.dead_letters.forwarding import EXPIRED as EXPIRED_AWAY
 from mirrorlog.queues.delivery.deadlines import Endings
@@ -20,7 +20,7 @@ from mirrorlog.queues.delivery.priorities import Attributed
 from mirrorlog.queues.delivery.ready import FreeRecords, Front
 from mirrorlog.queues.delivery.subscribers import Rules, Subscriber, Subscribers, taken_from
 from mirrorlog.queues.groups.ledger import Ledger, State
-from mirrorlog.queues.groups.verdicts import UNKNOWN, Standing
+from mirrorlog.queues.groups.verdicts import UNKNOWN, Verdict
 from mirrorlog.queues.ranges import Range, RangeSet, add_all, flat, joined, pairs_of
 from mirrorlog.wire.frames import How
 
@@ -93,7 +93,7 @@ class Settlement:
     delay_ms: int = 0
     passed_over: int = 0
     elsewhere: tuple[Range, ...] = ()
-    contrary: tuple[Standing, ...] = ()
+    contrary: tuple[Verdict, ...] = ()
 
     @property
     def refusal(self) -> SettledOtherwise | None:
@@ -129,7 +129,7 @@ class Outcomes:
             records += self._ledger.unsettled(first, until)
         return Settlement(number, how, ranges, tuple(changes), records, delay_ms)
 
-    def contrary(self, how: int, ranges: Sequence[Range]) -> tuple[Standing, ...]:
+    def contrary(self, how: int, ranges: Sequence[Range]) -> tuple[Verdict, ...]:
         """What of these is settled already, or leaves, and stands as something else than `how` makes of records.
         Nothing for what settles none."""
         if how not in SETTLING or not ranges:
@@ -137,16 +137,16 @@ class Outcomes:
         found = self._contrary(DEAD if how == How.DEAD else ACKED, ranges)
         named = tuple(islice(found, CONTRARY_MAX))
         more = next(found, None)
-        return named if more is None else (*named, Standing(more.first, ranges[-1][1], UNKNOWN))
+        return named if more is None else (*named, Verdict(more.first, ranges[-1][1], UNKNOWN))
 
-    def _contrary(self, own: str, ranges: Iterable[Range]) -> Iterator[Standing]:
+    def _contrary(self, own: str, ranges: Iterable[Range]) -> Iterator[Verdict]:
         ledger = self._ledger
         for first, until in ranges:
             for low, high, state in ledger.runs(first, until):
                 if state == State.SETTLED:
                     yield from (each for each in ledger.verdicts.parts(low, high) if each.stands != own)
                 elif state == State.LEASED and own == ACKED:
-                    yield from (Standing(*each, DEAD) for each in ledger.departing_within(low, high))
+                    yield from (Verdict(*each, DEAD) for each in ledger.departing_within(low, high))
 
     def elsewhere(self, pairs: Sequence[Range], settled: Sequence[Range]) -> tuple[Range, ...]:
         """What of `pairs` is neither settled nor leaves, without `settled`, which are about to be."""
@@ -179,8 +179,8 @@ class Outcomes:
     def again(self, ranges: Iterable[Range], delay_ms: int, *, counted: bool) -> Returned:
         return Returned(group=self._group, ranges=flat(ranges), delay_ms=delay_ms, counted=counted)
 
-    def lease(self, lease: int, holder: str, ranges: Iterable[Range], lease_ms: int) -> Leased:
-        return Leased(group=self._group, lease=lease, holder=holder, ranges=flat(ranges), lease_ms=lease_ms)
+    def lease(self, lease: int, holder: str, ranges: Iterable[Range], lease_ms: int) -> RecordsLeased:
+        return RecordsLeased(group=self._group, lease=lease, holder=holder, ranges=flat(ranges), lease_ms=lease_ms)
 
     def _sort_out(self, ranges: Iterable[Range]) -> tuple[list[Range], list[Range]]:
         """Those that may be given out again, and those that came back too often."""
@@ -217,7 +217,7 @@ EPOCH_BITS: Final = 32
 _IDLE: Final = (State.FREE, State.PARKED)
 
 
-class Receipt(NamedTuple):
+class LeaseClaim(NamedTuple):
     """Records [first, until) that were given under a lease."""
 
     first: int
@@ -225,7 +225,7 @@ class Receipt(NamedTuple):
     lease: int
 
 
-class Leases:
+class LeaseSettlement:
     """Of one group."""
 
     def __init__(self, ledger: Ledger, attributed: Attributed, outcomes: Outcomes) -> None:
@@ -233,7 +233,7 @@ class Leases:
         self._attributed = attributed
         self._outcomes = outcomes
 
-    def settle(self, receipts: Iterable[Receipt], how: int, delay_ms: int = 0, *, end: int) -> Settlement:
+    def settle(self, receipts: Iterable[LeaseClaim], how: int, delay_ms: int = 0, *, end: int) -> Settlement:
         """A receipt of a lease that has ended acks what nobody has, and returns nothing. `end`: where what is confirmed
         ends. Raises BadRequest, or ReceiptStale; then nothing of it counts, nor does it when some of it is `contrary`
         to what stands."""
@@ -252,7 +252,7 @@ class Leases:
             return replace(settlement, changes=(self._outcomes.again(settlement.ranges, 0, counted=False),))
         return settlement
 
-    def extend(self, receipts: Iterable[Receipt], lease_ms: int) -> list[Leased]:
+    def extend(self, receipts: Iterable[LeaseClaim], lease_ms: int) -> list[RecordsLeased]:
         """A lease begins anew as a whole, whichever of its receipts says so. Raises NotGranted when one has ended."""
         leased, extended = _Leased(self._ledger, self._attributed), dict[int, Range]()
         for receipt in receipts:
@@ -267,7 +267,7 @@ class Leases:
         holders = {lease: self._ledger.leases[lease].holder for lease in extended}
         return [self._outcomes.lease(lease, holders[lease], [of_it], lease_ms) for lease, of_it in extended.items()]
 
-    def _check(self, receipt: Receipt, end: int) -> None:
+    def _check(self, receipt: LeaseClaim, end: int) -> None:
         if not 0 <= receipt.first < receipt.until <= end:
             raise BadRequest(f"records {receipt.first} to {receipt.until} were never leased")
         if not receipt.lease >> EPOCH_BITS:
@@ -294,7 +294,7 @@ class _Leased:
             add_all(known, self._ledger.lease_ranges(lease))
         return known
 
-    def ranges(self, receipt: Receipt, *, settles: bool) -> Iterator[Range]:
+    def ranges(self, receipt: LeaseClaim, *, settles: bool) -> Iterator[Range]:
         """What of it the receipt can change. Raises ReceiptStale when somebody else has some of it."""
         for first, until, state in self._ledger.runs(receipt.first, receipt.until):
             if state in _IDLE:
@@ -330,7 +330,7 @@ def _check_others(lease: int, first: int, until: int, *, but: Iterable[Range]) -
         )
 
 
-class Settling:
+class SubscriberSettlement:
     """Of one group. `epoch`: of the mastership."""
 
     def __init__(

@@ -131,7 +131,7 @@ _GENERATIONS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Subscription:
+class SubscriberOptions:
     """What somebody subscribes with. `prefetch_records`, `prefetch_bytes`: in hand at most, above 0; a single record
     may be larger. `name`: for people."""
 
@@ -148,7 +148,7 @@ class Subscription:
 class Subscriber:
     """`held`: its connection does not take more at the moment. `closing`: it is given nothing any more."""
 
-    facts: Subscription
+    facts: SubscriberOptions
     timeout_s: float = math.inf
     held: bool = False
     closing: bool = False
@@ -292,7 +292,7 @@ class Subscribers:
 
     # --- coming and going ---
 
-    def subscribe(self, facts: Subscription) -> None:
+    def subscribe(self, facts: SubscriberOptions) -> None:
         """Raises ExclusiveTaken."""
         if self._alone in self._open:
             raise ExclusiveTaken("another subscriber has this group for itself; wait until it is gone")

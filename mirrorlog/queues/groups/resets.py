@@ -62,7 +62,7 @@ class Place(NamedTuple):
         return gap[1] if gap is not None else place
 
 
-class Standing(NamedTuple):
+class ResetPosition(NamedTuple):
     """A group that is to be reset. `kind`: stream or acking; `queue_offset`: its position, or floor; `active`: who is
     at it, empty when nobody is."""
 
@@ -73,7 +73,7 @@ class Standing(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class ResetRequest:
     """Where groups are to stand. `value`, `offsets`: as of ResetGroups; a time that was looked up is no time any
     more: see `at_time`."""
 
@@ -83,7 +83,7 @@ class Wish:
     exact: bool = True
 
     @staticmethod
-    def of(message: ResetGroups) -> Wish:
+    def of(message: ResetGroups) -> ResetRequest:
         """Raises BadRequest."""
         try:
             to = ResetTo(message.to)
@@ -99,14 +99,14 @@ class Wish:
                 raise BadRequest(f"{number} is not within {low} and {_NUMBER_MAX}")
         if to is ResetTo.EACH and (message.groups is None or set(message.groups) - message.offsets.keys()):
             raise BadRequest("a reset of each group to its own queue offset names the groups, and gives one for each")
-        return Wish(to, message.value, message.offsets)
+        return ResetRequest(to, message.value, message.offsets)
 
     @property
     def needs_time(self) -> bool:
         """Whether `at_time` is to be asked first."""
         return self.to is ResetTo.TIME
 
-    async def at_time(self, times: Times, past: PastTimes, queue_id: int) -> Wish:
+    async def at_time(self, times: Times, past: PastTimes, queue_id: int) -> ResetRequest:
         """The same to the queue offset that the time stands for: of the first batch that was appended then or later."""
         found = None
         if times.is_past_time(queue_id, self.value):
@@ -114,7 +114,7 @@ class Wish:
         there = times.find_time(queue_id, self.value)
         return replace(self, to=ResetTo.OFFSET, value=there if found is None else min(found, there), exact=False)
 
-    def target(self, standing: Standing, place: Place) -> int:
+    def target(self, standing: ResetPosition, place: Place) -> int:
         """Where that group is to stand. Raises OffsetOutOfRange."""
         match self.to:
             case ResetTo.EARLIEST:
@@ -140,7 +140,7 @@ class Wish:
             )
 
 
-def check_idle(standings: list[Standing]) -> None:
+def check_idle(standings: list[ResetPosition]) -> None:
     """Raises InUse naming the groups that somebody is at."""
     active = [f"{each.group!r} ({each.active})" for each in standings if each.active]
     if active:

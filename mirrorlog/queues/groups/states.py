@@ -38,7 +38,7 @@ _PARKED: Final = bytes([State.PARKED])
 _LEASED: Final = bytes([State.LEASED])
 
 
-class Part(NamedTuple):
+class GroupPart(NamedTuple):
     """What one value of a checkpoint is to tell of a group: [first, until) of its records, or its dead from `dead` on,
     or these `leases`, or, with none of these, where it stands."""
 
@@ -61,20 +61,20 @@ class GroupWalk:
         # Up to where the state told of the dead that was taken last; None while none is to be told of.
         self._told_to: int | None = None
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[GroupPart]:
         """In their order; the state of each is taken before the next one is asked for."""
-        yield Part(self)
+        yield GroupPart(self)
         for first, until in self._ranges:
             step = PIECE_RECORDS if until - first == CHUNK_RECORDS else until - first
-            yield from (Part(self, at, at + step) for at in range(first, until, step))
+            yield from (GroupPart(self, at, at + step) for at in range(first, until, step))
         while (at := self._told_to) is not None and at < _OFFSETS_END:
             self._told_to = None  # when nobody takes the state its group is gone
-            yield Part(self, dead=at)
+            yield GroupPart(self, dead=at)
         numbers = iter(list(self.ledger.leases))
         while some := tuple(islice(numbers, LEASES_PER_STATE)):
-            yield Part(self, leases=some)
+            yield GroupPart(self, leases=some)
 
-    def state(self, part: Part) -> GroupState | LedgerChunk | VerdictsState | LeasesState:
+    def state(self, part: GroupPart) -> GroupState | LedgerChunk | VerdictsState | LeasesState:
         """What a part has to tell now."""
         if part.first >= 0:
             return self._chunk(part.first, part.until)

@@ -30,9 +30,9 @@ from mirrorlog.queues.changes import (
     GroupDeleted,
     GroupReset,
     GroupState,
-    Leased,
     LeasesState,
     LedgerChunk,
+    RecordsLeased,
     Returned,
     Settled,
     State,
@@ -41,7 +41,7 @@ from mirrorlog.queues.changes import (
     decode_changes,
 )
 from mirrorlog.queues.groups.ledger import Journal, LeaseRow, Ledger
-from mirrorlog.queues.groups.states import GroupWalk, Part, restore_chunk, restore_leases, restore_verdicts
+from mirrorlog.queues.groups.states import GroupPart, GroupWalk, restore_chunk, restore_leases, restore_verdicts
 from mirrorlog.queues.groups.verdicts import DEAD_WHYS
 from mirrorlog.wire.names import check_new
 
@@ -54,7 +54,7 @@ _OFFSETS: Final = 1 << 63
 
 Key = tuple[int, str]
 """Queue id and group."""
-_OnLedger = Settled | Returned | Watermark | Leased | Departing
+_OnLedger = Settled | Returned | Watermark | RecordsLeased | Departing
 _OfLedger = LedgerChunk | VerdictsState | LeasesState
 
 
@@ -236,14 +236,14 @@ class GroupTable:
 
     # --- checkpoints ---
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[GroupPart]:
         """All that a checkpoint has to tell of groups that are here when it begins, in order; `state` of each is to be
         taken before the next one is asked for."""
         for queue_id, group, ledger in list(self):
             if self.get(queue_id, group) is ledger:
                 yield from GroupWalk(queue_id, group, ledger).parts()
 
-    def state(self, part: Part) -> State | None:
+    def state(self, part: GroupPart) -> State | None:
         """What a part has to tell; None when its group is gone, or made anew."""
         walk = part.walk
         return walk.state(part) if self.get(walk.queue_id, walk.group) is walk.ledger else None
@@ -310,7 +310,7 @@ def _follow(ledger: Ledger, change: _OnLedger | _OfLedger, logged_at: int) -> No
             _give_or_settle(ledger, change, logged_at)
         case Watermark():
             ledger.watermark = change.queue_offset
-        case Leased():
+        case RecordsLeased():
             _lease(ledger, change.lease, LeaseRow(change.holder, change.lease_ms, logged_at), change.ranges)
         case Departing():
             _lease(ledger, change.departure, LeaseRow("", 0, logged_at), change.ranges)

@@ -35,7 +35,7 @@ _Borders: TypeAlias = "array[int]"
 _NONE: Final[_Borders] = array("Q")
 
 
-class Standing(NamedTuple):
+class Verdict(NamedTuple):
     """Settled records, and what all of them stand as."""
 
     first: int
@@ -99,19 +99,19 @@ class Verdicts:
     def take_back(self, before: Before) -> None:
         self.put(*before)
 
-    def parts(self, first: int, until: int) -> Iterator[Standing]:
+    def parts(self, first: int, until: int) -> Iterator[Verdict]:
         """What the settled records of [first, until) stand as, ascending."""
         if first < min(until, self.known_from):
-            yield Standing(first, min(until, self.known_from), UNKNOWN)
+            yield Verdict(first, min(until, self.known_from), UNKNOWN)
         at = max(first, self.known_from)
         borders = self._within(at, until)
         for low, high in zip(borders[::2], borders[1::2], strict=True):
             if at < low:
-                yield Standing(at, low, ACKED)
-            yield Standing(low, high, DEAD)
+                yield Verdict(at, low, ACKED)
+            yield Verdict(low, high, DEAD)
             at = high
         if at < until:
-            yield Standing(at, until, ACKED)
+            yield Verdict(at, until, ACKED)
 
     def runs(self, at: int, runs_max: int) -> list[int]:
         """The first runs that end behind `at`, so many at most, from `at` on, as borders."""

@@ -61,7 +61,7 @@ class Run(NamedTuple):
     not_before_us: int | None
 
 
-class Row(NamedTuple):
+class RunRow(NamedTuple):
     """A run as it is kept. `appended_us`: the last append time of its batches, `spread_us`: how long before it the
     first one was."""
 
@@ -116,9 +116,9 @@ class QueueRuns:
                 return
             yield run
 
-    def rows(self, first: int, until: int, rows_max: int) -> list[Row]:
+    def rows(self, first: int, until: int, rows_max: int) -> list[RunRow]:
         """As they are kept, of those that end behind `first` and begin before `until`, so many at most."""
-        index, rows = self._ending_behind(first), list[Row]()
+        index, rows = self._ending_behind(first), list[RunRow]()
         while len(rows) < rows_max and index < len(self) and self._first[index] < until:
             rows.append(self._row(index))
             index += 1
@@ -131,7 +131,7 @@ class QueueRuns:
 
     # --- changing ---
 
-    def add(self, row: Row) -> None:
+    def add(self, row: RunRow) -> None:
         """A batch was appended: behind all the others, or in its place if it stands in the log once more."""
         if row.first < self.end:
             self._add_earlier(row)
@@ -157,7 +157,7 @@ class QueueRuns:
         self._until[-1], self._appended_us[-1] = until, appended_us
         return True
 
-    def put(self, rows: Sequence[Row]) -> None:
+    def put(self, rows: Sequence[RunRow]) -> None:
         """Have these, in order and not overlapping, stand there from the first one's begin to the last one's end."""
         self.insert_space(rows[0].first, rows[-1].until)
         self._insert(self._ending_behind(rows[0].first), rows)
@@ -165,7 +165,7 @@ class QueueRuns:
     def insert_space(self, first: int, until: int) -> None:
         """Nothing is known of [first, until) any more."""
         index = self._ending_behind(first)
-        left: list[Row] = []
+        left: list[RunRow] = []
         last = index
         while last < len(self) and self._first[last] < until:
             row = self._row(last)
@@ -209,10 +209,12 @@ class QueueRuns:
             appended_us + delay_ms * 1000 if delay_ms else None,
         )
 
-    def _row(self, index: int) -> Row:
+    def _row(self, index: int) -> RunRow:
         ttl_ms = self._ttl_ms[index]
         attributes = Attributes(self._priority[index], None if ttl_ms == _NO_TTL else ttl_ms, self._delay_ms[index])
-        return Row(self._first[index], self._until[index], attributes, self._appended_us[index], self._spread_us[index])
+        return RunRow(
+            self._first[index], self._until[index], attributes, self._appended_us[index], self._spread_us[index]
+        )
 
     def _join_over(self, now_us: int) -> None:
         """Neighbours whose time to live is over are one run, of what the last of them has."""
@@ -234,7 +236,7 @@ class QueueRuns:
         self._delay_ms = array("q", [self._delay_ms[index] for index in left])
         self._priority = array("B", [self._priority[index] for index in left])
 
-    def _add_earlier(self, row: Row) -> None:
+    def _add_earlier(self, row: RunRow) -> None:
         """A batch that stands in the log once more. What is known of it stays: it may be joined."""
         reached = row.first
         for run in list(self.between(row.first, row.until)):
@@ -244,7 +246,7 @@ class QueueRuns:
         if reached < row.until:
             self._insert(self._ending_behind(reached), [row._replace(first=reached)])
 
-    def _insert(self, index: int, rows: Sequence[Row]) -> None:
+    def _insert(self, index: int, rows: Sequence[RunRow]) -> None:
         if not rows:
             return
         self._first[index:index] = array("Q", [row.first for row in rows])
@@ -265,7 +267,7 @@ class QueueRuns:
                 del column[first:until]
 
 
-class Part(NamedTuple):
+class RunPart(NamedTuple):
     """What one `RunState` is to tell: of a walk's queue, from `first` on."""
 
     walk: RunWalk
@@ -280,10 +282,10 @@ class RunWalk:
         self.until = until
         self.reached = 0
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[RunPart]:
         """In their order; the state of each is taken before the next one is asked for."""
         while self.reached < self.until:
-            yield Part(self, self.reached)
+            yield RunPart(self, self.reached)
 
     def skip(self) -> None:
         """The queue is there no more: nothing further is told of it."""
@@ -378,7 +380,7 @@ class RunTable:
             return
         runs = self._queues.get(queue_id)
         if runs is None or not runs.join(first, first + count, attributes, append_time_us):
-            row = Row(first, first + count, attributes, append_time_us)
+            row = RunRow(first, first + count, attributes, append_time_us)
             self._change(queue_id, lambda runs: runs.add(row))
 
     def follow(self, header: BatchHeader) -> None:
@@ -429,13 +431,13 @@ class RunTable:
 
     # --- checkpoints ---
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[RunPart]:
         """All that a checkpoint has to tell of what is here when it begins; `state` of each is to be taken before the
         next one is asked for."""
         for queue_id, runs in list(self._queues.items()):
             yield from RunWalk(queue_id, runs.end).parts()
 
-    def state(self, part: Part) -> RunState | None:
+    def state(self, part: RunPart) -> RunState | None:
         """What a part has to tell; None when it is gone."""
         walk, first = part
         runs = self._queues.get(walk.queue_id)
@@ -469,7 +471,7 @@ class RunTable:
             else:
                 self._settled.append(_Settled(log_offset, queue_id, floor))
 
-    def _put(self, queue_id: int, rows: Sequence[Row]) -> None:
+    def _put(self, queue_id: int, rows: Sequence[RunRow]) -> None:
         self._change(queue_id, lambda runs: runs.put(rows))
 
     def _change(self, queue_id: int, change: Callable[[QueueRuns], None]) -> None:
@@ -500,14 +502,14 @@ def _within_us(ttl_ms: int | None, delay_ms: int) -> int | None:
     return min(JOINED_US_MAX, shortest * 1000 // _JOINED_PART)
 
 
-def _numbers(row: Row) -> tuple[int, ...]:
+def _numbers(row: RunRow) -> tuple[int, ...]:
     """As `RunState` has them."""
     priority, ttl_ms, delay_ms = row.attributes
     ttl = 0 if ttl_ms is None else ttl_ms + 1
     return row.first, row.until - row.first, priority, ttl, delay_ms, row.appended_us, row.spread_us
 
 
-def _rows_of(state: RunState) -> list[Row]:
+def _rows_of(state: RunState) -> list[RunRow]:
     """Raises BadBatch for numbers that make no sense."""
     if len(state.runs) % _FIELDS:
         raise BadBatch(f"runs of queue {state.queue_id} have {_FIELDS} numbers each, not {len(state.runs)} in all")
@@ -518,6 +520,6 @@ def _rows_of(state: RunState) -> list[Row]:
         if not (reached <= first < first + count <= _OFFSETS and fits):
             raise BadBatch(f"run [{first}, {first + count}) of queue {state.queue_id} makes no sense behind {reached}")
         attributes = Attributes(priority, ttl - 1 if ttl else None, delay_ms)
-        rows.append(Row(first, first + count, attributes, appended_us, spread_us))
+        rows.append(RunRow(first, first + count, attributes, appended_us, spread_us))
         reached = first + count
     return rows

@@ -74,7 +74,7 @@ class Account:
     gone: bool = False
 
 
-class Told(NamedTuple):
+class CreditUpdate(NamedTuple):
     """The account's batches below log offset `confirmed` count no more; `granted`: bytes it may have open now."""
 
     key: Key
@@ -161,7 +161,7 @@ class Credits:
             if limit := self._limit(account, granted):
                 self._block(account, limit, now, granted)
 
-    def confirmed(self, offset: int, *, distance: int, now: float) -> list[Told]:
+    def confirmed(self, offset: int, *, distance: int, now: float) -> list[CreditUpdate]:
         """Everything below `offset` is: whom to tell."""
         touched = self._touched(offset, distance)
         if not touched and not self.held:
@@ -176,12 +176,12 @@ class Credits:
         ]
         return told
 
-    def ended(self) -> list[Told]:
+    def ended(self) -> list[CreditUpdate]:
         """This mastership is over: whom to tell that nothing of its counts any more, and who publishes next is told
         where to. Nothing is counted from here on."""
         whole = self._bytes_max
         told = [
-            Told(key, CREDIT_ENDED, whole)
+            CreditUpdate(key, CREDIT_ENDED, whole)
             for key, each in self._accounts.items()
             if each.batches or each.untold_batches or each.blocked_by or each.granted != whole
         ]
@@ -324,12 +324,12 @@ class Credits:
         """A quarter of what it may have, so that it never comes to a stand beside credit that it was not told of."""
         return 4 * account.untold >= self._bytes_max or 4 * account.untold_batches >= self._batches_max
 
-    def _tell(self, account: Account, offset: int, granted: int, now: float) -> Told:
+    def _tell(self, account: Account, offset: int, granted: int, now: float) -> CreditUpdate:
         account.untold = account.untold_batches = 0
         account.granted, account.refused = granted, False
         if not granted:
             self._block(account, self._limit(account, granted), now, granted)
-        return Told(account.key, offset, granted)
+        return CreditUpdate(account.key, offset, granted)
 
     def _forget_idle(self, owner: _Owner) -> None:
         for key, account in list(owner.accounts.items()):

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from heapq import heapify, heappop, heappush
 from typing import Final
 
-from mirrorlog.queues.limits.attributes import QueueRuns, Row
+from mirrorlog.queues.limits.attributes import QueueRuns, RunRow
 
 _SPARE: Final = 64
 
@@ -84,7 +84,7 @@ class Expiries:
 
     # --- inside ---
 
-    def _rows(self, queue_id: int, rows_max: int) -> list[Row]:
+    def _rows(self, queue_id: int, rows_max: int) -> list[RunRow]:
         """The next ones that were not looked at; the queue comes again when there may be more."""
         runs, until = self._runs(queue_id), self._confirmed(queue_id)
         rows = [] if runs is None else runs.rows(self._looked.get(queue_id, 0), until, rows_max)

@@ -72,7 +72,7 @@ class Hold:
         return self.tiered and self.queue_offset > self.landed_from
 
 
-class Wish(NamedTuple):
+class HoldRequest(NamedTuple):
     """What a landing asks for. `epoch`: the one it was given, 0 when it registers. With an epoch it renews, or hands
     over (`take_over`, another `holder`), the live hold of that epoch, and is refused when there is none."""
 
@@ -151,7 +151,7 @@ class HoldTable:
 
     # --- deciding ---
 
-    def set(self, queue_id: int, wish: Wish, *, next_confirmed: int, left_ms: int) -> HoldSet | None:
+    def set(self, queue_id: int, wish: HoldRequest, *, next_confirmed: int, left_ms: int) -> HoldSet | None:
         """The change that gives a landing what it asks for; None when it has it, and only its lease begins anew.
 
         `left_ms`: of the lease of whoever has the hold now, not above 0 when it has run out. The same holder moves its
@@ -278,7 +278,7 @@ def _put(holds: _Holds, change: _Unconfirmed) -> None:
             del holds[change.queue_id]
 
 
-def _check(wish: Wish, next_confirmed: int) -> None:
+def _check(wish: HoldRequest, next_confirmed: int) -> None:
     for what, text in (("name", wish.name), ("holder", wish.holder)):
         if not _TEXT.fullmatch(text):
             raise BadRequest(f"a landing's {what} has 1 to {TEXT_CHARS_MAX} characters and no control characters")
@@ -294,7 +294,7 @@ def _check(wish: Wish, next_confirmed: int) -> None:
         )
 
 
-def _check_renewal(wish: Wish, old: Hold | None, left_ms: int) -> None:
+def _check_renewal(wish: HoldRequest, old: Hold | None, left_ms: int) -> None:
     """What has ended is not revived by who has not heard of it: its records may have gone."""
     if old is None or not old.live:
         raise gone(wish, old)
@@ -302,7 +302,7 @@ def _check_renewal(wish: Wish, old: Hold | None, left_ms: int) -> None:
         raise taken(old, left_ms)
 
 
-def _check_tier(wish: Wish, old: Hold) -> None:
+def _check_tier(wish: HoldRequest, old: Hold) -> None:
     """The log may have let go what is in the table: readers must go on finding it."""
     if old.is_tier and not (wish.tiered and wish.location == old.location):
         raise BadRequest(
@@ -312,7 +312,7 @@ def _check_tier(wish: Wish, old: Hold) -> None:
         )
 
 
-def _landed_from(wish: Wish, old: Hold | None, *, epoch: int, queue_offset: int) -> int:
+def _landed_from(wish: HoldRequest, old: Hold | None, *, epoch: int, queue_offset: int) -> int:
     """Goes on over renewals, other holders and ends, as the table does. Another location begins anew, and so does a
     landing that is set back behind its own beginning, for its table was made anew; and one that has landed nothing, and
     comes again where the queue begins by now."""
@@ -335,7 +335,7 @@ def taken(hold: Hold, left_ms: int) -> HoldTaken:
     )
 
 
-def gone(wish: Wish, ended: Hold | None) -> HoldTaken:
+def gone(wish: HoldRequest, ended: Hold | None) -> HoldTaken:
     """The refusal of a renewal whose hold has ended; None: it was released."""
     reason = f"it ended in epoch {ended.epoch} ({ended.ended})" if ended is not None else "it was ended (landing-end)"
     return HoldTaken(

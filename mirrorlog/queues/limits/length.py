@@ -111,7 +111,7 @@ class Sizes:
         return total
 
 
-class View(NamedTuple):
+class QueueLengthView(NamedTuple):
     """A queue as it is looked at: the ledger of its own group, None while there is no such group; where it begins, up
     to where it is looked at, and what losses have left gaps of."""
 
@@ -182,7 +182,7 @@ class QueueLength:
         """The next batch that is confirmed, from the index."""
         self.sizes.add(first, until, size)
 
-    def check(self, view: View, count: int, size: int) -> None:
+    def check(self, view: QueueLengthView, count: int, size: int) -> None:
         """Whether a batch of so many records and bytes may be appended to a queue that rejects. `view`: up to what is
         appended. Raises QueueFull."""
         records, bytes_max, _ = self.limits
@@ -196,7 +196,7 @@ class QueueLength:
             what = f"{ready} bytes are ready and {size // count} more do not fit, x-max-length-bytes is {bytes_max}"
             raise _full(what, "x-max-length-bytes", bytes_max)
 
-    def to_drop(self, view: View) -> list[int]:
+    def to_drop(self, view: QueueLengthView) -> list[int]:
         """What has to go, flat ranges, the oldest; some of it, when it lies scattered. `view`: up to what is
         confirmed."""
         records, bytes_max, _ = self.limits
@@ -213,7 +213,7 @@ class QueueLength:
             over_bytes -= self.sizes.between(first, end)
         return found
 
-    def _size(self, view: View, enough: int) -> int:
+    def _size(self, view: QueueLengthView, enough: int) -> int:
         """Bytes of what is ready; not looked at closely when all that there is, in hands too, is not above
         `enough`."""
         while self._arriving and self._arriving[0][1] <= self.sizes.end:
@@ -228,7 +228,7 @@ class QueueLength:
         most = self.sizes.between(view.low, known)
         return arriving + (most if most + arriving <= enough else self._ready_size(view._replace(until=known)))
 
-    def _ready_size(self, view: View) -> int:
+    def _ready_size(self, view: QueueLengthView) -> int:
         size, at, left = 0, view.low, view.records()
         for first, until in islice(view.ranges(), RANGES_MAX):
             size += self.sizes.between(first, until)

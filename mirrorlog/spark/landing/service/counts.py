@@ -27,7 +27,7 @@ STATES: Final = ("waiting", "landing", "landed", "behind", "failed")
 
 
 @dataclass(slots=True)
-class QueueTotals:
+class LandedTotals:
     """Of one queue of a landing. `behind_since_s`: since when at least its oldest record not landed has been there, of
     the counts' clock; None when all is landed."""
 
@@ -79,7 +79,7 @@ class LandingTotals:
     error: str | None = None
     success_us: int | None = None
     failure_us: int | None = None
-    queues: dict[str, QueueTotals] = field(default_factory=dict)
+    queues: dict[str, LandedTotals] = field(default_factory=dict)
     duties: dict[tuple[str, str], DutyCounts] = field(default_factory=dict)
 
     @property
@@ -132,7 +132,7 @@ class LandingCounts(Observer):
             totals = self._of(landing)
             self._add(totals, result)
             for step in result.queues:
-                self._add_queue(totals.queues.setdefault(step.queue, QueueTotals()), step)
+                self._add_queue(totals.queues.setdefault(step.queue, LandedTotals()), step)
             totals.state, totals.error = "behind" if totals.lag_records else "landed", None
             totals.success_us = self._now_us()
 
@@ -148,7 +148,7 @@ class LandingCounts(Observer):
         with self._lock:
             totals = self._of(landing)
             for name, following in confirmed.items():
-                queue = totals.queues.setdefault(name, QueueTotals())
+                queue = totals.queues.setdefault(name, LandedTotals())
                 queue.confirmed_offset = max(queue.confirmed_offset, following)
                 if queue.lag_records and queue.behind_since_s is None:
                     queue.behind_since_s = self._now_s()
@@ -190,7 +190,7 @@ class LandingCounts(Observer):
         for name, seconds in result.parts.items():
             totals.phases[name] = totals.phases.get(name, 0.0) + seconds
 
-    def _add_queue(self, queue: QueueTotals, step: QueueStep) -> None:
+    def _add_queue(self, queue: LandedTotals, step: QueueStep) -> None:
         missed = sum(each.next - each.first for each in step.missed)
         queue.records += max(0, step.next - step.first - missed)
         queue.missed_records += missed

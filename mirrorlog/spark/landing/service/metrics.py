@@ -17,7 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from mirrorlog.errors import PortTaken
-from mirrorlog.spark.landing.service.counts import STATES, LandingCounts, LandingTotals, QueueTotals
+from mirrorlog.spark.landing.service.counts import STATES, LandedTotals, LandingCounts, LandingTotals
 
 _Totals = Mapping[str, LandingTotals]
 _Sample = tuple[Sequence[str], float]
@@ -33,11 +33,11 @@ _COUNTERS: Final[Sequence[tuple[str, str, Callable[[LandingTotals], float]]]] = 
     ("conflicts", "Steps that ended because another commit to the table came before", lambda each: each.conflicts),
     ("retries", "Steps that began after one that failed", lambda each: each.retries),
 )
-_QUEUE_COUNTERS: Final[Sequence[tuple[str, str, Callable[[QueueTotals], float]]]] = (
+_QUEUE_COUNTERS: Final[Sequence[tuple[str, str, Callable[[LandedTotals], float]]]] = (
     ("records", "Records of the queue that were landed, dead letters included", lambda each: each.records),
     ("missed_records", "Queue offsets that were passed over and will not be landed", lambda each: each.missed_records),
 )
-_QUEUE_GAUGES: Final[Sequence[tuple[str, str, Callable[[QueueTotals], float]]]] = (
+_QUEUE_GAUGES: Final[Sequence[tuple[str, str, Callable[[LandedTotals], float]]]] = (
     ("next_offset", "Queue offset after the last record that is in the table", lambda each: each.next_offset),
     (
         "confirmed_offset",
