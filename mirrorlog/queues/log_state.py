@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, ClassVar, Protocol
 
-from mirrorlog.commitlog.format.header import BatchHeader, Buffer, Kind
-from mirrorlog.queues.changes import BeginMoved, BeginsState, Change, State, decode_changes
+from mirrorlog.commitlog.format.header import BatchHeader
+from mirrorlog.queues.changes import BeginMoved, BeginsState, Change, State
 
 
 class DerivedState(Protocol):
@@ -54,13 +54,8 @@ class BeginTracker:
         """Where the log will begin by the newest decision, confirmed or not; 0 without one."""
         return max(self.confirmed, self._unconfirmed[-1][1] if self._unconfirmed else 0)
 
-    def apply(self, header: BatchHeader, batch: Buffer) -> None:
-        """A batch was appended. Raises BadBatch for a change that does not fit."""
-        if header.kind == Kind.CONTROL:
-            self.follow(header, decode_changes(batch))
-
     def follow(self, header: BatchHeader, changes: Iterable[Change]) -> None:
-        """`apply`, of changes that were decoded already."""
+        """A batch of changes was appended."""
         for change in changes:
             if isinstance(change, BeginMoved):
                 self._unconfirmed.append((header.next_log_offset, change.log_offset))

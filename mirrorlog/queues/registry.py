@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, NamedTuple
 
-from mirrorlog.commitlog.format.header import BatchHeader, Buffer, Kind
+from mirrorlog.commitlog.format.header import BatchHeader
 from mirrorlog.commitlog.retention import QueueLimits
 from mirrorlog.errors import BadRequest, NoSuchQueue, Overloaded, QueueExists
 from mirrorlog.queues.arguments import (
@@ -49,8 +49,6 @@ from mirrorlog.queues.changes import (
     QueueState,
     QueueUsed,
     State,
-    decode_changes,
-    decode_checkpoint,
     encode_change,
 )
 from mirrorlog.queues.limits.length import LengthLimits
@@ -289,15 +287,8 @@ class QueueRegistry:
 
     # --- following the log ---
 
-    def apply(self, header: BatchHeader, batch: Buffer) -> None:
-        """A batch was appended. Raises BadBatch for a change that does not fit."""
-        if header.kind in (Kind.CONTROL, Kind.QUEUE_STATE):
-            self.follow(header, decode_changes(batch))
-        elif header.kind == Kind.CHECKPOINT:
-            self.restore(header, decode_checkpoint(batch))
-
     def follow(self, header: BatchHeader, changes: Iterable[Change]) -> None:
-        """`apply`, of changes that were decoded already."""
+        """A batch of changes was appended."""
         for change in changes:
             if isinstance(change, QueueDeclared):
                 if change.queue_id > self._id_max:  # else it is here, or was deleted since
@@ -316,7 +307,7 @@ class QueueRegistry:
                 self._appended(_Unconfirmed(header.next_log_offset, header.queue_id, (), replaced=change.group))
 
     def restore(self, header: BatchHeader, states: Iterable[State]) -> None:
-        """A batch of a checkpoint was appended: `apply`, of one that was decoded already."""
+        """A batch of a checkpoint was appended."""
         for state in states:
             if isinstance(state, QueueState):
                 self._restore(header, state)

@@ -16,7 +16,7 @@ from mirrorlog.queues.groups.ledger import Ledger
 from mirrorlog.queues.groups.table import GroupTable
 from mirrorlog.queues.limits.attributes import RunTable
 from mirrorlog.wire.frames import Grant, How
-from tests.queues.statelog import StateLog
+from tests.queues.statelog import StateLog, follow_batch
 
 QUEUE = 7
 RECORD_BYTES = 10
@@ -103,7 +103,7 @@ class Stage:
             raise Refusal
         if changes:
             header, batch = self.log.append(encode_changes(changes, queue_id=QUEUE))
-            self.groups.apply(header, batch)
+            follow_batch(self.groups, header, batch)
             self.runs.follow(header)
         for change in changes:
             is_expired = isinstance(change, Settled) and change.why == EXPIRED
@@ -235,7 +235,7 @@ class Stage:
         self.runs.cut(cut, lambda _: self.end)
         self.groups = GroupTable(per_queue_max=4)
         for header, batch in self.log.batches:
-            self.groups.apply(header, batch)
+            follow_batch(self.groups, header, batch)
         assert self.facts() == was
         self.epoch += 1
         self.log.epoch = self.epoch

@@ -13,10 +13,19 @@ from mirrorlog.queues.dead_letters.forwarding import ForwardingTable
 from mirrorlog.queues.groups.table import GroupTable
 from mirrorlog.queues.limits.attributes import RunTable
 from mirrorlog.queues.limits.holds import HoldTable
+from mirrorlog.queues.log_state import DerivedState
 from mirrorlog.queues.producers import EXPIRY_US, ProducerTable
 from mirrorlog.queues.registry import QueueRegistry
 
 Stored = tuple[BatchHeader, bytes]
+
+
+def follow_batch(state: DerivedState, header: BatchHeader, batch: bytes) -> None:
+    """What a replica does with a batch, of whatever kind it is, for one of its states."""
+    if header.kind == Kind.CHECKPOINT:
+        state.restore(header, decode_checkpoint(batch))
+    elif header.kind in (Kind.CONTROL, Kind.QUEUE_STATE):
+        state.follow(header, decode_changes(batch))
 
 
 class Derived:
@@ -51,13 +60,12 @@ class Derived:
             self.appended[header.queue_id] = header.next_queue_offset
             self.runs.apply(header, batch, queue_ttl_ms=self.registry.ttls.get(header.queue_id))
         elif header.kind != Kind.CHECKPOINT:
-            self.registry.apply(header, batch)
-            self.holds.apply(header, batch)
-            self.groups.apply(header, batch)
-            self.departures.follow(header, decode_changes(batch))
+            changes = decode_changes(batch)
+            for table in (self.registry, self.holds, self.groups, self.departures):
+                table.follow(header, changes)
             self.runs.follow(header)
             if header.kind == Kind.CONTROL:
-                self.producers.follow(decode_changes(batch))
+                self.producers.follow(changes)
         self.producers.apply(header)
 
     def follow_all(self, batches: Iterable[Stored], *, confirmed: int) -> None:

@@ -18,7 +18,7 @@ from mirrorlog.queues.changes import (
     encode_change,
 )
 from mirrorlog.queues.registry import QueueRegistry
-from tests.queues.statelog import Master
+from tests.queues.statelog import Master, follow_batch
 from tests.queues.test_registry import Book
 
 
@@ -132,7 +132,7 @@ def test_applying_again_changes_nothing() -> None:
     book.registry.confirm(book.end)
     before = repr(book.facts())
     for header, batch in [*book.batches, *book.batches[::-1], *book.batches]:
-        book.registry.apply(header, batch)
+        follow_batch(book.registry, header, batch)
         book.registry.confirm(book.end)
         assert repr(book.facts()) == before
     assert book.registry.queue_id_max == 3
@@ -236,6 +236,6 @@ def test_a_history_is_the_same_however_it_is_confirmed_and_cut(seed: int) -> Non
 def rebuilt(book: Book, confirmed: int) -> QueueRegistry:
     again = Book()
     for header, batch in book.batches:
-        again.registry.apply(header, batch)
+        follow_batch(again.registry, header, batch)
     again.registry.confirm(confirmed)
     return again.registry

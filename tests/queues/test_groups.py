@@ -36,7 +36,7 @@ from mirrorlog.queues.groups.ledger import CHUNK_RECORDS, LeaseRow, Ledger
 from mirrorlog.queues.groups.states import PIECE_RECORDS, restore_chunk
 from mirrorlog.queues.groups.table import GroupTable
 from tests.queues.ledgers import END, facts, random_change, random_range, table_facts
-from tests.queues.statelog import Master, StateLog, Stored
+from tests.queues.statelog import Master, StateLog, Stored, follow_batch
 
 QUEUE = 1
 SMALLEST_MAX = 64 * 1024
@@ -52,7 +52,7 @@ class Book:
 
     def append(self, *changes: Change, queue_id: int = QUEUE) -> Stored:
         stored = self.log.append(encode_changes(changes, queue_id=queue_id))
-        self.table.apply(*stored)
+        follow_batch(self.table, *stored)
         return stored
 
     def cut(self, log_offset: int) -> None:
@@ -138,10 +138,10 @@ def test_a_batch_of_several_changes_counts_once_however_often_it_comes(book: Boo
     behind what came later."""
     again = Returned(group="", ranges=[0, 1], counted=True)
     stored = book.append(again, again)
-    book.table.apply(*stored)
+    follow_batch(book.table, *stored)
     assert book.ledger.attempts(0, 1) == (2, 1)
     book.append(again)
-    book.table.apply(*stored)
+    follow_batch(book.table, *stored)
     assert book.ledger.attempts(0, 1) == (3, 1)
 
 
@@ -284,7 +284,7 @@ def test_what_is_confirmed_before_it_is_told_needs_nothing_to_take_it_back() -> 
     book.append(Settled(group="", ranges=[2000, 2001]))
     copy.confirm(border)
     for stored in book.log.batches:
-        copy.apply(*stored)
+        follow_batch(copy, *stored)
     assert len(copy._undo) == 1
     copy.cut(border)
     book.cut(border)
@@ -392,7 +392,7 @@ def follow(table: GroupTable, header: BatchHeader, batch: bytes) -> None:
     if header.kind == 4:
         table.restore(header, decode_checkpoint(batch))
     else:
-        table.apply(header, batch)
+        follow_batch(table, header, batch)
 
 
 # --- checkpoints ---
@@ -469,14 +469,14 @@ def test_what_the_floor_passed_since_a_checkpoint_began_is_told_as_settled() -> 
         book.append(GroupReset(group="", queue_offset=0))
         book.append(Settled(group="", ranges=[100, settled]))
         parts = book.table.parts()
-        tell(book, copy, [book.table.state(next(parts))])
-        copy.apply(*book.append(Settled(group="", ranges=[0, 100])))
-        tell(book, copy, [book.table.state(part) for part in parts])
+        follow_checkpoint(book, copy, [book.table.state(next(parts))])
+        follow_batch(copy, *book.append(Settled(group="", ranges=[0, 100])))
+        follow_checkpoint(book, copy, [book.table.state(part) for part in parts])
         assert copy.find(QUEUE, "").floor == settled
         assert table_facts(copy, END) == table_facts(book.table, END)
 
 
-def tell(book: Book, copy: GroupTable, states: list[State | None]) -> None:
+def follow_checkpoint(book: Book, copy: GroupTable, states: list[State | None]) -> None:
     """Append a batch of a checkpoint, which the copy follows."""
     told = [state for state in states if state is not None]
     header, _ = book.log.append(encode_checkpoint([encode_state(state) for state in told]))
@@ -551,7 +551,7 @@ def test_a_checkpoint_says_what_is_void() -> None:
     """A group that was reset, told by a checkpoint alone, and by the change alone."""
     log, table, later = StateLog(), GroupTable(per_queue_max=2), GroupTable(per_queue_max=2)
     header, batch = log.append(encode_change(table.reset(1, "g", 5, void=7 << 32), queue_id=1))
-    table.apply(header, batch)
+    follow_batch(table, header, batch)
     state = table.state(next(table.parts()))
     assert state == GroupState(queue_id=1, group="g", floor=5, watermark=5, void=7 << 32, known_from=5)
     header, _ = log.append(encode_checkpoint([encode_state(state)]))

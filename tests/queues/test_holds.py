@@ -24,7 +24,7 @@ from mirrorlog.queues.limits.holds import (
     HoldRequest,
     HoldTable,
 )
-from tests.queues.statelog import StateLog
+from tests.queues.statelog import StateLog, follow_batch
 
 QUEUE = 7
 END = 100
@@ -49,7 +49,7 @@ class Book:
 
     def append(self, change: HoldSet | HoldEnded | None, queue_id: int = QUEUE) -> None:
         if change is not None:
-            self.holds.apply(*self.log.append(encode_change(change, queue_id=queue_id)))
+            follow_batch(self.holds, *self.log.append(encode_change(change, queue_id=queue_id)))
 
     def confirm(self) -> None:
         self.holds.confirm(self.log.end)
@@ -380,9 +380,9 @@ class Life:
     def check(self) -> None:
         once, twice = HoldTable(per_queue_max=4), HoldTable(per_queue_max=4)
         for stored in self.book.log.batches:
-            once.apply(*stored)
-            twice.apply(*stored)
-            twice.apply(*stored)
+            follow_batch(once, *stored)
+            follow_batch(twice, *stored)
+            follow_batch(twice, *stored)
         for table in (once, twice):
             table.confirm(self.confirmed)
             assert table.newest(QUEUE) == self.book.holds.newest(QUEUE)

@@ -19,7 +19,7 @@ from mirrorlog.queues.changes import (
 from mirrorlog.queues.checkpoint import BEGINS_PER_STATE, CheckpointWriter
 from mirrorlog.queues.log_state import BeginTracker
 from mirrorlog.queues.registry import QueueRegistry
-from tests.queues.statelog import Derived, Master, StateLog
+from tests.queues.statelog import Derived, Master, StateLog, follow_batch
 
 
 def moved(**begins: int) -> bytearray:
@@ -83,7 +83,7 @@ def test_a_begin_counts_from_its_confirm_and_never_goes_back() -> None:
     assert registry.confirm(master.log.end) == {}
     for header, batch in master.log.batches:
         if header.record_count == 1:
-            registry.apply(header, batch)
+            follow_batch(registry, header, batch)
     assert registry.begins == {1: 10, 2: 20}
     assert registry.confirm(master.log.end) == {}
 
@@ -145,7 +145,7 @@ def test_a_checkpoint_without_begins_says_nothing_of_them() -> None:
 def test_an_older_word_about_the_logs_begin_changes_nothing() -> None:
     """Restore a begin that is lower than the one known, and apply the decision itself twice."""
     log, tracker = StateLog(), BeginTracker()
-    tracker.apply(*log.append(encode_change(BeginMoved(log_offset=900))))
+    follow_batch(tracker, *log.append(encode_change(BeginMoved(log_offset=900))))
     header, _ = log.append(encode_checkpoint([encode_state(BeginsState(log_begin=800, begins={}))]))
     tracker.restore(header, [BeginsState(log_begin=800, begins={})])
     assert tracker.confirm(log.end) == 900
@@ -174,5 +174,5 @@ def test_begins_of_a_queue_that_is_not_known_yet_are_kept() -> None:
     """A copy that begins between a queue's declaration and its state meets its begin first."""
     registry = QueueRegistry(queues_max=10, groups_max=10)
     header, batch = StateLog().append(moved(q7=3))
-    registry.apply(header, batch)
+    follow_batch(registry, header, batch)
     assert registry.confirm(header.next_log_offset) == {7: 3}

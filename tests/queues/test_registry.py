@@ -19,6 +19,7 @@ from mirrorlog.queues.changes import (
     encode_change,
 )
 from mirrorlog.queues.registry import IDS_PER_LOG, QueueRegistry, check_declaration, id_base_of, log_number_of
+from tests.queues.statelog import follow_batch
 
 
 class Book:
@@ -32,7 +33,7 @@ class Book:
     def append(self, batch: bytearray) -> BatchHeader:
         stamp(batch, log_offset=self.end, base_queue_offset=0, append_time_us=1, epoch=1, flags=0, seed=0)
         header = read_header(batch)
-        self.registry.apply(header, batch)
+        follow_batch(self.registry, header, batch)
         self.batches.append((header, bytes(batch)))
         self.end = header.next_log_offset
         return header
@@ -163,7 +164,7 @@ def test_applying_again_changes_nothing() -> None:
     book.registry.confirm(book.end)
     before = repr(book.facts())
     for header, batch in book.batches:
-        book.registry.apply(header, batch)
+        follow_batch(book.registry, header, batch)
         book.registry.confirm(book.end)
         assert repr(book.facts()) == before
 
@@ -176,7 +177,7 @@ def test_a_rebuild_gives_the_same_registry() -> None:
         book.commit(name, "g", 5)
     book.registry.confirm(book.end)
     for header, batch in book.batches:
-        again.registry.apply(header, batch)
+        follow_batch(again.registry, header, batch)
     again.registry.confirm(book.end)
     assert repr(again.facts()) == repr(book.facts())
 
@@ -197,7 +198,7 @@ def test_no_id_that_may_have_been_lost_is_given_out_again() -> None:
     book.declare("second")
     assert book.registry.find("second").queue_id == base + 41
     for header, batch in book.batches:
-        again.apply(header, batch)
+        follow_batch(again, header, batch)
     assert again.queue_id_max == base + 41
     for registry in (book.registry, again):
         registry.cut(leap_at)

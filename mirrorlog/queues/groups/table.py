@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import ClassVar, Final, NamedTuple, get_args
 
-from mirrorlog.commitlog.format.header import BatchHeader, Buffer, Kind
+from mirrorlog.commitlog.format.header import BatchHeader
 from mirrorlog.errors import BadBatch, BadRequest, NoSuchGroup, Overloaded
 from mirrorlog.queues.changes import (
     Change,
@@ -38,7 +38,6 @@ from mirrorlog.queues.changes import (
     State,
     VerdictsState,
     Watermark,
-    decode_changes,
 )
 from mirrorlog.queues.groups.ledger import Journal, LeaseRow, Ledger
 from mirrorlog.queues.groups.states import GroupPart, GroupWalk, restore_chunk, restore_leases, restore_verdicts
@@ -166,13 +165,8 @@ class GroupTable:
 
     # --- following the log ---
 
-    def apply(self, header: BatchHeader, batch: Buffer) -> None:
-        """A batch was appended. Raises BadBatch for a change that does not fit."""
-        if header.kind == Kind.QUEUE_STATE:
-            self.follow(header, decode_changes(batch))
-
     def follow(self, header: BatchHeader, changes: Iterable[Change]) -> None:
-        """`apply`, of a batch that was decoded already."""
+        """A batch of changes was appended. Raises BadBatch for one that makes no sense."""
         end = header.log_offset + header.length
         if end <= self._followed_to:
             return

@@ -28,9 +28,9 @@ from typing import ClassVar, Final, NamedTuple
 
 import msgspec
 
-from mirrorlog.commitlog.format.header import BatchHeader, Buffer, Kind
+from mirrorlog.commitlog.format.header import BatchHeader
 from mirrorlog.errors import BadRequest, HoldTaken, Overloaded
-from mirrorlog.queues.changes import Change, HoldEnded, HoldRow, HoldSet, HoldsState, State, decode_changes
+from mirrorlog.queues.changes import Change, HoldEnded, HoldRow, HoldSet, HoldsState, State
 
 RELEASED: Final = "released"
 EXPIRED: Final = "expired"
@@ -201,13 +201,8 @@ class HoldTable:
 
     # --- following the log ---
 
-    def apply(self, header: BatchHeader, batch: Buffer) -> None:
-        """A batch was appended. Raises BadBatch for a change that does not fit."""
-        if header.kind == Kind.QUEUE_STATE:
-            self.follow(header, decode_changes(batch))
-
     def follow(self, header: BatchHeader, changes: Iterable[Change]) -> None:
-        """`apply`, of changes that were decoded already."""
+        """A batch of changes was appended."""
         for change in changes:
             if isinstance(change, HoldSet):
                 self._appended(header, header.queue_id, change.name, _hold_of(change))
