@@ -16,7 +16,7 @@ export MIRRORLOG_JARS ?= $(CURDIR)/.build/jars
 export HYPOTHESIS_STORAGE_DIRECTORY := $(CURDIR)/.build/hypothesis
 
 .DEFAULT_GOAL := help
-.PHONY: help venv lock audit jars proto check format test test-long torture chaos attack sim fuzz fuzz-nodes demo demo-keep bench bench-peers bench-spark clean
+.PHONY: help venv lock audit jars proto check format test test-long test-again torture chaos attack sim fuzz fuzz-nodes demo demo-keep bench bench-peers bench-spark clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -84,6 +84,9 @@ test: venv jars ## the proof: every promise in its short form, on real nodes and
 
 test-long: venv jars ## the rest: longer storms, more deaths, the whole of the landing
 	$(PYTEST) -m "long and not slow"
+
+test-again: venv jars ## what failed in the last runs, one at a time
+	$(BIN)/pytest -m "not slow" --last-failed --last-failed-no-failures none
 
 # Both go on where the last run stopped and add up in .build: `make torture ROUNDS=50`, as often as wanted.
 torture: venv ## kill -9, stop and pause real nodes under load; ROUNDS=100, SEED, FLUSH=memory|disk
