@@ -14,6 +14,8 @@ PROTOS = $(sort $(wildcard proto/mirrorlog/*/*.proto))
 
 export MIRRORLOG_JARS ?= $(CURDIR)/.build/jars
 export HYPOTHESIS_STORAGE_DIRECTORY := $(CURDIR)/.build/hypothesis
+# Without Python's caches each node that a test starts compiles the package, and each test process all tests.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help venv lock audit jars proto check format test test-long test-again torture chaos attack sim fuzz fuzz-nodes demo demo-keep bench bench-peers bench-spark clean
