@@ -171,7 +171,6 @@ class BrokerNode:
             entered.directory,
             start_id=starts.start_id,
             view=self._view,
-            cluster=self._view,
             failed=self.fail,
             files=files,
             measure=self._measure,
@@ -192,7 +191,7 @@ class BrokerNode:
         )
         self._service = service = self._make_service(starts, server)
         hosting.ask_election = service.coordination.ask_election
-        service.answers.dead_letters = server.letters.asked
+        service.answers.dead_letters = server.dead_letters.asked
         hosting.propose_soon = service.propose_soon
         hosting.on_registered = self._note_registered
         hosting.on_changed = server.look_at_rights

@@ -5,14 +5,120 @@ Each stands for one class, which its docstring names; whoever is handed one need
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+from uuid import UUID
 
-from mirrorlog.errors import MirrorlogError
+from mirrorlog.cluster.state.commands import Command, PasswordRenewed
+from mirrorlog.cluster.state.state import Outcome
+from mirrorlog.cluster.state.topology import User, VirtualHost
+from mirrorlog.config import LogAssignment, Member
+from mirrorlog.errors import LogUnavailable, MirrorlogError
 from mirrorlog.queues.delivery.group import Settlement
 from mirrorlog.wire.endpoint import Endpoint
 from mirrorlog.wire.frames import Settle
+from mirrorlog.wire.messages.queues import QueueOutage
+from mirrorlog.wire.messages.status import ClusterStatus
 from mirrorlog.wire.routing import RoutingTable
+
+
+class ClusterView(Protocol):
+    """What a node knows of its cluster at the moment, and the way to what the cluster decides: a `View`. All parts of a
+    node share this one; who needs less asks for less."""
+
+    def member(self, node: str) -> Member | None:
+        """Where a node is reached."""
+
+    def members(self) -> Iterable[Member]: ...
+
+    def logs(self) -> Mapping[UUID, LogAssignment]:
+        """All logs there are, this node's or not, in the order of their numbers."""
+
+    def master(self, log_id: UUID) -> Member | None:
+        """Who writes a log; None while nobody does, or nobody is known to."""
+
+    async def decide_once(self, command: Command) -> Outcome:
+        """See `ClusterService.decide_once`."""
+
+    def contact_at(self, now: float) -> float:
+        """When this node was in touch with a majority of its cluster last (s, the loop's clock)."""
+
+    def version(self) -> int:
+        """Of the newest decision that is known here."""
+
+    def cluster_version(self) -> int:
+        """What may be written; see `mirrorlog.versions`."""
+
+    def routing_version(self, virtual_host: str) -> int:
+        """Of what is known here; 0 when there is no such virtual host, or nothing is known."""
+
+    def virtual_host(self, name: str) -> VirtualHost | None:
+        """Its exchanges and bindings, as far as they are known here; another object after each change of them."""
+
+    async def ask(self, node: str, question: bytes) -> bytes:
+        """See `ClusterService.ask`."""
+
+    async def up_to_date(self) -> None:
+        """Until all is known here that was decided before this was asked. Raises MirrorlogError."""
+
+    def users(self) -> Mapping[str, User]:
+        """By name, with their permissions; another object after each change of them. Before the cluster was heard:
+        those that the disk holds."""
+
+    def renew_password(self, renewed: PasswordRenewed) -> None:
+        """Have it decided, and do not wait. Raises NotLeader before the node is in a cluster."""
+
+    def has_heard(self) -> bool:
+        """Whether this run has heard its cluster: it knows what was decided before it was started."""
+
+    def placed(self, queue: str) -> UUID | None:
+        """The log that a queue is in, if it was ever declared."""
+
+    def in_group(self, queue: str, log_group: str) -> bool:
+        """Whether a queue is where its `x-log-group` is."""
+
+    def outage(self, log_id: UUID, queue: str = "") -> LogUnavailable | None:
+        """Why nobody can answer for a log, and a queue in it, now: all nodes that hold it are down. None while somebody
+        may."""
+
+    def outage_of_number(self, log_number: int) -> LogUnavailable | None:
+        """The same, by the number of the log."""
+
+    def outages(self, queues: Iterable[str] | None) -> list[QueueOutage]:
+        """Those of these queues, or of all there are, that nobody can answer for now."""
+
+    async def place(self, queue: str, arguments: Mapping[str, Any]) -> UUID:
+        """Have a log decided for a new queue; the one it is in, if another declaration was faster. Raises BadRequest
+        when there is no log as its arguments want it, or what keeps it from being decided."""
+
+    def queue_ids(self, log_id: UUID) -> int:
+        """Up to this number a master of the log may give ids to queues; see `ClusterState.queue_ids`."""
+
+    async def grant_queue_ids(self, log_id: UUID, *, given: int) -> None:
+        """Have more of them decided, above those that are `given`. Raises what keeps it from being decided."""
+
+    def placed_in(self, log_id: UUID) -> list[str]:
+        """The queues that are in a log, as the cluster has decided."""
+
+    def is_transient(self, log_id: UUID) -> bool:
+        """Whether what is in a log goes with its node's run; what the cluster has not placed there is gone."""
+
+    def lost_from(self, log_id: UUID) -> bool:
+        """Whether a loss was ever declared of a log: declarations may have been lost, too."""
+
+    async def unbind_queues(self, queues: Sequence[str], log_id: UUID, epoch: int) -> None:
+        """Nothing leads to the queues any more, on every node that is up; if their log is still in that epoch, for its
+        next master knows nothing of this deletion. Raises MirrorlogError."""
+
+    async def remove_queues(self, queues: Sequence[str], log_id: UUID, epoch: int) -> None:
+        """The queues' places are taken away, if their log is still in that epoch. Raises MirrorlogError: then they may
+        be, or may yet be."""
+
+    def links(self) -> tuple[int, int, int]:
+        """To other members: opened in this run, standing now, and questions that failed on them."""
+
+    def status(self, now: float) -> ClusterStatus | None:
+        """`now`: the loop's clock in s. None for a node that is in no cluster."""
 
 
 class Receiver(Protocol):

@@ -20,7 +20,7 @@ from mirrorlog.broker.hosting.hosted_log import HostedLog, HostedLogs
 from mirrorlog.broker.hosting.status import disk_status, memory_status, with_warnings
 from mirrorlog.broker.log.clock import now_us
 from mirrorlog.broker.log.host import Helpers, Host
-from mirrorlog.broker.log.in_sync import Decides
+from mirrorlog.broker.ports import ClusterView
 from mirrorlog.broker.resources.budgets import OutgoingBudget
 from mirrorlog.broker.resources.disk_limits import DiskReport, DiskSpace
 from mirrorlog.broker.resources.disk_watch import DiskWatch, measure
@@ -28,10 +28,8 @@ from mirrorlog.broker.resources.memory_limits import MemoryReport
 from mirrorlog.broker.resources.memory_watch import MemoryWatch
 from mirrorlog.broker.session.client_session import NativeDoor
 from mirrorlog.broker.session.dead_letter_transport import DeadLetterLinks
-from mirrorlog.broker.session.group_requests import GroupRequests
 from mirrorlog.broker.session.operator_requests import Operations
-from mirrorlog.broker.session.queue_requests import ClusterView, Requests
-from mirrorlog.broker.session.transactions import Transactions
+from mirrorlog.broker.session.queue_requests import Requests
 from mirrorlog.broker.subscription_index import SubscriptionBook
 from mirrorlog.cluster.state.events import Event
 from mirrorlog.commitlog.directory import DataDirectory
@@ -41,7 +39,6 @@ from mirrorlog.errors import MirrorlogError
 from mirrorlog.ha.accept import AcceptSocketService
 from mirrorlog.ha.service import TICK_S, HAService
 from mirrorlog.wire.auth.credentials import OPEN, Credentials
-from mirrorlog.wire.endpoint import Endpoint
 from mirrorlog.wire.fairness.lines import LoopLines
 from mirrorlog.wire.frames import PROTOCOL_VERSION_MAX
 from mirrorlog.wire.listening import check_free
@@ -54,7 +51,7 @@ _STOP_WAIT_S: Final = 2.0
 
 
 class Server:
-    """`view`: what the node knows of its cluster; `cluster`: what decides about it; `failed`: the node must end;
+    """`view`: what the node knows of its cluster; `failed`: the node must end;
     `files`: the disk; `measure`: how much space is on it; `children`: its doors, by process id; `capped`: see
     `NodeCounts`."""
 
@@ -65,7 +62,6 @@ class Server:
         *,
         start_id: str,
         view: ClusterView,
-        cluster: Decides,
         failed: Callable[[MirrorlogError], None],
         files: Files = OS_FILES,
         measure: Callable[[Path], DiskSpace] = measure,
@@ -106,33 +102,29 @@ class Server:
                 lines=self._lines,
             )
         )
-        self.letters = DeadLetterLinks(
+        self.dead_letters = DeadLetterLinks(
             settings.node.id,
             self.logs,
             view,
             batch_bytes_max=settings.limits.max_batch_bytes,
-            helper=self.helpers.letters,
+            helper=self.helpers.dead_letters,
         )
         self.chronicle: Callable[[Event], None] | None = None
         """What happens to this node's logs is told there; set before it listens."""
-        self._outgoing: OutgoingBudget[Endpoint] = OutgoingBudget(settings.limits.outgoing_bytes_total)
         self._host = Host(
             settings,
             start_id,
             self.ha,
             self.helpers,
             failed,
-            cluster,
+            view,
             files,
-            view.member,
             credentials,
             self._tell,
-            view.routing_version,
             SubscriptionBook(settings.limits.max_subscriptions),
-            view.cluster_version,
-            self.letters,
+            self.dead_letters,
             self._memory,
-            self._outgoing,
+            OutgoingBudget(settings.limits.outgoing_bytes_total),
         )
         self._door: NativeDoor | None = None
         self._requests: Requests | None = None
@@ -154,23 +146,7 @@ class Server:
         await self.ha.start(settings.replication_bind)
         self._requests = requests = Requests(settings, self.logs, self._view, self._status, self.operations)
         self._door = NativeDoor(
-            settings,
-            welcome=self.welcome,
-            logs=self.logs,
-            requests=requests,
-            groups=GroupRequests(requests, self._view, self._host.subscriptions),
-            transactions=Transactions(self.logs, self._host.subscriptions, settings.limits, self._view.cluster_version),
-            push=self.ha.accept.push,
-            contact_at=self._view.contact_at,
-            users=self._view.users,
-            has_heard=self._view.has_heard,
-            login_helper=self.helpers.login,
-            outgoing=self._outgoing,
-            lines=self._lines,
-            unpack_helper=self.helpers.unpack,
-            tell=self._tell,
-            renew=self._view.renew_password,
-            cluster_version=self._view.cluster_version,
+            welcome=self.welcome, host=self._host, logs=self.logs, requests=requests, lines=self._lines
         )
         await self._door.start(settings.client_bind, self._credentials.client)
         self._ticker = asyncio.ensure_future(self._tick_for_ever())

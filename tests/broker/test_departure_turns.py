@@ -24,8 +24,8 @@ def keeper_of(leaving: set[int]) -> DeadLetterForwarder:
     publisher: Any = SimpleNamespace(cut_off=False, stopping=False)
     host: Any = SimpleNamespace(
         settings=SimpleNamespace(limits=SimpleNamespace(max_batch_bytes=1 << 20)),
-        helpers=SimpleNamespace(letters=None, index=None),
-        letters=object(),
+        helpers=SimpleNamespace(dead_letters=None, index=None),
+        dead_letters=object(),
     )
     return DeadLetterForwarder(replica, publisher, SimpleNamespace(), host)  # type: ignore[arg-type]
 

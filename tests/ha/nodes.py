@@ -182,9 +182,7 @@ class Node:
         self._directory = DataDirectory.open(node.data_dir, cluster_id=cluster.cluster_id, node_id=node.id)
         view = self.view = Assigned(settings)
         self._decider, self._start_id = view.decider, versions.run_id(str(uuid4()))
-        self.server = Server(
-            settings, self._directory, start_id=self._start_id, view=view, cluster=view, failed=self.fail
-        )
+        self.server = Server(settings, self._directory, start_id=self._start_id, view=view, failed=self.fail)
         view.hosted = self.logs
 
     @property

@@ -76,7 +76,7 @@ class Addressing:
         self._room = Room(PIECE_RECORDS, min(PIECE_BYTES, batch_bytes_max // PIECE_PART), READ_BYTES_MAX)
         self._target_bytes_max = min(TARGET_BYTES, batch_bytes_max // TARGET_PART)
 
-    async def begin(self, queue_id: int, departure: Departure, roads: DeadLetterTransport) -> Addressed | None:
+    async def begin(self, queue_id: int, departure: Departure, transport: DeadLetterTransport) -> Addressed | None:
         """The next piece of a departure, logged if it goes anywhere; None when no record was there. Raises
         MirrorlogError."""
         ranges = list(islice(self._log.left(queue_id, departure), RANGES_MAX))
@@ -94,8 +94,8 @@ class Addressing:
             self._log.keep(queue_id, departure, leaving.unreadable, leaving.why)
         if not leaving.records:
             return None
-        found = await self._routes(queue_id, departure, leaving.records, roads)
-        part = await self._part(queue_id, found, roads)
+        found = await self._routes(queue_id, departure, leaving.records, transport)
+        part = await self._part(queue_id, found, transport)
         records = [at for at, _ in leaving.records[: found.records]]
         nowhere = sorted({*found.nowhere, *part.missed})
         kept = flat_of(nowhere) if departure.reason == REDRIVEN else []
@@ -109,14 +109,14 @@ class Addressing:
         return piece
 
     async def go_on(
-        self, queue_id: int, departure: Departure, piece: Addressed, roads: DeadLetterTransport
+        self, queue_id: int, departure: Departure, piece: Addressed, transport: DeadLetterTransport
     ) -> Addressed:
         """The next part of a piece of which all targets so far have what they were to get, logged if it goes anywhere.
         Raises MirrorlogError."""
         ranges = without(piece.ranges, piece.kept) if departure.reason == REDRIVEN else piece.ranges
         leaving = await self._reader.read_again(queue_id, pairs(ranges))
-        found = await self._routes(queue_id, departure, leaving.records, roads, behind=split(piece.more)[1])
-        part = await self._part(queue_id, found, roads)
+        found = await self._routes(queue_id, departure, leaving.records, transport, behind=split(piece.more)[1])
+        part = await self._part(queue_id, found, transport)
         kept = joined(piece.kept, flat_of(sorted(part.missed))) if departure.reason == REDRIVEN else piece.kept
         piece = Addressed(
             departure=piece.departure, ranges=piece.ranges, targets=part.targets, kept=kept, more=part.more
@@ -132,21 +132,21 @@ class Addressing:
         queue_id: int,
         departure: Departure,
         records: Sequence[tuple[int, Record]],
-        roads: DeadLetterTransport,
+        transport: DeadLetterTransport,
         behind: str | None = None,
     ) -> Routes:
-        table = await roads.table(split(self._log.name(queue_id))[0])
+        table = await transport.table(split(self._log.name(queue_id))[0])
         death = self._log.death(queue_id, departure)
         work = partial(routes, records, departure, death, table, pairs_max=PAIRS_MAX, behind=behind)
         return await asyncio.get_running_loop().run_in_executor(self._helper, work)
 
-    async def _part(self, queue_id: int, found: Routes, roads: DeadLetterTransport) -> _Part:
+    async def _part(self, queue_id: int, found: Routes, transport: DeadLetterTransport) -> _Part:
         """The first of the queues."""
         virtual_host, _ = split(self._log.name(queue_id))
         numbering, part = self._log.of(queue_id).numbering, _Part()
         for name, offsets in found.by_name:
             full = qualified(virtual_host, name)
-            place = await roads.find(full)
+            place = await transport.find(full)
             if place is None:
                 part.missed.update(offsets)
                 continue

@@ -72,13 +72,13 @@ class Sending:
         self._helper = helper
 
     async def send(
-        self, queue_id: int, departure: Departure, piece: Addressed, roads: DeadLetterTransport, *, is_new: bool
+        self, queue_id: int, departure: Departure, piece: Addressed, transport: DeadLetterTransport, *, is_new: bool
     ) -> Addressed:
         """Until all copies of each target have what it was to get, or it is known that it will not: the piece without
         targets then. `is_new`: nobody can have sent it. Raises MirrorlogError."""
         renumbered = 0
         while piece.targets:
-            step = await self._serve(queue_id, departure, piece, roads, sent=not is_new)
+            step = await self._serve(queue_id, departure, piece, transport, sent=not is_new)
             is_new = is_new and step.what in _BEFORE_ANY
             renumbered = renumbered + 1 if step.what == "renumbered" else 0
             if renumbered > RENUMBERED_MAX:
@@ -89,7 +89,7 @@ class Sending:
         return piece
 
     async def _serve(
-        self, queue_id: int, departure: Departure, piece: Addressed, roads: DeadLetterTransport, *, sent: bool
+        self, queue_id: int, departure: Departure, piece: Addressed, transport: DeadLetterTransport, *, sent: bool
     ) -> Step:
         """One batch for the first target, and what follows from the answer. Raises MirrorlogError."""
         target = piece.targets[0]
@@ -109,7 +109,7 @@ class Sending:
         )
         batch = await asyncio.get_running_loop().run_in_executor(self._helper, work)
         try:
-            await roads.hand_over(target.log_id, batch, name=target.name)
+            await transport.hand_over(target.log_id, batch, name=target.name)
         except MirrorlogError as error:
             step = refused(piece, departure.reason, error)
             if step is None:
@@ -167,9 +167,9 @@ class DeadLetterForwarder:
     """Of one mastership."""
 
     def __init__(self, replica: Replica, publisher: LogPublisher, deliverer: Deliverer, host: Host) -> None:
-        batch_bytes_max, helper = host.settings.limits.max_batch_bytes, host.helpers.letters
+        batch_bytes_max, helper = host.settings.limits.max_batch_bytes, host.helpers.dead_letters
         self._log = DeadLetterJournal(replica, publisher, deliverer)
-        self._roads = host.letters
+        self._transport = host.dead_letters
         reader = DeadLetterReader(
             replica, helper=helper, past_helper=host.helpers.index, body_bytes_max=batch_bytes_max
         )
@@ -188,11 +188,11 @@ class DeadLetterForwarder:
         self._pauses = {queue_id: pause for queue_id, pause in self._pauses.items() if queue_id in leaving}
         self._line = {queue_id: None for queue_id in self._line if queue_id in leaving}
         self._line |= dict.fromkeys(sorted(leaving - self._line.keys()))
-        if self._roads is None or not self._log.takes:
+        if not self._log.takes:
             return
         for queue_id in list(islice(self._ready(now), QUEUES_AT_ONCE - len(self._tasks))):
             self._line[queue_id] = self._line.pop(queue_id)
-            self._tasks[queue_id] = asyncio.ensure_future(self._leave_safely(queue_id, self._roads))
+            self._tasks[queue_id] = asyncio.ensure_future(self._leave_safely(queue_id, self._transport))
 
     def waits(self, queue_id: int) -> str:
         """Why nothing leaves a queue at the moment, and what of it never will; empty when all does."""
@@ -218,10 +218,10 @@ class DeadLetterForwarder:
             if queue_id not in self._tasks and (pause is None or pause.until <= now):
                 yield queue_id
 
-    async def _leave_safely(self, queue_id: int, roads: DeadLetterTransport) -> None:
+    async def _leave_safely(self, queue_id: int, transport: DeadLetterTransport) -> None:
         """What nobody foresaw waits, and is told, as what was foreseen: records that do not leave are kept."""
         try:
-            await self._leave_in_turn(queue_id, roads)
+            await self._leave_in_turn(queue_id, transport)
         except MirrorlogError as error:
             self._pause(queue_id, str(error))
         except Exception as error:
@@ -230,11 +230,11 @@ class DeadLetterForwarder:
         finally:
             self._tasks.pop(queue_id, None)
 
-    async def _leave_in_turn(self, queue_id: int, roads: DeadLetterTransport) -> None:
+    async def _leave_in_turn(self, queue_id: int, transport: DeadLetterTransport) -> None:
         loop = asyncio.get_running_loop()
         until = loop.time() + TURN_S
         while not self._log.closed and queue_id in self._log.leaving:
-            await self._leave(queue_id, roads)
+            await self._leave(queue_id, transport)
             self._pauses.pop(queue_id, None)
             if loop.time() >= until and len(self._line) > QUEUES_AT_ONCE:
                 return
@@ -248,14 +248,14 @@ class DeadLetterForwarder:
         until = asyncio.get_running_loop().time() + pause_s
         self._pauses[queue_id] = _Pause(until, min(RETRY_MAX_S, 2 * pause_s), why)
 
-    async def _leave(self, queue_id: int, roads: DeadLetterTransport) -> None:
+    async def _leave(self, queue_id: int, transport: DeadLetterTransport) -> None:
         """One piece, from where it stands to its end. Raises MirrorlogError."""
         there = self._log.of(queue_id)
         piece = there.piece
         departure = there.find(piece.departure) if piece is not None else there.first
         if piece is None:
             assert departure is not None
-            piece = await self._addressing.begin(queue_id, departure, roads)
+            piece = await self._addressing.begin(queue_id, departure, transport)
             if piece is None:
                 self._log.end_empty(queue_id, departure)
                 return
@@ -264,13 +264,13 @@ class DeadLetterForwarder:
             return
         else:
             await self._log.confirmed()
-        await self._carry(queue_id, departure, piece, roads, is_new=there.piece is None)
+        await self._carry(queue_id, departure, piece, transport, is_new=there.piece is None)
 
     async def _carry(
-        self, queue_id: int, departure: Departure, piece: Addressed, roads: DeadLetterTransport, *, is_new: bool
+        self, queue_id: int, departure: Departure, piece: Addressed, transport: DeadLetterTransport, *, is_new: bool
     ) -> None:
-        piece = await self._sending.send(queue_id, departure, piece, roads, is_new=is_new)
+        piece = await self._sending.send(queue_id, departure, piece, transport, is_new=is_new)
         while piece.more:
-            piece = await self._addressing.go_on(queue_id, departure, piece, roads)
-            piece = await self._sending.send(queue_id, departure, piece, roads, is_new=True)
+            piece = await self._addressing.go_on(queue_id, departure, piece, transport)
+            piece = await self._sending.send(queue_id, departure, piece, transport, is_new=True)
         self._log.settle(queue_id, departure, piece)

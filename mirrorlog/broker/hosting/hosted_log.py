@@ -604,7 +604,7 @@ class HostedLog:
 
     def _member(self, node: str) -> Member:
         """Raises BadRequest for a node of which nothing is known."""
-        member = self._host.member(node)
+        member = self._host.view.member(node)
         if member is None:
             raise BadRequest(f"log {self.name}: no node {node} is known here")
         return member

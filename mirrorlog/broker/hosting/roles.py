@@ -129,8 +129,7 @@ class MasterRole:
             ha=settings.ha,
             now=now,
             now_us=clock,
-            routing_version=host.routing_version,
-            cluster_version=host.cluster_version,
+            view=host.view,
             memory=host.memory,
         )
         self.mastered = self.publisher.log = MasteredLog(
@@ -144,7 +143,7 @@ class MasterRole:
             losses=losses,
         )
         self._in_sync = InSyncKeeper(
-            str(replica.log_id), replica.epochs.current, self.mastership, host.cluster, self.mastered.progressed
+            str(replica.log_id), replica.epochs.current, self.mastership, host.view, self.mastered.progressed
         )
         self._state = StateKeeper(replica, self.publisher, batch_bytes_max=settings.limits.max_batch_bytes)
         self.retention = _retention(host, replica, self.publisher)
@@ -222,7 +221,7 @@ class MasterRole:
     def tick(self, now: float) -> None:
         """Time passes (s, the loop's clock): ask the cluster for what the in-sync set should be."""
         self._in_sync.tick(now)
-        alone_s = now - self._host.cluster.contact_at(now)
+        alone_s = now - self._host.view.contact_at(now)
         self.publisher.cut_off = alone_s * 1000 > self._host.settings.cluster.node_timeout_ms
         if self.begun:
             self.holds.tick(now)

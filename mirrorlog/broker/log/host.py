@@ -6,19 +6,17 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from mirrorlog import versions
-from mirrorlog.broker.log.in_sync import Decides
-from mirrorlog.broker.ports import DeadLetterTransport, Refusing
+from mirrorlog.broker.ports import ClusterView, DeadLetterTransport, Refusing
 from mirrorlog.broker.resources.budgets import OutgoingBudget
 from mirrorlog.broker.subscription_index import SubscriptionBook
 from mirrorlog.cluster.state.events import Event
 from mirrorlog.commitlog.files import Files
-from mirrorlog.config import Member, Settings
+from mirrorlog.config import Settings
 from mirrorlog.errors import MirrorlogError
 from mirrorlog.ha.service import HAService
-from mirrorlog.wire.auth.credentials import OPEN, Credentials
+from mirrorlog.wire.auth.credentials import Credentials
 from mirrorlog.wire.endpoint import Endpoint
 
 
@@ -38,7 +36,7 @@ class Helpers:
         self.index = ThreadPoolExecutor(1, "index")
         self.disk = ThreadPoolExecutor(1, "disk")
         self.memory = ThreadPoolExecutor(1, "memory")
-        self.letters = ThreadPoolExecutor(1, "letters", initializer=_yield_to_others)
+        self.dead_letters = ThreadPoolExecutor(1, "dead-letters", initializer=_yield_to_others)
         self.cluster = ThreadPoolExecutor(1, "cluster")
         self.promise = ThreadPoolExecutor(1, "promise")
         self.unpack = ThreadPoolExecutor(1, "unpack")
@@ -50,42 +48,23 @@ class Helpers:
             helper.shutdown(wait=True, cancel_futures=True)
 
 
-def _ignore(event: Event) -> None:
-    """Nobody keeps a chronicle."""
-
-
-def _not_known(virtual_host: str) -> int:
-    """Of no cluster."""
-    return 0
-
-
-def _own_version() -> int:
-    """Of no cluster either: what this software writes."""
-    return versions.OWN
-
-
 @dataclass(frozen=True, slots=True)
 class Host:
-    """`failed` is called with what makes the node's copy of a log untrustworthy: the node ends. `member`: where a node
-    is reached, as far as that is known. `tell`: the node's chronicle, of what a log's master has to tell.
-    `routing_version`: of a virtual host, as this node knows it; 0 when it knows none. `cluster_version`: what may be
-    written (`mirrorlog.versions`). `letters`: how records that leave a queue come to others; None: they wait.
-    `memory`: whether data is refused for want of memory; None: nobody measures it. `outgoing`: what may be read for
-    all readers of the node together."""
+    """`failed` is called with what makes the node's copy of a log untrustworthy: the node ends. `view`: the cluster as
+    the node knows it. `tell`: the node's chronicle, of what a log's master has to tell. `dead_letters`: how records
+    that leave a queue come to others. `memory`: whether data is refused for want of memory. `outgoing`: what may be
+    read for all readers of the node together."""
 
     settings: Settings
     start_id: str
     ha: HAService
     helpers: Helpers
     failed: Callable[[MirrorlogError], None]
-    cluster: Decides
+    view: ClusterView
     files: Files
-    member: Callable[[str], Member | None]
-    credentials: Credentials = OPEN
-    tell: Callable[[Event], None] = _ignore
-    routing_version: Callable[[str], int] = _not_known
-    subscriptions: SubscriptionBook = field(default_factory=SubscriptionBook)
-    cluster_version: Callable[[], int] = _own_version
-    letters: DeadLetterTransport | None = None
-    memory: Refusing | None = None
-    outgoing: OutgoingBudget[Endpoint] | None = None
+    credentials: Credentials
+    tell: Callable[[Event], None]
+    subscriptions: SubscriptionBook
+    dead_letters: DeadLetterTransport
+    memory: Refusing
+    outgoing: OutgoingBudget[Endpoint]

@@ -8,26 +8,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
 
+from mirrorlog.broker.ports import ClusterView
 from mirrorlog.cluster.state.commands import Command, Holder, InSyncGrown, InSyncShrunk, Seen
-from mirrorlog.cluster.state.state import LogFacts, NodeFacts, Outcome
+from mirrorlog.cluster.state.state import LogFacts, NodeFacts
 from mirrorlog.errors import MirrorlogError
 from mirrorlog.ha.group_transfer import Answer
 from mirrorlog.ha.in_sync import Grow, InSyncSet, Wish
 from mirrorlog.ha.mastership import Mastership
 
 logger = logging.getLogger(__name__)
-
-
-class Decides(Protocol):
-    """The cluster, for who wants something decided."""
-
-    async def decide_once(self, command: Command) -> Outcome:
-        """See `ClusterService.decide_once`."""
-
-    def contact_at(self, now: float) -> float:
-        """When this node was in touch with a majority of its cluster last (s, the loop's clock)."""
 
 
 class InSyncKeeper:
@@ -38,7 +28,7 @@ class InSyncKeeper:
         log_id: str,
         epoch: int,
         mastership: Mastership,
-        cluster: Decides,
+        cluster: ClusterView,
         progressed: Callable[[Iterable[Answer]], None],
     ) -> None:
         """`progressed`: is given the waits that a wish's end has answered, or that of a copy's catching up."""

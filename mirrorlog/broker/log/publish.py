@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, Protocol, cast
 
 from mirrorlog import versions
 from mirrorlog.broker.log.replica import Replica
-from mirrorlog.broker.ports import Refusing
+from mirrorlog.broker.ports import ClusterView, Refusing
 from mirrorlog.commitlog.format.attributes import attributes_of
 from mirrorlog.commitlog.format.body import check_uncompressed
 from mirrorlog.commitlog.format.envelope import envelope_bytes
@@ -125,16 +125,6 @@ class TogetherWaiting(NamedTuple):
     since: float | None
 
 
-def _not_known(virtual_host: str) -> int:
-    """Of no cluster."""
-    return 0
-
-
-def _own() -> int:
-    """Of no cluster either: what this software writes."""
-    return versions.OWN
-
-
 def _admit_all(headers: Sequence[BatchHeader]) -> None:
     """No queue has a limit."""
 
@@ -156,12 +146,10 @@ class LogPublisher:
         ha: HaSettings,
         now: Callable[[], float],
         now_us: Callable[[], int],
-        routing_version: Callable[[str], int] = _not_known,
-        cluster_version: Callable[[], int] = _own,
-        memory: Refusing | None = None,
+        view: ClusterView,
+        memory: Refusing,
     ) -> None:
-        """`now`: s of the loop's clock, as fine as the machine has it. `routing_version`, `cluster_version` and
-        `memory`: see `Host`."""
+        """`now`: s of the loop's clock, as fine as the machine has it. `view`, `memory`: see `Host`."""
         self._replica = replica
         self._counters = replica.counters
         self._mastership = mastership
@@ -169,8 +157,7 @@ class LogPublisher:
         self._ha = ha
         self._now = now
         self._now_us = now_us
-        self._routing_version = routing_version
-        self._cluster_version = cluster_version
+        self._view = view
         self._memory = memory
         self._credits = Credits(
             bytes_max=limits.credit_bytes,
@@ -543,7 +530,7 @@ class LogPublisher:
 
     def _check_attributes(self, header: BatchHeader, batch: memoryview) -> None:
         """They are within their limits, and every copy's software knows them."""
-        if (older := versions.too_old(self._cluster_version(), versions.ATTRIBUTES, _WHAT)) is not None:
+        if (older := versions.too_old(self._view.cluster_version(), versions.ATTRIBUTES, _WHAT)) is not None:
             raise BadRequest(older.message, **older.details)  # the connection stays
         attributes_of(header, batch)
 
@@ -560,7 +547,7 @@ class LogPublisher:
     def _check_routing(self, queue_id: int, stamped: int) -> None:
         """Not of what has landed already: sent again, it is what it was."""
         virtual_host = split(self._replica.queues.find_id(queue_id).name)[0]
-        version = self._routing_version(virtual_host)
+        version = self._view.routing_version(virtual_host)
         if version and is_stale(stamped, version):
             raise StaleRouting(
                 f"bindings of virtual host {virtual_host} have changed since this was routed; nothing was stored, "
@@ -578,7 +565,7 @@ class LogPublisher:
         """Data is refused for want of room; what is no data goes on. Raises DiskFull, Overloaded."""
         if self.data_refused:
             raise DiskFull(self.data_refused)
-        if self._memory is not None and self._memory.refusal:
+        if self._memory.refusal:
             raise Overloaded(self._memory.refusal, limit="memory_high_percent")
 
     def _check_in_touch(self) -> None:

@@ -6,16 +6,16 @@ import logging
 import ssl
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from concurrent.futures import Executor
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Final
 
 from mirrorlog.broker.hosting.hosted_log import HostedLogs
+from mirrorlog.broker.log.host import Host
 from mirrorlog.broker.log.unpacking import PublishLine, Unpacking
 from mirrorlog.broker.membership.exposure import Exposure
 from mirrorlog.broker.ports import Receiver
-from mirrorlog.broker.resources.budgets import OutgoingBudget, longest_begun
+from mirrorlog.broker.resources.budgets import longest_begun
 from mirrorlog.broker.session.authorization import FAILURES_MAX, Gate, Gatekeeper
 from mirrorlog.broker.session.group_requests import GroupRequests
 from mirrorlog.broker.session.queue_requests import Requests
@@ -23,11 +23,7 @@ from mirrorlog.broker.session.refused_access import CONNECTIONS
 from mirrorlog.broker.session.transactions import Transactions
 from mirrorlog.broker.session.user_quotas import UserMeter, UserQuotas
 from mirrorlog.cluster.decisions import asked_by
-from mirrorlog.cluster.state.commands import PasswordRenewed
-from mirrorlog.cluster.state.events import Event
-from mirrorlog.cluster.state.topology import User
 from mirrorlog.commitlog.format.header import is_packed, queue_of, read_header
-from mirrorlog.config import Settings
 from mirrorlog.errors import (
     LoginFailed,
     MirrorlogError,
@@ -71,37 +67,24 @@ class NativeDoor:
 
     def __init__(
         self,
-        settings: Settings,
         *,
         welcome: Callable[[int], Welcome],
+        host: Host,
         logs: HostedLogs,
         requests: Requests,
-        groups: GroupRequests,
-        transactions: Transactions,
-        push: Callable[[], None],
-        contact_at: Callable[[float], float],
-        users: Callable[[], Mapping[str, User]],
-        has_heard: Callable[[], bool],
-        login_helper: Executor,
-        outgoing: OutgoingBudget[Endpoint],
         lines: LoopLines,
-        unpack_helper: Executor,
-        tell: Callable[[Event], None],
-        renew: Callable[[PasswordRenewed], None],
-        cluster_version: Callable[[], int],
     ) -> None:
-        """`contact_at`: when the node was in touch with a majority of its cluster last, of now; s, the loop's clock.
-        `users`, `has_heard`, `login_helper`, `renew`, `cluster_version`: see `Gatekeeper`; `unpack_helper`: see
-        `Unpacking`; `outgoing`: see `Host`; `tell`: what happens to it."""
+        """`welcome`: what is said to whoever connects, by the version that both speak; `lines`: see `listen`."""
+        settings, view = host.settings, host.view
         self.settings = settings
         self.welcome = welcome
         self.requests = requests
-        self.groups = groups
-        self.transactions = transactions
-        self.unpacking = Unpacking(unpack_helper, settings.limits)
-        self.push = push
+        self.groups = GroupRequests(requests, view, host.subscriptions)
+        self.transactions = Transactions(logs, host.subscriptions, settings.limits, view.cluster_version)
+        self.unpacking = Unpacking(host.helpers.unpack, settings.limits)
+        self.push = host.ha.accept.push
         """The publishes of one reception are appended: the mirrors get them now, and not when the loop turns."""
-        self._tell = tell
+        self._tell = host.tell
         self._lines = lines
         self.sessions: set[ClientSession] = set()
         self.accepted = 0
@@ -116,21 +99,21 @@ class NativeDoor:
             let_in_max=settings.limits.max_connections,
         )
         self._port: Port | None = None
-        self._contact_at = contact_at
+        self._contact_at = view.contact_at
         self.gatekeeper = Gatekeeper(
-            users,
+            view.users,
             self._key_of,
-            login_helper,
-            has_heard,
+            host.helpers.login,
+            view.has_heard,
             tier_locations=settings.log.tier_locations,
             node=settings.node.id,
-            renew=renew,
-            cluster_version=cluster_version,
+            renew=view.renew_password,
+            cluster_version=view.cluster_version,
         )
         self.quotas = UserQuotas(self.gatekeeper.refused.held)
         self.exposure = Exposure.of(settings)
-        self._users = users()
-        self._outgoing = outgoing
+        self._users = view.users()
+        self._outgoing = host.outgoing
         # A node that is cut off is replaced after the whole of it: nobody else has confirmed more before.
         self._alone_s = settings.cluster.node_timeout_ms / 2000
         self.reads_until = time.monotonic() + self._alone_s

@@ -16,16 +16,16 @@ from collections import deque
 from collections.abc import AsyncIterator
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager, suppress
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 from uuid import UUID
 
 from mirrorlog.broker.hosting.hosted_log import HostedLog, HostedLogs
 from mirrorlog.broker.log.publish import not_master
+from mirrorlog.broker.ports import ClusterView
 from mirrorlog.cluster.peers import FRAME_BYTES_MAX
 from mirrorlog.cluster.requests import AnyAnswer, AskQueue, AskTake, Noted, QueueFound, decode_answer, encode
 from mirrorlog.cluster.state.topology import VirtualHost
 from mirrorlog.commitlog.format.header import queue_of
-from mirrorlog.config import Member
 from mirrorlog.errors import (
     BadBatch,
     BatchTooLarge,
@@ -109,25 +109,12 @@ _NOBODY: Final = (ConnectionLost, LogUnavailable, NotMaster, RequestTimeout)
 _A = TypeVar("_A", QueueFound, Noted)
 
 
-class Places(Protocol):
-    """What is known of the cluster; see `NodeView`."""
-
-    def placed(self, queue: str) -> UUID | None: ...
-
-    def master(self, log_id: UUID) -> Member | None: ...
-
-    def virtual_host(self, name: str) -> VirtualHost | None: ...
-
-    async def ask(self, node: str, question: bytes) -> bytes: ...
-
-    async def up_to_date(self) -> None:
-        """Until all is known here that was decided before this was asked. Raises MirrorlogError."""
-
-
 class DeadLetterLinks:
     """Of one node. `batch_bytes_max`: as it takes them; `helper`: where tables of many bindings are made."""
 
-    def __init__(self, own: str, logs: HostedLogs, places: Places, *, batch_bytes_max: int, helper: Executor) -> None:
+    def __init__(
+        self, own: str, logs: HostedLogs, places: ClusterView, *, batch_bytes_max: int, helper: Executor
+    ) -> None:
         self._own = own
         self._batch_bytes_max = batch_bytes_max
         self._logs = logs

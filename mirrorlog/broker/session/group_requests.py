@@ -20,8 +20,8 @@ from mirrorlog import versions
 from mirrorlog.broker.consumer_groups.coordinator import Deliverer, Respond
 from mirrorlog.broker.hosting.hosted_log import HostedLog
 from mirrorlog.broker.log.publish import not_master
-from mirrorlog.broker.ports import Receiver, ServesSubscriptions
-from mirrorlog.broker.session.queue_requests import ClusterView, Requests
+from mirrorlog.broker.ports import ClusterView, Receiver, ServesSubscriptions
+from mirrorlog.broker.session.queue_requests import Requests
 from mirrorlog.broker.subscription_index import SubscriptionBook
 from mirrorlog.commitlog.index.gaps import Gaps
 from mirrorlog.errors import BadRequest, MirrorlogError, ProtocolError, UnsupportedVersion

@@ -9,8 +9,8 @@ Queues that go with their node's run come and go without a change of any of thes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Iterable
+from typing import Any, Final
 from uuid import UUID
 
 from msgspec.structs import replace
@@ -18,39 +18,18 @@ from msgspec.structs import replace
 from mirrorlog import versions
 from mirrorlog.broker.hosting.hosted_log import HostedLog, HostedLogs
 from mirrorlog.broker.log.replica import Replica
+from mirrorlog.broker.ports import ClusterView
 from mirrorlog.cluster.decisions import asker
 from mirrorlog.cluster.state.topology import User
-from mirrorlog.config import Member, Settings
+from mirrorlog.config import Settings
 from mirrorlog.queues.access import may_see
 from mirrorlog.queues.registry import Queue
 from mirrorlog.wire.messages.base import Message
 from mirrorlog.wire.messages.codec import Encoded, encode
-from mirrorlog.wire.messages.queues import Metadata, NodeInfo, QueueInfo, QueueOutage, TierInfo
+from mirrorlog.wire.messages.queues import Metadata, NodeInfo, QueueInfo, TierInfo
 
 USERS_MAX: Final = 64
 """Whose answers, and what each of them sees, are kept."""
-
-
-class MetadataView(Protocol):
-    """What a node knows of its cluster: see `requests.ClusterView`."""
-
-    def members(self) -> Iterable[Member]: ...
-
-    def master(self, log_id: UUID) -> Member | None: ...
-
-    def version(self) -> int: ...
-
-    def cluster_version(self) -> int: ...
-
-    def has_heard(self) -> bool: ...
-
-    def users(self) -> Mapping[str, User]: ...
-
-    def placed(self, queue: str) -> UUID | None: ...
-
-    def is_transient(self, log_id: UUID) -> bool: ...
-
-    def outages(self, queues: Iterable[str] | None) -> list[QueueOutage]: ...
 
 
 class _Seen:
@@ -80,7 +59,7 @@ class MetadataAnswers:
         self,
         settings: Settings,
         logs: HostedLogs,
-        view: MetadataView,
+        view: ClusterView,
         is_there: Callable[[HostedLog, Queue], bool],
     ) -> None:
         self._settings = settings

@@ -29,22 +29,20 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final
 from uuid import UUID
 
 from mirrorlog import versions
 from mirrorlog.attempts import outcome_of
 from mirrorlog.broker.hosting.hosted_log import HostedLog
 from mirrorlog.broker.log.publish import LogPublisher, not_master
+from mirrorlog.broker.ports import ClusterView
 from mirrorlog.errors import InUse, LogUnavailable, MirrorlogError, NoSuchQueue, UnsupportedVersion
 from mirrorlog.queues.dead_letters.forwarding import NUMBERS
 from mirrorlog.queues.groups.table import OWN_GROUP
 from mirrorlog.queues.registry import Queue, no_such_queue
 from mirrorlog.wire.messages.base import Message
 from mirrorlog.wire.messages.queues import Deleted, DeleteQueue
-
-if TYPE_CHECKING:
-    from mirrorlog.config import Member
 
 logger = logging.getLogger(__name__)
 
@@ -58,32 +56,10 @@ _Respond = Callable[[Message | MirrorlogError], None]
 _Done = Callable[[MirrorlogError | None], None]
 
 
-class DeletionCluster(Protocol):
-    """What a deletion asks of the cluster."""
-
-    def cluster_version(self) -> int: ...
-    def master(self, log_id: UUID) -> Member | None: ...
-    def placed(self, queue: str) -> UUID | None: ...
-
-    def placed_in(self, log_id: UUID) -> list[str]:
-        """The queues that are in a log, as the cluster has decided."""
-
-    def lost_from(self, log_id: UUID) -> bool:
-        """Whether a loss was ever declared of a log: declarations may have been lost, too."""
-
-    async def unbind_queues(self, queues: Sequence[str], log_id: UUID, epoch: int) -> None:
-        """Nothing leads to the queues any more, on every node that is up; if their log is still in that epoch, for its
-        next master knows nothing of this deletion. Raises MirrorlogError."""
-
-    async def remove_queues(self, queues: Sequence[str], log_id: UUID, epoch: int) -> None:
-        """The queues' places are taken away, if their log is still in that epoch. Raises MirrorlogError: then they may
-        be, or may yet be."""
-
-
 class Deletions:
     """Those that this node is asked for."""
 
-    def __init__(self, cluster: DeletionCluster) -> None:
+    def __init__(self, cluster: ClusterView) -> None:
         self._cluster = cluster
         self._under_way: dict[str, asyncio.Event] = {}
         # A log's places are taken away one after another: each names how many were before.

@@ -16,15 +16,15 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from mirrorlog import versions
 from mirrorlog.broker.hosting.hosted_log import HostedLog, HostedLogs
 from mirrorlog.broker.log.publish import not_master
+from mirrorlog.broker.ports import ClusterView
 from mirrorlog.broker.session.exclusive_queues import Exclusives, Session
 from mirrorlog.broker.session.queue_deletion import Deletions
-from mirrorlog.config import Member
 from mirrorlog.errors import MirrorlogError
 from mirrorlog.queues.changes import QueueUsed, encode_change
 from mirrorlog.queues.groups.table import OWN_GROUP
@@ -40,16 +40,6 @@ AT_ONCE: Final = 500
 """Queues of a log that one tick looks at, 2 µs each: a look at more than 10,000 takes longer than a second."""
 
 
-class LifetimeCluster(Protocol):
-    """What is known of it."""
-
-    def master(self, log_id: UUID) -> Member | None: ...
-    def placed(self, queue: str) -> UUID | None: ...
-    def is_transient(self, log_id: UUID) -> bool: ...
-    def placed_in(self, log_id: UUID) -> list[str]: ...
-    def cluster_version(self) -> int: ...
-
-
 class _Mastership(NamedTuple):
     epoch: int
     lifetimes: Lifetimes
@@ -62,7 +52,7 @@ class LifetimeKeeper:
     def __init__(
         self,
         logs: HostedLogs,
-        cluster: LifetimeCluster,
+        cluster: ClusterView,
         deletions: Deletions,
         *,
         return_s: float,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import copy_context
-from typing import Any, Final, Protocol
-from uuid import UUID, uuid4
+from typing import Final
+from uuid import uuid4
 
 from msgspec.structs import replace
 
@@ -16,16 +16,15 @@ from mirrorlog import versions
 from mirrorlog.broker.hosting.hosted_log import HostedLog, HostedLogs
 from mirrorlog.broker.hosting.status import hold_info
 from mirrorlog.broker.log.publish import not_master
+from mirrorlog.broker.ports import ClusterView
 from mirrorlog.broker.retention.holds import HoldKeeper
 from mirrorlog.broker.session.exclusive_queues import Exclusives
 from mirrorlog.broker.session.metadata import MetadataAnswers
 from mirrorlog.broker.session.operator_requests import Operations
 from mirrorlog.broker.session.queue_deletion import WAIT_S, Deletions
 from mirrorlog.broker.session.queue_lifetimes import LifetimeKeeper
-from mirrorlog.cluster.state.commands import PasswordRenewed
-from mirrorlog.cluster.state.topology import User, VirtualHost
 from mirrorlog.commitlog.epochs import EPOCH_MAX
-from mirrorlog.config import LogAssignment, Member, Settings
+from mirrorlog.config import Settings
 from mirrorlog.errors import (
     AccessRefused,
     BadRequest,
@@ -56,10 +55,9 @@ from mirrorlog.wire.messages.queues import (
     HoldsFound,
     ListHolds,
     Position,
-    QueueOutage,
     SetHold,
 )
-from mirrorlog.wire.messages.status import ClusterStatus, GetStatus, Status
+from mirrorlog.wire.messages.status import GetStatus, Status
 from mirrorlog.wire.names import qualified, split
 
 logger = logging.getLogger(__name__)
@@ -77,99 +75,6 @@ GENERATED: Final = "amq.gen-"
 """With what names of queues begin that a node has made."""
 
 Respond = Callable[[Message | MirrorlogError], None]
-
-
-class ClusterView(Protocol):
-    """What a node knows of its cluster at the moment."""
-
-    def member(self, node: str) -> Member | None:
-        """Where a node is reached."""
-
-    def members(self) -> Iterable[Member]: ...
-
-    def logs(self) -> Mapping[UUID, LogAssignment]:
-        """All logs there are, this node's or not, in the order of their numbers."""
-
-    def master(self, log_id: UUID) -> Member | None:
-        """Who writes a log; None while nobody does, or nobody is known to."""
-
-    def contact_at(self, now: float) -> float:
-        """When this node was in touch with a majority of its cluster last (s, the loop's clock)."""
-
-    def version(self) -> int:
-        """Of the newest decision that is known here."""
-
-    def cluster_version(self) -> int:
-        """What may be written; see `mirrorlog.versions`."""
-
-    def routing_version(self, virtual_host: str) -> int:
-        """Of what is known here; 0 when there is no such virtual host, or nothing is known."""
-
-    def virtual_host(self, name: str) -> VirtualHost | None:
-        """See `letter_roads.Places`."""
-
-    async def ask(self, node: str, question: bytes) -> bytes:
-        """See `letter_roads.Places`."""
-
-    async def up_to_date(self) -> None:
-        """See `letter_roads.Places`."""
-
-    def users(self) -> Mapping[str, User]:
-        """By name, with their permissions; another object after each change of them. Before the cluster was heard:
-        those that the disk holds."""
-
-    def renew_password(self, renewed: PasswordRenewed) -> None:
-        """Have it decided, and do not wait. Raises NotLeader before the node is in a cluster."""
-
-    def has_heard(self) -> bool:
-        """Whether this run has heard its cluster: it knows what was decided before it was started."""
-
-    def placed(self, queue: str) -> UUID | None:
-        """The log that a queue is in, if it was ever declared."""
-
-    def in_group(self, queue: str, log_group: str) -> bool:
-        """Whether a queue is where its `x-log-group` is."""
-
-    def outage(self, log_id: UUID, queue: str = "") -> LogUnavailable | None:
-        """Why nobody can answer for a log, and a queue in it, now: all nodes that hold it are down. None while somebody
-        may."""
-
-    def outage_of_number(self, log_number: int) -> LogUnavailable | None:
-        """The same, by the number of the log."""
-
-    def outages(self, queues: Iterable[str] | None) -> list[QueueOutage]:
-        """Those of these queues, or of all there are, that nobody can answer for now."""
-
-    async def place(self, queue: str, arguments: Mapping[str, Any]) -> UUID:
-        """Have a log decided for a new queue; the one it is in, if another declaration was faster. Raises BadRequest
-        when there is no log as its arguments want it, or what keeps it from being decided."""
-
-    def queue_ids(self, log_id: UUID) -> int:
-        """Up to this number a master of the log may give ids to queues; see `ClusterState.queue_ids`."""
-
-    async def grant_queue_ids(self, log_id: UUID, *, given: int) -> None:
-        """Have more of them decided, above those that are `given`. Raises what keeps it from being decided."""
-
-    def placed_in(self, log_id: UUID) -> list[str]:
-        """See `deletion.Cluster`."""
-
-    def is_transient(self, log_id: UUID) -> bool:
-        """Whether what is in a log goes with its node's run; what the cluster has not placed there is gone."""
-
-    def lost_from(self, log_id: UUID) -> bool:
-        """See `deletion.Cluster`."""
-
-    async def unbind_queues(self, queues: Sequence[str], log_id: UUID, epoch: int) -> None:
-        """See `deletion.Cluster`."""
-
-    async def remove_queues(self, queues: Sequence[str], log_id: UUID, epoch: int) -> None:
-        """See `deletion.Cluster`."""
-
-    def links(self) -> tuple[int, int, int]:
-        """To other members: opened in this run, standing now, and questions that failed on them."""
-
-    def status(self, now: float) -> ClusterStatus | None:
-        """`now`: the loop's clock in s. None for a node that is in no cluster."""
 
 
 class Requests:
