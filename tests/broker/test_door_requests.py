@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from mirrorlog.broker.resources.user_quotas import UserQuotas
 from mirrorlog.broker.session.authorization import FAILURES_MAX
 from mirrorlog.broker.session.client_session import ClientSession, NativeDoor
-from mirrorlog.broker.session.exclusive_queues import Exclusives
-from mirrorlog.broker.session.user_quotas import UserQuotas
+from mirrorlog.broker.session.queue_lifetimes import Exclusives
 from mirrorlog.config import LimitSettings
 from mirrorlog.errors import MirrorlogError, Overloaded, QueueExclusive
 from mirrorlog.queues.registry import Queue

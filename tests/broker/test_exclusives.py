@@ -6,7 +6,7 @@ from collections.abc import Hashable
 
 import pytest
 
-from mirrorlog.broker.session.exclusive_queues import Exclusives
+from mirrorlog.broker.session.queue_lifetimes import Exclusives
 from mirrorlog.errors import LogUnavailable, MirrorlogError, NotMaster, QueueExclusive
 from mirrorlog.queues.registry import Queue
 from mirrorlog.wire.messages.base import Message

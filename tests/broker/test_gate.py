@@ -12,8 +12,9 @@ import pytest
 from msgspec.structs import replace
 
 from mirrorlog import versions
-from mirrorlog.broker.session import authorization as gate
-from mirrorlog.broker.session.authorization import Gate, Gatekeeper
+from mirrorlog.broker.session import logins as gate
+from mirrorlog.broker.session.authorization import Gate
+from mirrorlog.broker.session.logins import Gatekeeper
 from mirrorlog.cluster.state.commands import PasswordRenewed
 from mirrorlog.cluster.state.topology import Permissions, User
 from mirrorlog.errors import AccessRefused, BadRequest, LimitReached, LoginFailed, NotLeader, Overloaded

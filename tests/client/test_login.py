@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from mirrorlog.broker.session.authorization import Gate, Gatekeeper
+from mirrorlog.broker.session.authorization import Gate
+from mirrorlog.broker.session.logins import Gatekeeper
 from mirrorlog.client import Client
 from mirrorlog.cluster.state.topology import User
 from mirrorlog.errors import (

@@ -16,12 +16,14 @@ from mirrorlog.broker.log.unpacking import PublishLine, Unpacking
 from mirrorlog.broker.membership.exposure import Exposure
 from mirrorlog.broker.ports import Receiver
 from mirrorlog.broker.resources.budgets import longest_begun
-from mirrorlog.broker.session.authorization import FAILURES_MAX, Gate, Gatekeeper
+from mirrorlog.broker.resources.user_quotas import UserMeter, UserQuotas
+from mirrorlog.broker.session.authorization import FAILURES_MAX, Gate
 from mirrorlog.broker.session.group_requests import GroupRequests
+from mirrorlog.broker.session.hold_requests import HoldRequests
+from mirrorlog.broker.session.logins import Gatekeeper
 from mirrorlog.broker.session.queue_requests import Requests
 from mirrorlog.broker.session.refused_access import CONNECTIONS
 from mirrorlog.broker.session.transactions import Transactions
-from mirrorlog.broker.session.user_quotas import UserMeter, UserQuotas
 from mirrorlog.cluster.decisions import asked_by
 from mirrorlog.commitlog.format.header import is_packed, queue_of, read_header
 from mirrorlog.errors import (
@@ -79,6 +81,7 @@ class NativeDoor:
         self.settings = settings
         self.welcome = welcome
         self.requests = requests
+        requests.handlers |= HoldRequests(requests, view).handlers
         self.groups = GroupRequests(requests, view, host.subscriptions)
         self.transactions = Transactions(logs, host.subscriptions, settings.limits, view.cluster_version)
         self.unpacking = Unpacking(host.helpers.unpack, settings.limits)
@@ -305,7 +308,7 @@ class ClientSession:
             granted = min(credit.granted, self._under_way_max)
             self.endpoint.send((credit_frame(credit._replace(granted=granted)),))
 
-    # --- exclusives.Session ---
+    # --- queue_lifetimes.Session ---
 
     @property
     def owner(self) -> Hashable:

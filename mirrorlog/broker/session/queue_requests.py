@@ -1,4 +1,4 @@
-"""Control requests of clients and tools: metadata, declare, offsets, positions, status. One method each."""
+"""Requests of clients and tools that concern queues: metadata, declare, delete, offsets, positions; and the status."""
 
 from __future__ import annotations
 
@@ -7,22 +7,19 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import copy_context
-from typing import Final
+from typing import Any, Final
 from uuid import uuid4
 
 from msgspec.structs import replace
 
 from mirrorlog import versions
 from mirrorlog.broker.hosting.hosted_log import HostedLog, HostedLogs
-from mirrorlog.broker.hosting.status import hold_info
 from mirrorlog.broker.log.publish import not_master
 from mirrorlog.broker.ports import ClusterView
-from mirrorlog.broker.retention.holds import HoldKeeper
-from mirrorlog.broker.session.exclusive_queues import Exclusives
 from mirrorlog.broker.session.metadata import MetadataAnswers
 from mirrorlog.broker.session.operator_requests import Operations
 from mirrorlog.broker.session.queue_deletion import WAIT_S, Deletions
-from mirrorlog.broker.session.queue_lifetimes import LifetimeKeeper
+from mirrorlog.broker.session.queue_lifetimes import Exclusives, LifetimeKeeper
 from mirrorlog.commitlog.epochs import EPOCH_MAX
 from mirrorlog.config import Settings
 from mirrorlog.errors import (
@@ -32,11 +29,9 @@ from mirrorlog.errors import (
     MirrorlogError,
     NotMaster,
     QueueExists,
-    UnsupportedVersion,
 )
 from mirrorlog.queues.arguments import log_group_of, version_needed
-from mirrorlog.queues.changes import HoldEnded, PositionCommitted, encode_change
-from mirrorlog.queues.limits.holds import RELEASED, Hold, HoldRequest, gone, taken
+from mirrorlog.queues.changes import PositionCommitted
 from mirrorlog.queues.limits.lifetime import is_transient
 from mirrorlog.queues.registry import IDS_PER_LOG, Queue, check_declaration, no_such_queue
 from mirrorlog.wire.messages.base import Message
@@ -45,17 +40,12 @@ from mirrorlog.wire.messages.queues import (
     DeclareQueue,
     DeleteQueue,
     Done,
-    EndHold,
     FetchPosition,
     FindOffset,
     FoundOffset,
     FoundPosition,
     GetMetadata,
-    HoldGiven,
-    HoldsFound,
-    ListHolds,
     Position,
-    SetHold,
 )
 from mirrorlog.wire.messages.status import GetStatus, Status
 from mirrorlog.wire.names import qualified, split
@@ -75,6 +65,8 @@ GENERATED: Final = "amq.gen-"
 """With what names of queues begin that a node has made."""
 
 Respond = Callable[[Message | MirrorlogError], None]
+Handler = Callable[[Any, Respond], Message | None]
+"""Gives the answer, or None when it comes later."""
 
 
 class Requests:
@@ -105,18 +97,16 @@ class Requests:
         self.exclusives = self.lifetimes.exclusives = Exclusives(self._transient_queue)
         self._deletions.on_deleted = self.exclusives.dropped
         self._told = MetadataAnswers(settings, logs, view, self.lifetimes.is_there)
-        self._handlers: dict[type[Message], Callable[..., Message | None]] = {
+        self.handlers: dict[type[Message], Handler] = {
             GetMetadata: self._metadata,
             DeclareQueue: self._declare,
             DeleteQueue: self._delete,
             FindOffset: self._find_offset,
             CommitPosition: self._commit_position,
             FetchPosition: self._fetch_position,
-            SetHold: self._set_hold,
-            EndHold: self._end_hold,
-            ListHolds: self._list_holds,
             GetStatus: lambda message, respond: self._status(),
         }
+        """By what is asked for; who answers more adds his own."""
 
     def named(self, message: DeclareQueue) -> DeclareQueue:
         """A declaration that leaves the queue's name to the node has one now. Raises BadRequest for one of such a name
@@ -141,7 +131,7 @@ class Requests:
             else:
                 self.later(self._operate(told, respond), respond)
             return
-        handler = self._handlers.get(type(message))
+        handler = self.handlers.get(type(message))
         if handler is None:
             raise BadRequest(f"{type(message).__name__} is no request")
         answer = handler(message, respond)
@@ -163,6 +153,10 @@ class Requests:
         log_id = self._view.placed(name)
         if log_id is not None and (outage := self._view.outage(log_id, name)) is not None:
             raise outage
+
+    def is_being_deleted(self, name: str) -> bool:
+        """Whether a deletion of that queue is under way here."""
+        return self._deletions.is_under_way(name)
 
     def once_known(self, log: HostedLog, respond: Respond, act: Callable[[], None]) -> None:
         """Act on the log's master, once it knows what its predecessor confirmed (invariant 4). Raises NotMaster."""
@@ -227,11 +221,11 @@ class Requests:
 
     async def _gone(self, name: str) -> None:
         """Until no queue of that name is about to be deleted. Raises LogUnavailable."""
-        give_up_at = _now() + WAIT_S
+        give_up_at = loop_time() + WAIT_S
         self.lifetimes.look_soon()
         await self._deletions.ended(name)
         while self.lifetimes.is_going(name):
-            if _now() >= give_up_at:
+            if loop_time() >= give_up_at:
                 raise LogUnavailable(f"queue {name!r} is being deleted; ask again", queue=name)
             await asyncio.sleep(FOLLOW_LOOK_S)
             await self._deletions.ended(name)
@@ -370,124 +364,6 @@ class Requests:
         log.publisher.when_confirmed(lambda error: respond(error or answer()))
         return None
 
-    # --- holds ---
-
-    def _set_hold(self, message: SetHold, respond: Respond) -> Message | None:
-        if (older := self._older_than_holds()) is not None:
-            respond(older)
-            return None
-        log, queue = self.find(message.queue)
-        self.once_known(log, respond, lambda: self._set_hold_in(log, queue, message, respond))
-        return None
-
-    def _set_hold_in(self, log: HostedLog, queue: Queue, message: SetHold, respond: Respond) -> None:
-        replica, keeper, queue_id = log.replica, self._keeper(log), queue.queue_id
-        replica.queues.find_id(queue_id)  # it may have been deleted while this waited
-        if self._deletions.is_under_way(queue.name):
-            raise LogUnavailable(f"queue {queue.name!r} is being deleted; ask again", queue=queue.name)
-        old = replica.holds.newest(queue_id).get(message.name)
-        wish = HoldRequest(
-            message.name,
-            message.holder,
-            message.queue_offset,
-            message.lease_ms,
-            message.location,
-            message.tiered,
-            message.take_over,
-            message.epoch,
-        )
-        left_ms = keeper.left_ms(queue_id, old, _now()) if old is not None else 0
-        change = replica.holds.set(
-            queue_id, wish, next_confirmed=replica.index.next_confirmed(queue_id), left_ms=left_ms
-        )
-
-        def done(error: MirrorlogError | None) -> None:
-            if error is not None:
-                respond(error)
-            else:
-                self.later(self._give_hold(log, queue, wish, old, respond), respond)
-
-        if change is not None:
-            log.publisher.append_change(encode_change(change, queue_id=queue_id), done)
-        else:
-            # Nothing is to be written; but a node that has been replaced must not say that the lease runs.
-            log.publisher.when_confirmed(done)
-
-    async def _give_hold(
-        self, log: HostedLog, queue: Queue, wish: HoldRequest, old: Hold | None, respond: Respond
-    ) -> None:
-        """When the log begins where it was decided before the hold: then `begin` tells what the landing has missed."""
-        replica, keeper = log.replica, self._keeper(log)
-        hold = self._hold_given(log, queue, wish)
-        keeper.renewed(queue.queue_id, hold.name, _now())
-        keeper.was_set(queue.queue_id, old, hold)
-        decided, give_up_at = replica.begin_decided, _now() + FOLLOW_S
-        while replica.usable and replica.begin < decided and _now() < give_up_at:  # noqa: ASYNC110  (nobody tells)
-            await asyncio.sleep(FOLLOW_LOOK_S)
-        hold = self._hold_given(log, queue, wish)
-        respond(HoldGiven(hold=hold_info(replica, queue, hold, keeper, _now())))
-
-    def _hold_given(self, log: HostedLog, queue: Queue, wish: HoldRequest) -> Hold:
-        """As confirmed, while nothing else is appended: what comes behind it is not its landing's any more. Raises
-        HoldTaken, LogUnavailable."""
-        holds, keeper, queue_id = log.replica.holds, self._keeper(log), queue.queue_id
-        hold = holds.confirmed(queue_id).get(wish.name)
-        for each in (hold, holds.newest(queue_id).get(wish.name)):
-            if each is None or not each.live:
-                if wish.epoch:
-                    raise gone(wish, each)
-                raise LogUnavailable(f"the hold of landing {wish.name!r} was ended while it was asked for; ask again")
-            if each.holder != wish.holder:
-                raise taken(each, keeper.left_ms(queue_id, each, _now()))
-        assert hold is not None
-        return hold
-
-    def _end_hold(self, message: EndHold, respond: Respond) -> Message | None:
-        if (older := self._older_than_holds()) is not None:
-            respond(older)
-            return None
-        log, queue = self.find(message.queue)
-        self.once_known(log, respond, lambda: self._end_hold_in(log, queue, message, respond))
-        return None
-
-    def _end_hold_in(self, log: HostedLog, queue: Queue, message: EndHold, respond: Respond) -> None:
-        holds, keeper = log.replica.holds, self._keeper(log)
-        hold = holds.newest(queue.queue_id).get(message.name)
-        change = holds.end(queue.queue_id, message.name, RELEASED, holder=message.holder)
-        if change is None or hold is None:
-            log.publisher.when_confirmed(lambda error: respond(error or Done()))
-            return
-        ended: HoldEnded = change
-
-        def done(error: MirrorlogError | None) -> None:
-            if error is None:
-                keeper.ended(queue.queue_id, hold, ended)
-            respond(error or Done())
-
-        log.publisher.append_change(encode_change(change, queue_id=queue.queue_id), done)
-
-    def _list_holds(self, message: ListHolds, respond: Respond) -> None:
-        log, queue = self.find(message.queue)
-
-        def answer() -> None:
-            holds = log.replica.holds.confirmed(queue.queue_id)
-            now = _now()
-            found = [hold_info(log.replica, queue, hold, log.hold_keeper, now) for _, hold in sorted(holds.items())]
-            respond(HoldsFound(holds=found))
-
-        self.once_known(log, respond, answer)
-
-    def _keeper(self, log: HostedLog) -> HoldKeeper:
-        """Raises NotMaster."""
-        keeper = log.hold_keeper
-        if keeper is None:
-            raise not_master(log.name, self._view.master(log.log_id))
-        return keeper
-
-    def _older_than_holds(self) -> UnsupportedVersion | None:
-        """Why no holds are written yet. To be answered, not raised: the connection is sound."""
-        return versions.too_old(self._view.cluster_version(), versions.HOLDS, "holds")
-
     @staticmethod
     async def _operate(answer: Awaitable[Message], respond: Respond) -> None:
         respond(await answer)
@@ -560,10 +436,10 @@ class Requests:
 
     async def _mastered_here(self, name: str) -> None:
         """A log that was made for this queue on this node is about to be mastered by it: waited for, up to FOLLOW_S."""
-        give_up_at = _now() + FOLLOW_S
+        give_up_at = loop_time() + FOLLOW_S
         while (log_id := self._view.placed(name)) is not None and self._view.is_transient(log_id):
             log = self._logs.get(str(log_id))
-            if (log is not None and log.masters) or _now() >= give_up_at:
+            if (log is not None and log.masters) or loop_time() >= give_up_at:
                 return
             await asyncio.sleep(FOLLOW_LOOK_S)
 
@@ -588,7 +464,7 @@ def _check_epoch(log: HostedLog, epoch: int) -> None:
         )
 
 
-def _now() -> float:
+def loop_time() -> float:
     """The loop's clock, in s: that of the leases."""
     return asyncio.get_running_loop().time()
 
