@@ -42,8 +42,10 @@ class Requests:
 
 def session_with(requests: Requests) -> ClientSession:
     groups = SimpleNamespace(note=lambda *of: None, handles=lambda of: True, handle=requests.handle)
-    unpacking = SimpleNamespace(limits=LimitSettings())
-    door: Any = SimpleNamespace(requests=requests, groups=groups, sessions=(), unpacking=unpacking, push=lambda: None)
+    settings = SimpleNamespace(limits=LimitSettings())
+    door: Any = SimpleNamespace(
+        requests=requests, groups=groups, sessions=(), unpacking=settings, push=lambda: None, settings=settings
+    )
     return ClientSession(door, SimpleNamespace())  # type: ignore[arg-type]
 
 

@@ -230,6 +230,7 @@ async def test_what_waited_is_stored_only_if_who_sent_it_may_still_publish() -> 
         push=lambda: None,
         log_of=lambda queue_id: SimpleNamespace(publisher=publisher),
         refused=refused,
+        settings=SimpleNamespace(limits=LimitSettings()),
     )
     session = ClientSession(door, SimpleNamespace())  # type: ignore[arg-type]
     session._gate = SimpleNamespace(check_publish=check_publish)  # type: ignore[assignment]

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from mirrorlog.broker.resources.budgets import OutgoingBudget, longest_begun
 from mirrorlog.broker.resources.memory_limits import MemoryLimits, MemoryReport, MemoryState, MemoryUse
 from mirrorlog.broker.resources.watching import INTERVAL_S, Looking
 from mirrorlog.config import LimitSettings
+from mirrorlog.errors import Overloaded
+from mirrorlog.wire.endpoint import Endpoint
 
 logger = logging.getLogger(__name__)
 
@@ -148,3 +151,19 @@ class MemoryWatch:
         )  # fmt: skip
         for tell in self.on_changed:
             tell(report)
+
+
+def close_heaviest(
+    outgoing: OutgoingBudget[Endpoint], endpoints: Sequence[Endpoint], incoming_bytes_total: int, now: float
+) -> None:
+    """What all connections hold together: of those who do not read, and of those who begin and do not end, the one that
+    holds most goes. See `budgets`."""
+    if (reader := outgoing.look()) is not None:
+        size, limit = reader.unsent_bytes, "outgoing_bytes_total"
+        logger.warning("reader_closed peer=%s unsent_bytes=%s limit=%s", reader.peer, size, limit)
+        reader.abort(Overloaded(f"{reader.peer} does not read what it asked for", limit=limit))
+    while (sender := longest_begun(endpoints, incoming_bytes_total, now)) is not None:
+        size, limit = sender.begun_bytes, "incoming_bytes_total"
+        logger.warning("sender_closed peer=%s begun_bytes=%s limit=%s", sender.peer, size, limit)
+        text = f"frames of {incoming_bytes_total} bytes were begun here and not completed (limits.{limit})"
+        sender.close(Overloaded(text, limit=limit))

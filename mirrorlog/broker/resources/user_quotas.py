@@ -12,10 +12,11 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from mirrorlog.cluster.state.topology import User
+from mirrorlog.config import LimitSettings
 from mirrorlog.errors import Overloaded
 from mirrorlog.wire.endpoint import Endpoint
 from mirrorlog.wire.fairness.quotas import CONNECTIONS, RATES, READ, Quota, UserLimits
-from mirrorlog.wire.frames import Fetch, FrameType, frame
+from mirrorlog.wire.frames import Credit, Fetch, FrameType, frame
 
 TELL_S: Final = 0.25
 """A client takes half a second of silence as a reason to look elsewhere."""
@@ -170,3 +171,35 @@ class UserQuotas:
                     self.held_s[rate] += elapsed_s
                 self._held(name, round(elapsed_s * 1000))
                 meter.show_life(now)
+
+
+_BOUNDED_MAX: Final = 1_024
+
+
+class ProducerBounds:
+    """What producers of one connection shall have under way: a second's worth of their user's limit. What is beyond it
+    waits in the client, which knows of that what was not stored."""
+
+    def __init__(self, limits: LimitSettings) -> None:
+        self._limits = limits
+        self.bytes_max = limits.credit_bytes
+        """Of one producer in a queue."""
+        self._told: dict[tuple[int, int], None] = {}
+
+    def hold_to(self, meter: UserMeter | None) -> list[Credit]:
+        """Its user has these limits from now on; what the connection is to be told of that."""
+        former, rate = self.bytes_max, None if meter is None else meter.limits.publish_byte_rate
+        self.bytes_max = self._limits.credit_bytes if rate is None else rate
+        return [] if self.bytes_max == former else [self._credit(*each) for each in ((0, 0), *self._told)]
+
+    def published(self, producer_id: int, queue_id: int) -> list[Credit]:
+        """What the connection is to be told of a producer, once."""
+        if (producer_id, queue_id) in self._told:
+            return []
+        if len(self._told) >= _BOUNDED_MAX:
+            del self._told[next(iter(self._told))]
+        self._told[producer_id, queue_id] = None
+        return [self._credit(producer_id, queue_id)]
+
+    def _credit(self, producer_id: int, queue_id: int) -> Credit:
+        return Credit(producer_id, 0, self._limits.credit_bytes, queue_id, self._limits.credit_batches)

@@ -6,7 +6,7 @@ import logging
 import ssl
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Final
 
@@ -15,8 +15,8 @@ from mirrorlog.broker.log.host import Host
 from mirrorlog.broker.log.unpacking import PublishLine, Unpacking
 from mirrorlog.broker.membership.exposure import Exposure
 from mirrorlog.broker.ports import Receiver
-from mirrorlog.broker.resources.budgets import longest_begun
-from mirrorlog.broker.resources.user_quotas import UserMeter, UserQuotas
+from mirrorlog.broker.resources.memory_watch import close_heaviest
+from mirrorlog.broker.resources.user_quotas import ProducerBounds, UserMeter, UserQuotas
 from mirrorlog.broker.session.authorization import FAILURES_MAX, Gate
 from mirrorlog.broker.session.group_requests import GroupRequests
 from mirrorlog.broker.session.hold_requests import HoldRequests
@@ -26,14 +26,7 @@ from mirrorlog.broker.session.refused_access import CONNECTIONS
 from mirrorlog.broker.session.transactions import Transactions
 from mirrorlog.cluster.decisions import asked_by
 from mirrorlog.commitlog.format.header import is_packed, queue_of, read_header
-from mirrorlog.errors import (
-    LoginFailed,
-    MirrorlogError,
-    NotCurrent,
-    Overloaded,
-    ProtocolError,
-    StalledFrame,
-)
+from mirrorlog.errors import LoginFailed, MirrorlogError, NotCurrent, Overloaded, ProtocolError, StalledFrame
 from mirrorlog.wire.endpoint import REST_MS, Endpoint
 from mirrorlog.wire.fairness.lines import LoopLines
 from mirrorlog.wire.fairness.places import PortPlaces
@@ -60,7 +53,6 @@ from mirrorlog.wire.messages.topology import Login
 logger = logging.getLogger(__name__)
 
 _PRODUCE: Final = int(FrameType.PRODUCE)
-_BOUNDED_MAX: Final = 1_024
 _PUBLISHES: Final = frozenset({_PRODUCE, int(FrameType.TRANSACT)})
 
 
@@ -87,7 +79,7 @@ class NativeDoor:
         self.unpacking = Unpacking(host.helpers.unpack, settings.limits)
         self.push = host.ha.accept.push
         """The publishes of one reception are appended: the mirrors get them now, and not when the loop turns."""
-        self._tell = host.tell
+        self._host = host
         self._lines = lines
         self.sessions: set[ClientSession] = set()
         self.accepted = 0
@@ -102,7 +94,6 @@ class NativeDoor:
             let_in_max=settings.limits.max_connections,
         )
         self._port: Port | None = None
-        self._contact_at = view.contact_at
         self.gatekeeper = Gatekeeper(
             view.users,
             self._key_of,
@@ -116,7 +107,6 @@ class NativeDoor:
         self.quotas = UserQuotas(self.gatekeeper.refused.held)
         self.exposure = Exposure.of(settings)
         self._users = view.users()
-        self._outgoing = host.outgoing
         # A node that is cut off is replaced after the whole of it: nobody else has confirmed more before.
         self._alone_s = settings.cluster.node_timeout_ms / 2000
         self.reads_until = time.monotonic() + self._alone_s
@@ -174,30 +164,16 @@ class NativeDoor:
 
     def tick(self, now: float) -> None:
         self.look_at_rights()
-        self.reads_until = self._contact_at(now) + self._alone_s
+        self.reads_until = self._host.view.contact_at(now) + self._alone_s
         for session in list(self.sessions):
             session.tick(now)
-        self._keep_budgets(now)
+        endpoints = [session.endpoint for session in self.sessions]
+        close_heaviest(self._host.outgoing, endpoints, self.settings.limits.incoming_bytes_total, now)
         self.quotas.tick(time.monotonic())
         for event in self.gatekeeper.refused.due(now):
-            self._tell(event)
+            self._host.tell(event)
         for log in self._logs:
             log.fetcher.tick(now)
-
-    def _keep_budgets(self, now: float) -> None:
-        """What all connections hold together: of those who do not read, and of those who begin and do not end, the one
-        that holds most goes."""
-        if (reader := self._outgoing.look()) is not None:
-            size, limit = reader.unsent_bytes, "outgoing_bytes_total"
-            logger.warning("reader_closed peer=%s unsent_bytes=%s limit=%s", reader.peer, size, limit)
-            reader.abort(Overloaded(f"{reader.peer} does not read what it asked for", limit=limit))
-        limit_bytes = self.settings.limits.incoming_bytes_total
-        endpoints = [session.endpoint for session in self.sessions]
-        while (sender := longest_begun(endpoints, limit_bytes, now)) is not None:
-            size, limit = sender.begun_bytes, "incoming_bytes_total"
-            logger.warning("sender_closed peer=%s begun_bytes=%s limit=%s", sender.peer, size, limit)
-            text = f"frames of {limit_bytes} bytes were begun here and not completed (limits.incoming_bytes_total)"
-            sender.close(Overloaded(text, limit=limit))
 
     def close(self) -> None:
         """No new connections; those that are there end when they have sent what they hold."""
@@ -206,11 +182,6 @@ class NativeDoor:
         for session in list(self.sessions):
             session.endpoint.send([frame(FrameType.GOODBYE)])
             session.endpoint.close()
-
-
-def _batch_of(payload: memoryview) -> tuple[memoryview]:
-    """Of a PRODUCE frame."""
-    return (payload[PRODUCE.size :],)
 
 
 def _read_refused(receiver: Receiver, queue_id: int) -> MirrorlogError | None:
@@ -236,8 +207,7 @@ class ClientSession:
         self._logins = 0
         self._last_read = 0.0
         self._meter_of_user: UserMeter | None = None
-        self._bounded: dict[tuple[int, int], None] = {}
-        """Producers and queues of which it was told to have little under way."""
+        self._bounds = ProducerBounds(door.settings.limits)
         self._line = PublishLine(door.unpacking, door.push)
         self.handled = door.push
 
@@ -263,12 +233,7 @@ class ClientSession:
             self._asked = True
             self._meter()
         assert self._gate is not None
-        if (
-            self._gate.unproven
-            and self._gate.must_log_in
-            and frame_.type != FrameType.PING
-            and self.must_log_in_again()
-        ):
+        if self._gate.unproven and frame_.type != FrameType.PING and self.must_log_in_again():
             return
         try:
             self._dispatch(frame_)
@@ -305,7 +270,7 @@ class ClientSession:
 
     def credited(self, credit: Credit) -> None:
         if self._takes_credit:
-            granted = min(credit.granted, self._under_way_max)
+            granted = min(credit.granted, self._bounds.bytes_max)
             self.endpoint.send((credit_frame(credit._replace(granted=granted)),))
 
     # --- queue_lifetimes.Session ---
@@ -388,11 +353,13 @@ class ClientSession:
 
     def _dispatch(self, frame_: Frame) -> None:
         if frame_.type == _PRODUCE:
-            payload = frame_.payload
-            queue_id = queue_of(payload, PRODUCE.size)
+            queue_id = queue_of(payload := frame_.payload, PRODUCE.size)
             self.gate.check_publish(queue_id)
-            if self._line.waiting or is_packed(payload[PRODUCE.size :]):
-                self._publish(frame_, _batch_of, partial(self._produce_opened, queue_id, frame_.correlation_id))
+            batch = payload[PRODUCE.size :]
+            if self._line.waiting or is_packed(batch):
+                publish = partial(self._produce_opened, queue_id, frame_.correlation_id)
+                refuse = partial(self._refuse_publish, frame_.correlation_id)
+                self._line.take(payload, lambda _: (batch,), publish, refuse)
             else:
                 self._produce(queue_id, frame_.correlation_id, payload)
         elif frame_.type == FrameType.FETCH:
@@ -416,19 +383,11 @@ class ClientSession:
             transactions = self._door.transactions
             batches_of = partial(transactions.batches, connection=self)
             commit = partial(transactions.commit, connection=self, correlation_id=frame_.correlation_id)
-            self._publish(frame_, batches_of, commit)
+            self._line.take(frame_.payload, batches_of, commit, partial(self._refuse_publish, frame_.correlation_id))
         elif frame_.type == FrameType.PING:
             self.answer(frame(FrameType.PONG, b"", frame_.correlation_id))
         else:
             raise ProtocolError(f"frame type {frame_.type} from a client")
-
-    def _publish(
-        self,
-        frame_: Frame,
-        batches_of: Callable[[memoryview], Sequence[memoryview]],
-        publish: Callable[[memoryview], None],
-    ) -> None:
-        self._line.take(frame_.payload, batches_of, publish, partial(self._refuse_publish, frame_.correlation_id))
 
     def _produce_opened(self, queue_id: int, correlation_id: int, payload: memoryview) -> None:
         self.gate.check_publish(queue_id)  # again: it may have waited
@@ -437,37 +396,18 @@ class ClientSession:
     def _produce(self, queue_id: int, correlation_id: int, payload: memoryview) -> None:
         self._door.log_of(queue_id).publisher.publish(payload, self, correlation_id)
         if self._meter_of_user is not None:
-            self._bound(read_header(payload[PRODUCE.size :]).producer_id, queue_id)
-
-    @property
-    def _under_way_max(self) -> int:
-        """Bytes that a producer shall have under way in a queue: a second's worth of its user's limit. What is beyond
-        it waits in the client, which knows of that what was not stored."""
-        rate = None if self._meter_of_user is None else self._meter_of_user.limits.publish_byte_rate
-        return self._door.settings.limits.credit_bytes if rate is None else rate
-
-    def _bound(self, producer_id: int, queue_id: int) -> None:
-        """Tell a producer so, once."""
-        if (producer_id, queue_id) not in self._bounded:
-            if len(self._bounded) >= _BOUNDED_MAX:
-                del self._bounded[next(iter(self._bounded))]
-            self._bounded[producer_id, queue_id] = None
-            self._tell_bound(producer_id, queue_id)
-
-    def _tell_bound(self, producer_id: int, queue_id: int) -> None:
-        limits = self._door.settings.limits
-        self.credited(Credit(producer_id, 0, limits.credit_bytes, queue_id, limits.credit_batches))
+            for credit in self._bounds.published(read_header(payload[PRODUCE.size :]).producer_id, queue_id):
+                self.credited(credit)
 
     def _hold_to_limits(self, *, is_new: bool = False) -> None:
         """To what its user may take of this node. Raises Overloaded for a connection too many."""
-        gate, former = self.gate, self._under_way_max
+        gate = self.gate
         meter = self._door.quotas.meter(self.endpoint, gate.user, gate.limits, is_new=is_new)
         if self._meter_of_user is not None and meter is not self._meter_of_user:
             self._meter_of_user.forget(self.endpoint)
         self._meter_of_user = self.endpoint.meter = meter
-        if self._under_way_max != former:
-            for producer_id, queue_id in ((0, 0), *self._bounded):
-                self._tell_bound(producer_id, queue_id)
+        for credit in self._bounds.hold_to(meter):
+            self.credited(credit)
 
     def _refuse_publish(self, correlation_id: int, error: MirrorlogError) -> None:
         if isinstance(error, ProtocolError):
