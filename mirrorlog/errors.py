@@ -29,9 +29,10 @@ class MirrorlogError(Exception):
     def __init_subclass__(
         cls, *, grpc: str | None = None, exit_code: int | None = None, retriable: bool | None = None
     ) -> None:
-        """What is not given is as of the class above, and so is the code of a class from elsewhere that sets none."""
+        """What is not given is as of the class above, and so is the code of a class that stands in no `errors` module
+        and sets none."""
         super().__init_subclass__()
-        if cls.__module__ == __name__:
+        if cls.__module__.endswith(".errors"):
             cls.code = _WORD_BEGINS.sub("_", cls.__name__).upper()
         if "code" in vars(cls):
             _KINDS[cls.code] = cls

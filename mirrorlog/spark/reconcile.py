@@ -32,7 +32,7 @@ from mirrorlog.spark.checks.differences import Reconciliation
 from mirrorlog.spark.checks.landed_table import open_table
 from mirrorlog.spark.checks.scope import ComparisonRequest, LogSource, Until, Write, scope
 from mirrorlog.spark.command_line import OnStep
-from mirrorlog.spark.errors import SPARK_ERRORS, BeginUnknown, from_spark
+from mirrorlog.spark.errors import BeginUnknown, translated
 from mirrorlog.spark.options import parse_servers
 
 
@@ -63,11 +63,9 @@ def reconcile(
         raise BeginUnknown(f"{facts.begin_unknown}; run again once it does, or begin at {facts.begin} or later")
     landed = open_table(spark, table)
     dead = None if dead_letters is None else open_table(spark, dead_letters)
-    try:
+    with translated():
         compared = scope(spark, log, facts, landed, ComparisonRequest(write, first, until, dead))
         return Comparison(spark, compared, limits or ComparisonLimits(), on_step).result()
-    except SPARK_ERRORS as error:
-        raise from_spark(error) from error
 
 
 # --- The command line -----------------------------------------------------------------------------------------------

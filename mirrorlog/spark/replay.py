@@ -36,7 +36,7 @@ from mirrorlog.client.sync import BulkDelivery, Client, Producer
 from mirrorlog.errors import BadInput, NoSuchQueue
 from mirrorlog.spark import command_line
 from mirrorlog.spark.access import NO_ACCESS, Access
-from mirrorlog.spark.errors import SPARK_ERRORS, from_spark
+from mirrorlog.spark.errors import translated
 from mirrorlog.spark.options import parse_servers
 from mirrorlog.spark.replaying.progress import HEADER, PublishedOffsets, ReplayProgress, header_value
 from mirrorlog.spark.replaying.rows import (
@@ -138,10 +138,8 @@ def replay_table(
     """
     path = fspath(table)
     own = name or replay_name(table_id(spark, path), selection, target.queue)
-    try:
+    with translated():
         frame = spark.read.format("delta").load(path)
-    except SPARK_ERRORS as error:
-        raise from_spark(error) from error
     return replay(frame, target, selection, name=own, dry_run=dry_run, on_moment=on_moment)
 
 

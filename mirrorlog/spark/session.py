@@ -16,7 +16,7 @@ from typing import Final
 from pyspark.sql import SparkSession
 
 from mirrorlog.spark.command_line import OnStep, status
-from mirrorlog.spark.errors import SPARK_ERRORS, from_spark
+from mirrorlog.spark.errors import translated
 from mirrorlog.spark.jars import default_directory, delta_jars, java_home_or_raise
 from mirrorlog.spark.source import register
 
@@ -73,15 +73,13 @@ def spark_session(app_name: str) -> Iterator[tuple[SparkSession, OnStep]]:
 @contextmanager
 def started_spark(app_name: str) -> Iterator[SparkSession]:
     """As `spark_session`, for those who show by themselves what is under way."""
-    try:
+    with translated():
         with _ctrl_c_later():
             spark = any_session(app_name[:_APP_NAME_MAX])
         try:
             yield spark
         finally:
             spark.stop()
-    except SPARK_ERRORS as error:
-        raise from_spark(error) from error
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from mirrorlog.errors import BadInput
-from mirrorlog.spark.errors import SPARK_ERRORS, from_spark
+from mirrorlog.spark.errors import translated
 from mirrorlog.spark.landing.commit.delta_log import transactions_of
 from mirrorlog.spark.landing.write.storage import table_uri
 from mirrorlog.spark.plan import QueueFacts
@@ -80,7 +80,7 @@ def open_table(spark: SparkSession, table: str | PathLike[str]) -> LandedTable:
     """The table at a path or URI as it is now. Raises BadInput when there is none, or none that was landed;
     SparkFailed when it cannot be read."""
     path = table_uri(fspath(table))
-    try:
+    with translated():
         version, positions = transactions_of(spark, path)
         if version < 0:
             raise BadInput(f"there is no Delta table at {path}")
@@ -91,8 +91,6 @@ def open_table(spark: SparkSession, table: str | PathLike[str]) -> LandedTable:
         modified = f.col("_metadata.file_modification_time").alias("file_time")
         more = [f.col(name) for name in ("incarnation", "landedIn") if shape is Shape.DEAD_LETTERS]
         rows = frame.select(*(f.col(found).alias(name) for name, found in names.items()), *more, hidden, modified)
-    except SPARK_ERRORS as error:
-        raise from_spark(error) from error
     return LandedTable(path, version, shape, rows, tuple(name for name in _RECORD if name in names), positions)
 
 

@@ -22,7 +22,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from mirrorlog.errors import MirrorlogError
-from mirrorlog.spark.errors import SPARK_ERRORS, TableRefused, from_spark
+from mirrorlog.spark.errors import TableRefused, translated
 from mirrorlog.spark.landing.commit.delta_log import TableShape, TableState, commit, make_clustered, now_ms, table_state
 from mirrorlog.spark.landing.commit.durable import sync_table
 from mirrorlog.spark.landing.dead_letters import (
@@ -227,10 +227,8 @@ class Runner:
         options, form, dead = source_options(landing), _format(landing, target), _dead_format(landing)
         alone = unmirrored(landing, plans)
         work = [TaskWork(each, options, form, origin, decoder, dead, upsert, alone) for each in tasks]
-        try:
+        with translated():
             written = gathered(run_in_tasks(self.spark, work, write_range))
-        except SPARK_ERRORS as error:
-            raise from_spark(error) from error
         if written.records:
             self._record_bytes[landing.name] = max(1.0, written.bytes / written.records)
         return written

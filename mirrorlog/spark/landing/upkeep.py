@@ -32,13 +32,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from mirrorlog.errors import BadInput, MirrorlogError
 from mirrorlog.spark import command_line
-from mirrorlog.spark.errors import (
-    SPARK_ERRORS,
-    TableBusy,
-    TableRefused,
-    UnsafeRetention,
-    from_spark,
-)
+from mirrorlog.spark.errors import SPARK_ERRORS, TableBusy, TableRefused, UnsafeRetention, from_spark, translated
 from mirrorlog.spark.landing.commit.delta_log import is_conflict, none, open_log, own_session, snapshot_of
 from mirrorlog.spark.landing.commit.durable import sync_checkpoints, sync_commits
 from mirrorlog.spark.landing.definition import Landing, Upkeep
@@ -215,30 +209,28 @@ def _optimize(session: SparkSession, care: TableCare) -> None:
     session.sql(f"OPTIMIZE {name}{order}").collect()
 
 
+@translated()
 def _checkpoint(spark: SparkSession, care: TableCare) -> tuple[_Counts, _Counts]:
     """Of the latest version; then log files beyond the table's log retention go."""
     table = care.table
-
-    def write() -> None:
-        log, snapshot = open_log(spark, table), snapshot_of(spark, table)
-        if int(snapshot.checkpointProvider().version()) < int(snapshot.version()):
-            written = log.writeCheckpointFiles(snapshot, none(spark))
-            log.writeLastCheckpointFile(log, written, True)
-        # Before the log files that it stands for may go.
-        sync_checkpoints(table)
-        log.doLogCleanup(snapshot, none(spark))
-
-    _failing_as_ours(lambda: _refuse(table, snapshot_of(spark, table)))
+    _refuse(table, snapshot_of(spark, table))
     before = _stored(spark, _log_of(table))
-    _failing_as_ours(write)
+    log, snapshot = open_log(spark, table), snapshot_of(spark, table)
+    if int(snapshot.checkpointProvider().version()) < int(snapshot.version()):
+        written = log.writeCheckpointFiles(snapshot, none(spark))
+        log.writeLastCheckpointFile(log, written, True)
+    # Before the log files that it stands for may go.
+    sync_checkpoints(table)
+    log.doLogCleanup(snapshot, none(spark))
     return before, _stored(spark, _log_of(table))
 
 
+@translated()
 def _vacuum(spark: SparkSession, care: TableCare) -> tuple[_Counts, _Counts]:
     """Files that no version of the last `keep_s` seconds has, and staging that nobody came back for, which VACUUM does
     not see."""
     table, keep_s = care.table, care.keep_s  # `safe_keep_s` has checked it
-    _failing_as_ours(lambda: _refuse(table, snapshot_of(spark, table)))
+    _refuse(table, snapshot_of(spark, table))
     before = _stored_data(spark, table)
     # So many tasks list the files; by default 10,000, which take minutes to do nothing on a small machine.
     listing = str(max(8, 2 * spark.sparkContext.defaultParallelism))
@@ -262,13 +254,10 @@ def _keep_stdout(spark: SparkSession) -> None:
     console.setOutDirect(jvm.java.lang.System.err)
 
 
+@translated()
 def look(spark: SparkSession, table: str, *, target_bytes: int) -> TableFiles:
     """The table's files now; version -1 when there is no table yet. Raises TableRefused when it is no landed table,
     SparkFailed."""
-    return _failing_as_ours(lambda: _look(spark, table, target_bytes))
-
-
-def _look(spark: SparkSession, table: str, target_bytes: int) -> TableFiles:
     from pyspark.sql import DataFrame
     from pyspark.sql import functions as f
 
@@ -303,17 +292,14 @@ def _no_table(table: str) -> TableRefused:
     return TableRefused(f"there is no Delta table at {table}")
 
 
+@translated()
 def _stored(spark: SparkSession, uri: str) -> _Counts:
     """What lies below a folder; nothing when it is not there."""
-
-    def count() -> _Counts:
-        system, path = file_system(spark, uri)
-        if not system.exists(path):
-            return 0, 0
-        found = system.getContentSummary(path)
-        return int(found.getFileCount()), int(found.getLength())
-
-    return _failing_as_ours(count)
+    system, path = file_system(spark, uri)
+    if not system.exists(path):
+        return 0, 0
+    found = system.getContentSummary(path)
+    return int(found.getFileCount()), int(found.getLength())
 
 
 def _stored_data(spark: SparkSession, table: str) -> _Counts:
@@ -334,13 +320,6 @@ def _again_on_conflict(table: str, work: Callable[[], _T]) -> _T:
                 raise from_spark(error) from error
             last = error
     raise TableBusy(f"others commit to {table} all the time; its upkeep was left for later") from last
-
-
-def _failing_as_ours(work: Callable[[], _T]) -> _T:
-    try:
-        return work()
-    except SPARK_ERRORS as error:
-        raise from_spark(error) from error
 
 
 def _quoted(table: str) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from mirrorlog.errors import BadInput
-from mirrorlog.spark.errors import SPARK_ERRORS, from_spark
+from mirrorlog.spark.errors import translated
 from mirrorlog.spark.writing.columns_out import HEADERS_TYPE
 
 if TYPE_CHECKING:
@@ -78,10 +78,8 @@ def table_id(spark: SparkSession, table: str) -> str:
     """Delta's own id of the table at a path. Raises SparkFailed when there is none."""
     from delta.tables import DeltaTable
 
-    try:
+    with translated():
         return str(DeltaTable.forPath(spark, table).detail().select("id").collect()[0]["id"])
-    except SPARK_ERRORS as error:
-        raise from_spark(error) from error
 
 
 def replay_rows(frame: DataFrame, selection: Selection) -> DataFrame:
@@ -127,10 +125,8 @@ def sources(rows: DataFrame) -> list[ReplaySource]:
         f.count_distinct("offset").alias("offsets"),
         f.sum(size).alias("bytes"),
     )
-    try:
+    with translated():
         found = sorted(counted.collect(), key=lambda row: str(row["source"]))
-    except SPARK_ERRORS as error:
-        raise from_spark(error) from error
     for row in found:
         if row["source"] is None or row["offsets"] != row["records"]:
             raise BadInput(
@@ -152,21 +148,17 @@ def in_order(rows: DataFrame, source: ReplaySource, *, first: int) -> Iterator[p
         # Comes from a check inside PySpark; nothing here uses pandas.
         warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas", category=FutureWarning)
         packed = ordered.mapInArrow(pack, "blob binary")
-    try:
+    with translated():
         for row in packed.toLocalIterator(prefetchPartitions=parts > 1):
             yield from pa.ipc.open_stream(bytes(row["blob"]))
-    except SPARK_ERRORS as error:
-        raise from_spark(error) from error
 
 
 def count_from(rows: DataFrame, source: ReplaySource, first: int) -> int:
     """How many records of one queue there are from the queue offset `first` on."""
     if first >= source.next:
         return 0
-    try:
+    with translated():
         return _of(rows, source, first).count()
-    except SPARK_ERRORS as error:
-        raise from_spark(error) from error
 
 
 def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from pyspark.sql import SparkSession
 
-from mirrorlog.spark.errors import SPARK_ERRORS, from_spark
+from mirrorlog.spark.errors import translated
 
 FOLDER: Final = "_staging"
 # Below 2 ** 62: it is the version of a transaction id as well, which is a signed long.
@@ -44,24 +44,24 @@ class Staging:
         """What a task takes for the table it writes files of."""
         return f"{table.rstrip('/')}/{self.name}"
 
+    @translated()
     def exists(self, spark: SparkSession, table: str) -> bool:
         """Whether the folder is there. Raises SparkFailed."""
-        return _exists(spark, self.root(table))
+        system, path = file_system(spark, self.root(table))
+        return bool(system.exists(path))
 
     def remove(self, spark: SparkSession, table: str) -> None:
         """With all that is in it; nothing when it is not there. Raises SparkFailed."""
         _remove(spark, self.root(table))
 
 
+@translated()
 def remove_old(spark: SparkSession, table: str, *, before_ms: int) -> list[str]:
     """Remove the folders last written to before `before_ms` (since 1970, by the storage's clock); their names.
 
     `before_ms` must lie further back than any step takes. Raises SparkFailed.
     """
-    try:
-        found = [name for name, modified_ms in _folders(spark, table) if modified_ms < before_ms]
-    except SPARK_ERRORS as error:
-        raise from_spark(error) from error
+    found = [name for name, modified_ms in _folders(spark, table) if modified_ms < before_ms]
     for name in found:
         _remove(spark, f"{table.rstrip('/')}/{FOLDER}/{name}")
     return sorted(found)
@@ -77,20 +77,10 @@ def _folders(spark: SparkSession, table: str) -> Iterator[tuple[str, int]]:
         yield folder.getPath().getName(), max([int(folder.getModificationTime()), *inside])
 
 
-def _exists(spark: SparkSession, uri: str) -> bool:
-    try:
-        system, path = file_system(spark, uri)
-        return bool(system.exists(path))
-    except SPARK_ERRORS as error:
-        raise from_spark(error) from error
-
-
+@translated()
 def _remove(spark: SparkSession, uri: str) -> None:
-    try:
-        system, path = file_system(spark, uri)
-        system.delete(path, True)
-    except SPARK_ERRORS as error:
-        raise from_spark(error) from error
+    system, path = file_system(spark, uri)
+    system.delete(path, True)
 
 
 def file_system(spark: SparkSession, uri: str) -> tuple[Any, Any]:

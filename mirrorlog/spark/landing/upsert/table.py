@@ -39,7 +39,14 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import BooleanType, StructField, StructType
 
-from mirrorlog.spark.errors import SPARK_ERRORS, LandingConflict, RecordWithoutKey, TableOutOfStep, from_spark
+from mirrorlog.spark.errors import (
+    SPARK_ERRORS,
+    LandingConflict,
+    RecordWithoutKey,
+    TableOutOfStep,
+    from_spark,
+    translated,
+)
 from mirrorlog.spark.landing.commit.delta_log import (
     AddedFile,
     TableShape,
@@ -217,12 +224,10 @@ class _Step:
         return latest_per_key(rows.where(f.col(_quoted(self.columns.queue)) == move.queue), self.columns)
 
     def _refuse_older_queue(self, move: QueueMove) -> None:
-        try:
+        with translated():
             table = self.spark.read.format("delta").load(self.table)
             if not table.where(f.col(_quoted(self.columns.queue)) == move.queue).limit(1).count():
                 return
-        except SPARK_ERRORS as error:
-            raise from_spark(error) from error
         raise TableOutOfStep(
             f"{self.table} has rows of another queue {move.queue!r}, whose offsets say nothing about this one's; "
             "delete them, or land into a new table"
