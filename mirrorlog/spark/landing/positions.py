@@ -13,8 +13,7 @@ landed from its start offset, and the rows of the old one stay beside it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import astuple, dataclass
 
 from mirrorlog.commitlog.format.header import BatchHeader
 from mirrorlog.spark.errors import BeginUnknown, HistoryChanged, RecordsMissing, TableOutOfStep
@@ -36,18 +35,9 @@ class MissedRange:
         return f"queue {self.queue!r}: {self.first} up to {self.next} were not landed: {self.why}"
 
 
-class HasBegin(Protocol):
-    """The ids of a queue, as `QueueIds` or those of a table that is upserted."""
-
-    @property
-    def offset(self) -> str: ...
-    @property
-    def begin(self) -> str: ...
-
-
 @dataclass(frozen=True, slots=True)
 class QueueIds:
-    """The application ids of a queue as it is now."""
+    """The application ids of a queue as it is now; iterating gives all of them."""
 
     offset: str
     epoch: str
@@ -61,10 +51,10 @@ class QueueIds:
         return cls(name, f"{name}:log:{facts.log_id}", f"{name}:fence", f"{name}:dead", f"{name}:begin")
 
     def __iter__(self) -> Iterator[str]:
-        return iter((self.offset, self.epoch, self.fence, self.dead, self.begin))
+        return iter(astuple(self))
 
 
-def begin_set(ids: HasBegin, versions: Mapping[str, int | None], first: int) -> dict[str, int]:
+def begin_set(ids: QueueIds, versions: Mapping[str, int | None], first: int) -> dict[str, int]:
     """What a commit of records from `first` on sets besides: where the table begins, if nothing was landed before.
 
     A table of an older landing never gets it: nobody knows any more.

@@ -28,7 +28,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from py4j.java_gateway import JavaPackage  # type: ignore[import-untyped]
 from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
@@ -40,6 +40,9 @@ from mirrorlog.spark.errors import SPARK_ERRORS, LandingConflict, from_spark
 from mirrorlog.spark.jars import DELTA_VERSION
 from mirrorlog.spark.landing.commit.durable import sync_own
 from mirrorlog.spark.landing.write.storage import local_path
+
+if TYPE_CHECKING:
+    from mirrorlog.spark.landing.write.files import DataFile
 
 # Whether Delta refused a commit because of another one. Pure.
 #
@@ -118,23 +121,6 @@ _NEEDED: Final = f"a landing needs a classic Spark session with the jars of Delt
 _UNKNOWN_CALL: Final = re.compile(r"(?:Method|Constructor) .+ does not exist")
 
 
-class AddedFile(Protocol):
-    """A data file under the table's root, as `files.DataFile` is one. `stats`: Delta's statistics, as JSON."""
-
-    @property
-    def path(self) -> str: ...
-    @property
-    def partition_values(self) -> Mapping[str, str | None]: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def modified_ms(self) -> int: ...
-    @property
-    def stats(self) -> str: ...
-    @property
-    def records(self) -> int: ...
-
-
 @dataclass(frozen=True, slots=True)
 class TableShape:
     """What a table is made of. `properties`: Delta's and the user's; `features`: of its protocol, by name."""
@@ -184,7 +170,7 @@ def table_state(spark: SparkSession, table: str, application_ids: Iterable[str])
 def commit(
     spark: SparkSession,
     table: str,
-    files: Sequence[AddedFile] = (),
+    files: Sequence[DataFile] = (),
     *,
     seen: TableState,
     sets: Mapping[str, int],
@@ -347,7 +333,7 @@ def _metadata(spark: SparkSession, snapshot: Any, seen: TableState, shape: Table
     return _action(spark, described)
 
 
-def _add(file: AddedFile) -> dict[str, Any]:
+def _add(file: DataFile) -> dict[str, Any]:
     return {
         "add": {
             "path": file.path,
@@ -391,7 +377,7 @@ def _operation(spark: SparkSession, note: str) -> Any:
     return write(append, nothing, nothing, jvm.scala.Option.apply(note), *[nothing] * _WRITE_AFTER_NOTE)
 
 
-def _register_metrics(spark: SparkSession, transaction: Any, files: Sequence[AddedFile]) -> None:
+def _register_metrics(spark: SparkSession, transaction: Any, files: Sequence[DataFile]) -> None:
     """As Spark's own writes have them in the table's history."""
     jvm: Any = spark._jvm
     values = {

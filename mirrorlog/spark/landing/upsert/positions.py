@@ -18,7 +18,7 @@ named. So after an announcement no merge but its own can happen, and offset, epo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -34,30 +34,19 @@ _NOTHING: Final = 0
 
 
 @dataclass(frozen=True, slots=True)
-class UpsertIds:
-    """The application ids of a queue in an upserted table; iterating gives all of them."""
+class UpsertIds(QueueIds):
+    """Those of any table, and three for the merges of an upserted one."""
 
-    offset: str
-    epoch: str
-    fence: str
     pending: str
     pending_epoch: str
     staging: str
-    dead: str
-    begin: str
 
     @classmethod
     def of(cls, facts: QueueFacts) -> UpsertIds:
         ids = QueueIds.of(facts)
-        name = ids.offset
-        pending = f"{name}:pending"
-        return cls(
-            name, ids.epoch, ids.fence, pending, f"{pending}:{facts.log_id}", f"{name}:staging", ids.dead, ids.begin
-        )
-
-    def __iter__(self) -> Iterator[str]:
-        yield from (self.offset, self.epoch, self.fence, self.pending, self.pending_epoch, self.staging)
-        yield from (self.dead, self.begin)
+        pending = f"{ids.offset}:pending"
+        own = (pending, f"{pending}:{facts.log_id}", f"{ids.offset}:staging")
+        return cls(ids.offset, ids.epoch, ids.fence, ids.dead, ids.begin, *own)
 
 
 def landed_epoch(versions: Versions, ids: UpsertIds) -> int | None:

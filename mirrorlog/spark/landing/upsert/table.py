@@ -31,6 +31,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import reduce
 from typing import Any, Final
 
 import pyarrow as pa
@@ -48,7 +49,6 @@ from mirrorlog.spark.errors import (
     translated,
 )
 from mirrorlog.spark.landing.commit.delta_log import (
-    AddedFile,
     TableShape,
     TableState,
     commit,
@@ -62,6 +62,7 @@ from mirrorlog.spark.landing.planning import QueuePlan
 from mirrorlog.spark.landing.positions import QueueIds
 from mirrorlog.spark.landing.upsert.positions import UpsertIds, announced_folder, announcement, landed_epoch, passage
 from mirrorlog.spark.landing.upsert.staging import Staging
+from mirrorlog.spark.landing.write.files import DataFile
 from mirrorlog.spark.plan import QueueFacts
 
 PROPERTIES: Final[Mapping[str, str]] = {"delta.enableChangeDataFeed": "true"}
@@ -128,7 +129,7 @@ def merge_step(
     spark: SparkSession,
     table: str,
     staging: Staging,
-    files: Sequence[AddedFile],
+    files: Sequence[DataFile],
     *,
     seen: TableState,
     moves: Sequence[QueueMove],
@@ -172,7 +173,7 @@ class _Step:
     spark: SparkSession
     table: str
     staging: Staging
-    files: Sequence[AddedFile]
+    files: Sequence[DataFile]
     columns: RowColumns
     note: Mapping[str, Any]
     on_moment: Callable[[MergeMoment], None]
@@ -330,7 +331,7 @@ def staged_rows(rows: pa.RecordBatch, values: pa.Array, key: Sequence[str]) -> t
     `rows`: as the table has them; `values`: the records' values, null in a tombstone; `key`: columns of `rows`, all of
     which must be there for a row to count.
     """
-    with_key = _all(rows.column(name).is_valid() for name in key)
+    with_key = reduce(pc.and_, (rows.column(name).is_valid() for name in key))
     flagged = rows.append_column(pa.field(TOMBSTONE, pa.bool_()), values.is_null())
     return flagged if with_key.true_count == len(with_key) else flagged.filter(with_key), with_key
 
@@ -345,18 +346,10 @@ def refuse_keyless(rows: pa.RecordBatch, with_key: pa.BooleanArray, *, queue: st
         )
 
 
-def _all(masks: object) -> pa.BooleanArray:
-    found = None
-    for mask in masks:  # type: ignore[attr-defined]
-        found = mask if found is None else pc.and_(found, mask)
-    assert found is not None, "an upsert has a key"
-    return found
-
-
 # The runner's side: where an appending landing commits its files, this one stages them and merges them in.
 
 
-def ids_for(landing: Landing, facts: QueueFacts) -> QueueIds | UpsertIds:
+def ids_for(landing: Landing, facts: QueueFacts) -> QueueIds:
     """The application ids that the landing keeps of a queue."""
     return UpsertIds.of(facts) if landing.write == "upsert" else QueueIds.of(facts)
 
@@ -386,7 +379,7 @@ def merge(
     spark: SparkSession,
     landing: Landing,
     staging: Staging,
-    files: Sequence[AddedFile],
+    files: Sequence[DataFile],
     *,
     seen: TableState,
     plans: Sequence[QueuePlan],

@@ -43,7 +43,8 @@ _REPEATED: Final = ("topic", "partition", "timestampType", "_queue", "_timestamp
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """A complete file below the table's root, and what a commit says of it. `modified_ms`: since 1970."""
+    """A complete file below the table's root, and what a commit says of it. `modified_ms`: since 1970; `stats`: Delta's
+    statistics, as JSON."""
 
     path: str
     partition_values: Mapping[str, str | None]
