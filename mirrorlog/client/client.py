@@ -225,12 +225,7 @@ class Client(ClusterClient):
         return producer
 
     def publisher(
-        self,
-        exchange: str,
-        *,
-        virtual_host: str = DEFAULT_VIRTUAL_HOST,
-        mandatory: bool = False,
-        **options: Any,
+        self, exchange: str, *, virtual_host: str = DEFAULT_VIRTUAL_HOST, mandatory: bool = False, **options: Any
     ) -> Publisher:
         """A publisher to `exchange`, empty for the default one; use it with `async with`. It routes here, and confirms
         a message when every queue that it leads to has it.
@@ -261,10 +256,7 @@ class Client(ClusterClient):
         """
         check_timeout("timeout_ms", timeout_ms)
         return Transaction(
-            self._transactor,
-            level=parse_level(confirm),
-            durability=parse_durability(durability),
-            timeout_ms=timeout_ms,
+            self._transactor, level=parse_level(confirm), durability=parse_durability(durability), timeout_ms=timeout_ms
         )
 
     def consumer(

@@ -24,9 +24,7 @@ _SHOWN_CHARS: Final = 80
 
 
 def load_settings(
-    file: Path | None = None,
-    overrides: Sequence[str] = (),
-    environment: Mapping[str, str] | None = None,
+    file: Path | None = None, overrides: Sequence[str] = (), environment: Mapping[str, str] | None = None
 ) -> Settings:
     """The settings alone, as `load`."""
     return load(file, overrides, environment).settings
@@ -42,9 +40,7 @@ class Loaded:
 
 
 def load(
-    file: Path | None = None,
-    overrides: Sequence[str] = (),
-    environment: Mapping[str, str] | None = None,
+    file: Path | None = None, overrides: Sequence[str] = (), environment: Mapping[str, str] | None = None
 ) -> Loaded:
     """Read the settings from `file` (TOML), the environment and `overrides` (`section.key=value`, TOML or text).
 

@@ -63,11 +63,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 def _make(given: DoorArguments) -> HttpDoor:
     return HttpDoor(
-        node=given.node,
-        bind=given.bind,
-        tls=given.tls,
-        token=given.token,
-        open_metrics=given.arguments.open_metrics,
+        node=given.node, bind=given.bind, tls=given.tls, token=given.token, open_metrics=given.arguments.open_metrics
     )
 
 

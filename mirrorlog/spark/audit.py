@@ -81,10 +81,7 @@ async def _audit(
             raise BadInput(f"queue offset {begin} is not within 0 and {end}, where the audit ends")
         on_step(f"reading {len(seen.copies)} copies of queue {queue!r}")
         reading = Client(
-            *servers,
-            cluster_id=seen.cluster_id,
-            **access.client_options(),
-            request_timeout_ms=_REQUEST_TIMEOUT_MS,
+            *servers, cluster_id=seen.cluster_id, **access.client_options(), request_timeout_ms=_REQUEST_TIMEOUT_MS
         )
         reader = await stack.enter_async_context(reading)
         readers = [_CopyReader(reader, queue, copy, begin, end) for copy in seen.copies]
@@ -208,12 +205,7 @@ class _CopyReader:
         if self._consumer is None:
             size = self._fetch_bytes
             self._consumer = await self._client.consumer(
-                self._queue,
-                start=self._at,
-                until=self.until,
-                read_from=self.node,
-                max_bytes=size,
-                prefetch_bytes=size,
+                self._queue, start=self._at, until=self.until, read_from=self.node, max_bytes=size, prefetch_bytes=size
             ).start()
             self._batches = self._consumer.batches()
         return await anext(self._batches, None)

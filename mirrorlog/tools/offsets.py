@@ -51,14 +51,7 @@ if TYPE_CHECKING:
 def offsets_view(status: AllStatuses) -> RenderableType:
     """All tables that have rows, with a blank line between, and what is wrong in plain words below the first."""
     best = authorities(status)
-    parts = [
-        _logs(status),
-        *_notes(status, best),
-        *_placement(status),
-        *_mirrors(best),
-        *_queues(best),
-        *_groups(best),
-    ]
+    parts = [_logs(status), *_notes(status, best), *_placement(status), *_mirrors(best), *_queues(best), *_groups(best)]
     return Group(*_spaced(parts))
 
 

@@ -139,13 +139,7 @@ async def named_groups(client: Client, queue: str) -> list[str]:
 
 
 async def _take(
-    subscription: Subscription,
-    limit: int | None,
-    wait_s: float | None,
-    *,
-    write: _Write,
-    reject: bool,
-    held: bool,
+    subscription: Subscription, limit: int | None, wait_s: float | None, *, write: _Write, reject: bool, held: bool
 ) -> list[Delivered]:
     """Print records; those that are to be held until the end are the result, the others are settled."""
     kept: list[Delivered] = []

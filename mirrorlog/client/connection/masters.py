@@ -47,13 +47,7 @@ _T = TypeVar("_T")
 
 
 async def ask_master(
-    client: ClusterClient,
-    queue: str,
-    message: Message,
-    expect: type[_M],
-    *,
-    insist: bool,
-    awaits_copies: bool = False,
+    client: ClusterClient, queue: str, message: Message, expect: type[_M], *, insist: bool, awaits_copies: bool = False
 ) -> _M:
     """What the queue's master answers to a question; a new one is followed.
 

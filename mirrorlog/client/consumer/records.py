@@ -20,14 +20,7 @@ from uuid import UUID
 from mirrorlog.commitlog.format.attributes import NO_ATTRIBUTES, Attributes, attributes_of
 from mirrorlog.commitlog.format.body import BinaryColumn, Body, Header, HeadersColumn, Int32s, TimestampsColumn
 from mirrorlog.commitlog.format.codec import open_body
-from mirrorlog.commitlog.format.header import (
-    HEADER_SIZE,
-    BatchHeader,
-    check_body,
-    check_stamped,
-    log_seed,
-    place_of,
-)
+from mirrorlog.commitlog.format.header import HEADER_SIZE, BatchHeader, check_body, check_stamped, log_seed, place_of
 from mirrorlog.errors import BadBatch, MissingDependency, UnreadableBatch
 
 if TYPE_CHECKING:

@@ -115,10 +115,7 @@ class PendingBatch:
             draft = self._draft = self._take_columns()
         if not self._sealed:
             draft.seal(
-                queue_id=queue_id,
-                producer_id=producer_id,
-                producer_epoch=self.producer_epoch,
-                sequence=self.sequence,
+                queue_id=queue_id, producer_id=producer_id, producer_epoch=self.producer_epoch, sequence=self.sequence
             )
             self._sealed = True
         return draft.data

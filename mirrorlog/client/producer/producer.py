@@ -67,12 +67,7 @@ class Producer(WithBlock):
     _closed = True
 
     def __init__(
-        self,
-        client: ClusterClient,
-        queue: str,
-        options: ProducerOptions,
-        *,
-        pool: JoinPool | None = None,
+        self, client: ClusterClient, queue: str, options: ProducerOptions, *, pool: JoinPool | None = None
     ) -> None:
         """`pool`: where the bytes of bulk batches stand, by default one of its own."""
         self.queue = queue
@@ -87,10 +82,7 @@ class Producer(WithBlock):
             options.window_bytes, step_bytes=options.batch_bytes, open_bytes=lambda: accumulator.open_bytes
         )
         pipeline = Pipeline(
-            idempotent=options.idempotent,
-            max_in_flight=options.max_in_flight,
-            stats=self.stats,
-            jitter=random.random,
+            idempotent=options.idempotent, max_in_flight=options.max_in_flight, stats=self.stats, jitter=random.random
         )
         self._sender = Sender(
             client, queue, options, pipeline=pipeline, producer_id=self.producer_id, window=self._window

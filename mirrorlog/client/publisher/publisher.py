@@ -170,13 +170,7 @@ class Publisher(WithBlock):
         """
         return await (
             await self.hand_over(
-                routing_key,
-                value,
-                key=key,
-                headers=headers,
-                timestamp=timestamp,
-                mandatory=mandatory,
-                **asked,
+                routing_key, value, key=key, headers=headers, timestamp=timestamp, mandatory=mandatory, **asked
             )
         )
 

@@ -119,15 +119,7 @@ class ClientLeases:
         self._readers: OrderedDict[tuple[str, int, str], _Reader] = OrderedDict()
 
     async def lease(
-        self,
-        queue: str,
-        group: str,
-        *,
-        max_records: int,
-        lease_ms: int,
-        wait_ms: int,
-        holder: str,
-        read_from: str,
+        self, queue: str, group: str, *, max_records: int, lease_ms: int, wait_ms: int, holder: str, read_from: str
     ) -> list[Leased]:
         """See `Client.lease`."""
         check_leasing(max_records=max_records, lease_ms=lease_ms, wait_ms=wait_ms)

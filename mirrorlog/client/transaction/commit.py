@@ -30,14 +30,7 @@ from mirrorlog.client.connection.queue_metadata import FoundQueue, check_same, i
 from mirrorlog.client.producer.batch import Receipt
 from mirrorlog.client.publisher.routes import PublishRoutes
 from mirrorlog.client.subscription.unacked import flat
-from mirrorlog.client.transaction.contents import (
-    RecordGroup,
-    SentRecord,
-    SettledPart,
-    grouped,
-    receipts_of,
-    routed_by,
-)
+from mirrorlog.client.transaction.contents import RecordGroup, SentRecord, SettledPart, grouped, receipts_of, routed_by
 from mirrorlog.commitlog.format.drafts import encode_batch
 from mirrorlog.errors import (
     BadRequest,

@@ -167,8 +167,7 @@ class AdminService(pb_grpc.AdminServicer):
         rest = [queue for queue in queues if queue.name > request.page_token]
         page = rest[:size]
         return pb.ListQueuesResponse(
-            queues=[queue_message(queue) for queue in page],
-            next_page_token=page[-1].name if len(rest) > size else "",
+            queues=[queue_message(queue) for queue in page], next_page_token=page[-1].name if len(rest) > size else ""
         )
 
     async def _describe(self, client: Client, request: pb.DescribeQueuesRequest) -> pb.DescribeQueuesResponse:

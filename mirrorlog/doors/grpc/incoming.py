@@ -192,12 +192,7 @@ def read_attributes(records: pb.Records) -> Attributes | None:
 
 
 def number_records(
-    records: Sequence[Record],
-    opening: Opening,
-    *,
-    sequence: int,
-    queue_id: int,
-    attributes: Attributes | None = None,
+    records: Sequence[Record], opening: Opening, *, sequence: int, queue_id: int, attributes: Attributes | None = None
 ) -> bytes:
     """A native batch under the stream's identity: the same records and sequence give the same bytes."""
     encoded = encode_batch(

@@ -275,11 +275,7 @@ class OneAttempt:
         timer = loop.call_later(timeout_ms / 1000 + _GRACE_S, done, silent)
         try:
             connection.produce(
-                batch,
-                level=self._opening.level,
-                durability=self._opening.durability,
-                deadline_ms=timeout_ms,
-                done=done,
+                batch, level=self._opening.level, durability=self._opening.durability, deadline_ms=timeout_ms, done=done
             )
         except ConnectionLost:
             timer.cancel()
@@ -323,9 +319,7 @@ class ProducerService:
     def add_to(self, server: grpc.aio.Server) -> None:
         """Serve it there. As the generated code would, but for how requests are read."""
         publish = grpc.stream_stream_rpc_method_handler(
-            self.Publish,
-            request_deserializer=read_request,
-            response_serializer=pb.PublishResponse.SerializeToString,
+            self.Publish, request_deserializer=read_request, response_serializer=pb.PublishResponse.SerializeToString
         )
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Publish": publish}),))
 
@@ -343,12 +337,7 @@ class ProducerService:
         for stream in self._streams:
             stream.end(node_stopping())
 
-    async def _serve(
-        self,
-        client: Client,
-        requests: Requests,
-        context: PublishCall,
-    ) -> None:
+    async def _serve(self, client: Client, requests: Requests, context: PublishCall) -> None:
         opening = await _first(requests)
         one_attempt = await OneAttempt.open(client, opening)
         async with Retrying(client, opening, one_attempt.limits) as retrying:
@@ -357,12 +346,7 @@ class ProducerService:
             await context.write(pb.PublishResponse(opened=self._opened(one_attempt)))
             await self._carry(stream, requests, context)
 
-    async def _carry(
-        self,
-        stream: PublishStream,
-        requests: Requests,
-        context: PublishCall,
-    ) -> None:
+    async def _carry(self, stream: PublishStream, requests: Requests, context: PublishCall) -> None:
         self._streams.add(stream)
         reading = asyncio.ensure_future(stream.read(requests))
         try:

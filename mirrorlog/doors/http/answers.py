@@ -68,12 +68,7 @@ class StatusSource:
     and need not keep the deadline itself. `failures`: of all sources of a door."""
 
     def __init__(
-        self,
-        ask: Ask,
-        *,
-        deadline_ms: int = DEADLINE_MS,
-        fresh_s: float = FRESH_S,
-        failures: Failures | None = None,
+        self, ask: Ask, *, deadline_ms: int = DEADLINE_MS, fresh_s: float = FRESH_S, failures: Failures | None = None
     ) -> None:
         self._ask = ask
         self._deadline_ms = deadline_ms

@@ -27,11 +27,7 @@ def make_app(source: StatusSource, metrics: StatusSource | CallerSources | None 
     """The application of one node's door. `metrics`: where they come from, if not from where health does."""
     pages = _Pages(source, metrics or source)
     app = Starlette(
-        routes=[
-            Route("/", pages.index),
-            Route("/metrics", pages.metrics),
-            Route("/health", pages.health),
-        ],
+        routes=[Route("/", pages.index), Route("/metrics", pages.metrics), Route("/health", pages.health)],
         exception_handlers={
             HTTPException: _not_served,
             LoginFailed: _not_logged_in,

@@ -225,10 +225,7 @@ def lag(rows: DataFrame, every: str = EVERY) -> DataFrame:
 
 
 def _of(name: str) -> list[Column]:
-    return [
-        f.percentile_approx(name, list(_MIDDLE_AND_TAIL), ACCURACY).alias(name),
-        f.max(name).alias(f"{name}_max"),
-    ]
+    return [f.percentile_approx(name, list(_MIDDLE_AND_TAIL), ACCURACY).alias(name), f.max(name).alias(f"{name}_max")]
 
 
 @dataclass(frozen=True, slots=True)

@@ -228,11 +228,7 @@ class DeadLetterWriter:
         incarnation = self._of.incarnations[raw.column("topic")[0].as_py()]
         self._writer.write(
             dead_rows(
-                raw,
-                reasons,
-                table=self._of.table,
-                incarnation=incarnation,
-                schema_version=self._of.schema_version,
+                raw, reasons, table=self._of.table, incarnation=incarnation, schema_version=self._of.schema_version
             )
         )
 

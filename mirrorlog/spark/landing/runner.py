@@ -311,12 +311,7 @@ class _Ready:
 
 def _format(landing: Landing, target: str) -> FileFormat:
     return FileFormat(
-        target,
-        landing.partition_by,
-        prefix_of(landing),
-        landing.compression,
-        landing.target_file_bytes,
-        BOUNDED,
+        target, landing.partition_by, prefix_of(landing), landing.compression, landing.target_file_bytes, BOUNDED
     )
 
 

@@ -29,11 +29,7 @@ from itertools import pairwise
 from typing import Final
 
 import pyarrow as pa
-from pyspark.sql.datasource import (
-    DataSourceArrowWriter,
-    DataSourceStreamArrowWriter,
-    WriterCommitMessage,
-)
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from mirrorlog.client.options import check_timeout, parse_compression, parse_durability, parse_level

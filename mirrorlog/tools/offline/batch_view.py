@@ -48,10 +48,7 @@ _STATES: Final = {
     "C": ("LedgerChunk", "queue_id", "group", "first", "next", "settled", "attempts", "parked", "leased"),
     "S": ("GroupLeases", "queue_id", "group", "leases"),
     "R": ("QueueRuns", "queue_id", "runs"),
-    "D": (
-        "QueueForwarding",
-        *("queue_id", "next_departure", "epoch_floor", "departures", "piece", "sequences"),
-    ),
+    "D": ("QueueForwarding", *("queue_id", "next_departure", "epoch_floor", "departures", "piece", "sequences")),
     "P": (
         "ProducerState",
         *("producer_id", "queue_id", "producer_epoch", "next_sequence", "last_append_time_us", "landed"),

@@ -103,12 +103,7 @@ class _Walker:
     """One walk, file after file."""
 
     def __init__(
-        self,
-        log: LogDirectory,
-        found: Survey,
-        on_batch: OnBatch,
-        on_bad: OnBad | None,
-        on_segment: OnSegment | None,
+        self, log: LogDirectory, found: Survey, on_batch: OnBatch, on_bad: OnBad | None, on_segment: OnSegment | None
     ) -> None:
         self.found = found
         self._log = log

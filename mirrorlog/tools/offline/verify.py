@@ -42,13 +42,7 @@ class WalkProgress:
     """How far a walk over a large log has come: one line that is overwritten; nothing when `out` is no terminal."""
 
     def __init__(
-        self,
-        what: str,
-        first: int,
-        last: int,
-        *,
-        out: TextIO = sys.stderr,
-        now: Callable[[], float] = time.monotonic,
+        self, what: str, first: int, last: int, *, out: TextIO = sys.stderr, now: Callable[[], float] = time.monotonic
     ) -> None:
         self._what = what
         self._first = first
@@ -288,10 +282,7 @@ def _listing(names: Sequence[str]) -> str:
     return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"
 
 
-def verify(
-    path: LogPath,
-    as_json: AsJson = False,
-) -> None:
+def verify(path: LogPath, as_json: AsJson = False) -> None:
     """Walk all batches of a log directory and check what it says. Changes nothing; the node may run.
 
     Checked are every checksum, place and epoch; that queue offsets are dense, sequences follow and times do not go

@@ -41,13 +41,7 @@ _LOGICAL: Final[Mapping[tuple[str, str], pa.DataType]] = {
     ("long", "local-timestamp-micros"): TIMESTAMP_NTZ,
     ("string", "uuid"): pa.string(),
 }
-_REFUSED: Final = (
-    "time-millis",
-    "time-micros",
-    "timestamp-nanos",
-    "local-timestamp-nanos",
-    "duration",
-)
+_REFUSED: Final = ("time-millis", "time-micros", "timestamp-nanos", "local-timestamp-nanos", "duration")
 
 
 @dataclass(frozen=True, slots=True)

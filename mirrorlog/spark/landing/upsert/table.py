@@ -308,10 +308,7 @@ def _made_durable(spark: SparkSession, table: str, announced: int) -> int:
 
 def _sum(one: MergeResult, other: MergeResult) -> MergeResult:
     return MergeResult(
-        other.table_version,
-        one.inserted + other.inserted,
-        one.updated + other.updated,
-        one.deleted + other.deleted,
+        other.table_version, one.inserted + other.inserted, one.updated + other.updated, one.deleted + other.deleted
     )
 
 
