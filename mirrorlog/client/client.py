@@ -12,7 +12,6 @@ import ssl
 from collections.abc import Mapping
 from datetime import datetime
 from functools import partial
-from types import TracebackType
 from typing import Any, Final, Self
 from weakref import WeakSet
 
@@ -142,9 +141,7 @@ class Client(ClusterClient):
     async def __aenter__(self) -> Self:
         return await self.connect()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None and not isinstance(error, Exception):
             # Cancelled or interrupted: whoever did that is not to wait for confirms.
             for each in self._flushed_at_close():

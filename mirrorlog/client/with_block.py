@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextlib import suppress
-from types import TracebackType
 from typing import Self
 
 from mirrorlog.errors import MirrorlogError
@@ -25,9 +24,7 @@ class WithBlock(ABC):
     async def __aenter__(self) -> Self:
         return await self.start()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
             await self.close()
         elif isinstance(error, Exception):

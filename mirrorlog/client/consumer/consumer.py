@@ -14,7 +14,6 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sized
 from datetime import datetime
 from functools import partial
-from types import TracebackType
 from typing import Final, Self
 
 from mirrorlog.client.admin import Admin
@@ -118,9 +117,7 @@ class Consumer:
     async def __aenter__(self) -> Self:
         return await self.start()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         await self.close()
 
     # --- reading ---

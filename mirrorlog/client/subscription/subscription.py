@@ -24,7 +24,6 @@ import random
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import suppress
 from functools import partial
-from types import TracebackType
 from typing import Any, Final, Self
 from weakref import ref
 
@@ -180,9 +179,7 @@ class Subscription:
     async def __aenter__(self) -> Self:
         return await self.start()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None and not isinstance(error, Exception):
             # Cancelled or interrupted: whoever did that is not to wait for confirms.
             self.abandon()

@@ -11,7 +11,6 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from functools import partial, wraps
-from types import TracebackType
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, Self, TypeVar, cast
 
 from mirrorlog.attempts import outcome_of
@@ -185,9 +184,7 @@ class ClosedFace(Face[_C], ABC):
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None and not isinstance(error, Exception):
             self.abandon()  # interrupted: whoever did that is not to wait for confirms
             return

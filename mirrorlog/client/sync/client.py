@@ -27,7 +27,6 @@ milliseconds at a time (`sys.setswitchinterval`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Self
 from weakref import WeakSet
 
@@ -97,9 +96,7 @@ class BlockingClient(Calls):
             self.close()  # there is no __exit__ to end the thread
             raise
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             self._end(error)
         except MirrorlogError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Self
 
 from mirrorlog.client.sync.blocking import Face, at_once, changes, waits
@@ -22,9 +21,7 @@ class BlockingTransaction(Face[Transaction]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._of.over:
             return
         if error is None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import warnings
 from datetime import datetime
-from types import TracebackType
 from typing import Any, Final, Self, Unpack
 
 from mirrorlog.client.producer.batch import Receipt
@@ -174,9 +173,7 @@ class Transaction:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._over:
             return
         if error is None:

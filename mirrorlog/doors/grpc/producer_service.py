@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterable, AsyncIterator
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Final, Self
 
 import grpc
@@ -184,9 +183,7 @@ class Retrying:
             await self._producer.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """End at once: whoever would hear of what is still tried has gone."""
         self._producer.abandon()
 

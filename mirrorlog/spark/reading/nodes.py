@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Final, Self
 
 from mirrorlog.client import Client
@@ -58,9 +57,7 @@ class NodeLookup:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             self._runner.run(self._client.close())
         finally:

@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Final, Protocol, TextIO
 
 from rich.console import Console, RenderableType
@@ -124,9 +123,7 @@ class LiveView(Observer):
         self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._live.stop()
 
     def step_ended(self, landing: Landing, result: StepResult) -> None:
@@ -301,9 +298,7 @@ class RunBar:
         self._progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._progress.stop()
 
     @property
