@@ -113,34 +113,11 @@ class SourceOptions:
 
 _BOOTSTRAP: Final = "kafka.bootstrap.servers"
 _NAMES: Final = (
-    "servers",
-    _BOOTSTRAP,
-    "path",
-    "subscribe",
-    "subscribePattern",
-    "startingOffsets",
-    "endingOffsets",
-    "startingTimestamp",
-    "endingTimestamp",
-    "startingOffsetsByTimestamp",
-    "endingOffsetsByTimestamp",
-    "startingOffsetsByTimestampStrategy",
-    "minPartitions",
-    "maxRecordsPerPartition",
-    "maxOffsetsPerTrigger",
-    "minOffsetsPerTrigger",
-    "maxTriggerDelay",
-    "includeHeaders",
-    "includePosition",
-    "columns",
-    "pushdown",
-    "failOnDataLoss",
-    "read_from",
-    "tls_ca",
-    "tls_cert",
-    "tls_key",
-    "user",
-    "password",
+    *("servers", _BOOTSTRAP, "path", "subscribe", "subscribePattern", "startingOffsets", "endingOffsets"),
+    *("startingTimestamp", "endingTimestamp", "startingOffsetsByTimestamp", "endingOffsetsByTimestamp"),
+    *("startingOffsetsByTimestampStrategy", "minPartitions", "maxRecordsPerPartition", "maxOffsetsPerTrigger"),
+    *("minOffsetsPerTrigger", "maxTriggerDelay", "includeHeaders", "includePosition", "columns", "pushdown"),
+    *("failOnDataLoss", "read_from", "tls_ca", "tls_cert", "tls_key", "user", "password"),
 )
 _KNOWN: Final = {name.lower(): name for name in _NAMES}
 _OF_NODES: Final = ("servers", _BOOTSTRAP, "read_from", "tls_ca", "tls_cert", "tls_key", "user", "password")
@@ -166,17 +143,17 @@ def parse_options(options: Mapping[str, str], mode: Mode = "batch") -> SourceOpt
         starting=_starting(given, queues, mode),
         ending=_ending(given, queues, mode),
         min_partitions=_number(given, "minPartitions", _PARTITIONS_MAX) or 1,
-        include_headers=_boolean(given, "includeHeaders", False),
-        fail_on_data_loss=_boolean(given, "failOnDataLoss", True),
+        include_headers=boolean_of(given, "includeHeaders", False),
+        fail_on_data_loss=boolean_of(given, "failOnDataLoss", True),
         read_from=given.get("read_from") or "master",
         access=access_of(given) if path is None else NO_ACCESS,
         path=path,
         pattern=pattern,
-        include_position=_boolean(given, "includePosition", False),
+        include_position=boolean_of(given, "includePosition", False),
         columns=_columns(given),
         partition_records_max=_number(given, "maxRecordsPerPartition", _RECORDS_MAX),
         limits=_limits(given),
-        pushdown=_boolean(given, "pushdown", False),
+        pushdown=boolean_of(given, "pushdown", False),
     )
 
 
@@ -394,7 +371,8 @@ def _delay_ms(text: str) -> int:
     return int(matched[1]) * _UNITS_MS[matched[2]]
 
 
-def _boolean(given: Mapping[str, str], option: str, default: bool) -> bool:
+def boolean_of(given: Mapping[str, str], option: str, default: bool) -> bool:
+    """Raises BadOption."""
     text = given.get(option.lower(), str(default)).lower()
     if text not in ("true", "false"):
         raise BadOption(f"option {option!r} is true or false, not {text!r}")

@@ -50,6 +50,10 @@ class QueueFacts:
     current: bool = True
     mirrored: bool = field(default=True, compare=False)
 
+    def range(self, first: int, following: int) -> QueueRange:
+        """Its queue offsets `first` up to `following` (exclusive)."""
+        return QueueRange(self.cluster_id, self.name, self.log_id, self.queue_id, first, following)
+
     @property
     def begin_unknown(self) -> str | None:
         """Why reading from `begin` on might leave records out; None when it cannot."""
@@ -193,7 +197,7 @@ def _range(options: SourceOptions, facts: QueueFacts, found: TimeOffsets) -> Que
         _refuse_missing(facts, first, following)
     first = max(first, facts.begin)
     following = min(following, facts.next)
-    return QueueRange(facts.cluster_id, facts.name, facts.log_id, facts.queue_id, first, max(first, following))
+    return facts.range(first, max(first, following))
 
 
 def starting_offset(options: SourceOptions, facts: QueueFacts, found: TimeOffsets = NOTHING_FOUND) -> int:

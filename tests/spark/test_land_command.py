@@ -15,9 +15,8 @@ from mirrorlog.spark import command_line
 from mirrorlog.spark.access import Access
 from mirrorlog.spark.landing.command import landings_of, main, parser
 from mirrorlog.spark.landing.definition import Landing, landing
-from mirrorlog.spark.landing.results import QueueStep, StepResult
-from mirrorlog.spark.landing.runner import StepMoment
-from mirrorlog.spark.landing.service.display import JsonLines, RunBar, RunJson, RunLines, RunView
+from mirrorlog.spark.landing.results import Observer, QueueStep, StepMoment, StepResult
+from mirrorlog.spark.landing.service.display import JsonLines, RunBar, RunLines
 
 FILE = """
 [defaults]
@@ -134,7 +133,7 @@ def step(first: int, following: int, confirmed: int) -> StepResult:
 STEPS = [step(10, 60, 110), step(60, 110, 110)]
 
 
-def show(view: RunView) -> None:
+def show(view: Observer) -> None:
     """A run of two steps."""
     view.planned(range(10, 110))
     for each in STEPS:
@@ -195,7 +194,7 @@ def test_json_of_a_single_run_is_what_a_service_prints() -> None:
     """Goal: one form for programs. The same steps, and a failure, told to both."""
     single, service = io.StringIO(), io.StringIO()
     failed: MirrorlogError = NoSuchQueue("gone")
-    view, lines = RunJson(single), JsonLines(service)
+    view, lines = JsonLines(single), JsonLines(service)
     show(view)
     view.step_failed(MADE, failed)
     for each in STEPS:

@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from mirrorlog.errors import BadInput, MirrorlogError, NoSuchQueue
+from mirrorlog.errors import BadInput, MirrorlogError
 from mirrorlog.spark import command_line
 from mirrorlog.spark.errors import BadLanding
 from mirrorlog.spark.landing.definition import Landing, landing, read_landings
@@ -25,8 +25,7 @@ from mirrorlog.spark.landing.definition import Landing, landing, read_landings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from mirrorlog.spark.landing.results import LandResult
-    from mirrorlog.spark.landing.service.display import RunView
+    from mirrorlog.spark.landing.results import LandResult, Observer
     from mirrorlog.spark.plan import QueueFacts
 
 # Options that are keys of a landing, by the key.
@@ -193,7 +192,7 @@ def _land(options: argparse.Namespace, made: Landing) -> int:
     return 0
 
 
-def _landed(made: Landing, facts: QueueFacts, view: RunView, *, take_over: bool) -> LandResult:
+def _landed(made: Landing, facts: QueueFacts, view: Observer, *, take_over: bool) -> LandResult:
     from mirrorlog.spark.landing.holds import Holds
     from mirrorlog.spark.landing.runner import Runner, land_all
     from mirrorlog.spark.session import started_spark
@@ -275,16 +274,11 @@ def _stop_on_signals(stop: threading.Event) -> None:
 def _facts(made: Landing) -> Sequence[QueueFacts]:
     """Of its queues. Asked before the session, which takes seconds: an unknown queue or a wrong address is told at
     once. Raises NoSuchQueue, and what the nodes answer."""
-    from mirrorlog.spark.landing.planning import source_options
+    from mirrorlog.spark.landing.planning import queues_of, source_options
     from mirrorlog.spark.reading.lookup import open_lookup
 
     with open_lookup(source_options(made)) as lookup:
-        found = lookup.facts(made.queues or None)
-    names = {facts.name for facts in found}
-    missing = [name for name in made.queues if name not in names]
-    if missing:
-        raise NoSuchQueue(f"no queue {', '.join(map(repr, missing))}; see: mqtool queues")
-    return found
+        return queues_of(made, lookup)
 
 
 if __name__ == "__main__":

@@ -31,9 +31,10 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mappin
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from mirrorlog.client import Client
+from mirrorlog.client.admin import Admin
 from mirrorlog.errors import HoldTaken, MirrorlogError
 from mirrorlog.spark.landing.definition import Landing
 from mirrorlog.wire.messages.queues import HoldInfo
@@ -59,31 +60,12 @@ class _Registered:
     renewed_s: float
 
 
-class HoldsAdmin(Protocol):
-    """What is asked of the nodes; `client.admin` is one. Raises HoldTaken, and what nodes answer."""
-
-    async def set_hold(
-        self,
-        queue: str,
-        name: str,
-        *,
-        holder: str,
-        queue_offset: int,
-        lease_ms: int,
-        location: str,
-        tiered: bool,
-        take_over: bool,
-        epoch: int,
-    ) -> HoldInfo: ...
-
-    async def holds(self, queue: str) -> list[HoldInfo]: ...
-
-
-Connect = Callable[[Landing], AbstractAsyncContextManager[HoldsAdmin]]
+Connect = Callable[[Landing], AbstractAsyncContextManager[Admin]]
+"""Gives what is asked of the nodes."""
 
 
 @asynccontextmanager
-async def _connected(landing: Landing) -> AsyncIterator[HoldsAdmin]:
+async def _connected(landing: Landing) -> AsyncIterator[Admin]:
     async with Client(*landing.servers, **landing.access.client_options()) as client:
         yield client.admin
 
@@ -187,14 +169,14 @@ class Holds:
         is_due = self._now() - known.renewed_s >= self._landing.lease_s / _RENEWALS_PER_LEASE
         return is_due or known.queue_offset != offset
 
-    def _run(self, do: Callable[[HoldsAdmin], Coroutine[Any, Any, None]]) -> None:
+    def _run(self, do: Callable[[Admin], Coroutine[Any, Any, None]]) -> None:
         async def connected() -> None:
             async with self._connect(self._landing) as admin:
                 await do(admin)
 
         asyncio.run(connected())
 
-    async def _register(self, admin: HoldsAdmin, positions: Mapping[str, int]) -> None:
+    async def _register(self, admin: Admin, positions: Mapping[str, int]) -> None:
         for queue, offset in positions.items():
             known = [hold for hold in await admin.holds(queue) if hold.name == self._landing.name]
             # By force once: who was replaced by force does not take it back.
@@ -204,7 +186,7 @@ class Holds:
             self._registered[queue] = _Registered(given.epoch, offset, self._now())
             self._had.add(queue)
 
-    async def _ask_again(self, admin: HoldsAdmin, positions: Mapping[str, int]) -> None:
+    async def _ask_again(self, admin: Admin, positions: Mapping[str, int]) -> None:
         for queue, offset in positions.items():
             try:
                 given = await self._ask_as_holder(admin, queue, offset)
@@ -214,7 +196,7 @@ class Holds:
                 self._lost[queue] = error
                 del self._registered[queue]
 
-    async def _hand_over(self, admin: HoldsAdmin) -> None:
+    async def _hand_over(self, admin: Admin) -> None:
         refused: HoldTaken | None = None
         for queue in list(self._registered):
             mine = self._registered[queue]
@@ -228,7 +210,7 @@ class Holds:
         if refused is not None:
             raise refused
 
-    async def _ask_as_holder(self, admin: HoldsAdmin, queue: str, offset: int) -> HoldInfo:
+    async def _ask_as_holder(self, admin: Admin, queue: str, offset: int) -> HoldInfo:
         """Under the own epoch, so that a node refuses it when another run has taken the hold meanwhile."""
         epoch = self._registered[queue].epoch
         try:
@@ -242,7 +224,7 @@ class Holds:
             return await self._ask(admin, queue, offset, holder=self._holder, take_over=False, epoch=0)
 
     async def _ask(
-        self, admin: HoldsAdmin, queue: str, offset: int, *, holder: str, take_over: bool, epoch: int
+        self, admin: Admin, queue: str, offset: int, *, holder: str, take_over: bool, epoch: int
     ) -> HoldInfo:
         return await admin.set_hold(
             queue,

@@ -24,9 +24,9 @@ from mirrorlog.spark.landing.positions import (
 )
 from mirrorlog.spark.options import SourceOptions
 from mirrorlog.spark.plan import QueueFacts, QueuePlace, QueueRange
-from mirrorlog.spark.reading.declared_gaps import GAP_OFFSETS_MIN
+from mirrorlog.spark.reading.declared_gaps import GAP_OFFSETS_MIN, Gap, between
 from mirrorlog.spark.reading.lookup import Lookup
-from mirrorlog.spark.reading.planning import gaps_of
+from mirrorlog.spark.reading.planning import gaps_of, headers_below
 
 RECORD_BYTES_MAX: Final = 64 * 1024 * 1024
 """What `limits.max_record_bytes` can be at most."""
@@ -154,17 +154,13 @@ def _cut(plan: QueuePlan, records_max: int) -> QueuePlan:
 
 def _below(lookup: Lookup, queues: Sequence[QueueFacts], state: TableState) -> dict[str, BatchHeader]:
     """The header of the batch with the last landed record, of the queues where there is something to prove."""
-    places = []
+    stands = []
     for facts in queues:
         ids = QueueIds.of(facts)
         landed = state.versions[ids.offset]
-        known = landed is not None and state.versions[ids.epoch] is not None
-        if known and landed is not None and facts.begin < landed < facts.next:
-            places.append(QueuePlace(facts, landed - 1))
-    seen = lookup.headers_at(places) if places else []
-    return {
-        place.facts.name: header for place, header in zip(places, seen, strict=True) if isinstance(header, BatchHeader)
-    }
+        if landed is not None and landed != facts.next and state.versions[ids.epoch] is not None:
+            stands.append((facts, landed))
+    return headers_below(lookup, stands)
 
 
 def _queue_plan(
@@ -185,24 +181,16 @@ def _queue_plan(
     if not skip:
         refuse_gap(facts.name, start.first, gaps, landing.table)
         # What stands before a loss is landed; the next step ends at it.
-        end = gaps[0][0] if gaps else facts.next
+        end = gaps[0].first if gaps else facts.next
         return QueuePlan(facts, first, end, _pieces(facts, start.first, end, ()), missed)
-    lost = tuple(MissedRange(facts.name, begin, end, "a declared loss") for begin, end in gaps)
+    lost = tuple(MissedRange(facts.name, gap.first, gap.next, "a declared loss") for gap in gaps)
     return QueuePlan(facts, first, facts.next, _pieces(facts, start.first, facts.next, gaps), (*missed, *lost), found)
 
 
-def _gaps(lookup: Lookup, facts: QueueFacts, first: int) -> list[tuple[int, int]]:
+def _gaps(lookup: Lookup, facts: QueueFacts, first: int) -> list[Gap]:
     """Declared losses from `first` on. One is so wide that a shorter range has none."""
-    if facts.next - first < GAP_OFFSETS_MIN:
-        return []
-    return [(gap.first, gap.next) for gap in gaps_of(lookup, facts, first, facts.next)]
+    return gaps_of(lookup, facts, first, facts.next) if facts.next - first >= GAP_OFFSETS_MIN else []
 
 
-def _pieces(facts: QueueFacts, first: int, end: int, gaps: Sequence[tuple[int, int]]) -> tuple[QueueRange, ...]:
-    edges = [first, *(edge for gap in gaps for edge in gap), end]
-    pairs = zip(edges[::2], edges[1::2], strict=True)
-    return tuple(
-        QueueRange(facts.cluster_id, facts.name, facts.log_id, facts.queue_id, begin, stop)
-        for begin, stop in pairs
-        if begin < stop
-    )
+def _pieces(facts: QueueFacts, first: int, end: int, gaps: Sequence[Gap]) -> tuple[QueueRange, ...]:
+    return tuple(facts.range(begin, stop) for begin, stop in between(first, end, gaps))

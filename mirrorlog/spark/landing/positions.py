@@ -20,6 +20,7 @@ from mirrorlog.spark.errors import BeginUnknown, HistoryChanged, RecordsMissing,
 from mirrorlog.spark.landing.commit.delta_log import TableState
 from mirrorlog.spark.plan import QueueFacts
 from mirrorlog.spark.positions import QueuePosition, broken_history
+from mirrorlog.spark.reading.declared_gaps import Gap
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,13 +122,13 @@ def refuse_changed_history(why: str | None) -> None:
         raise HistoryChanged(f"{why}; compare them, then land into a new table, or set on_data_loss to skip to go on")
 
 
-def refuse_gap(queue: str, first: int, gaps: Sequence[tuple[int, int]], table: str) -> None:
+def refuse_gap(queue: str, first: int, gaps: Sequence[Gap], table: str) -> None:
     """Raise RecordsMissing for a declared loss that begins where the table ends."""
-    for begin, end in gaps:
-        if begin == first:
+    for gap in gaps:
+        if gap.first == first:
             raise RecordsMissing(
-                f"queue {queue!r}: {begin} up to {end} are a declared loss, {table} has all before it; set "
+                f"queue {queue!r}: {gap.first} up to {gap.next} are a declared loss, {table} has all before it; set "
                 "on_data_loss to skip to go on behind it",
-                first=begin,
-                next=end,
+                first=gap.first,
+                next=gap.next,
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from mirrorlog.errors import MirrorlogError
@@ -93,14 +94,29 @@ class StepResult:
         }
 
 
+class StepMoment(StrEnum):
+    """The places of a step between which a driver may die."""
+
+    BEGAN = "began"
+    PLANNED = "planned"
+    WRITTEN = "written"
+    DEAD_LETTERS = "dead letters"
+    COMMITTING = "committing"
+    COMMITTED = "committed"
+    RENEWED = "renewed"
+
+
 class Observer:
     """Told of every step, look and duty, in the thread that does it; one that does nothing. What it raises ends the
     service.
 
     `looked`: what is confirmed of the landing's queues, by name. `upkeep_failed`: that ends no landing, and is tried
-    again at the duty's next time.
+    again at the duty's next time. Of a single run: `planned`, the queue offsets that are to be landed, and `moment`,
+    each place of a step.
     """
 
+    def planned(self, wanted: range) -> None: ...
+    def moment(self, moment: StepMoment) -> None: ...
     def step_began(self, landing: Landing) -> None: ...
     def step_ended(self, landing: Landing, result: StepResult) -> None: ...
     def step_failed(self, landing: Landing, error: MirrorlogError) -> None: ...

@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -49,7 +48,7 @@ from mirrorlog.spark.landing.planning import (
     unmirrored,
 )
 from mirrorlog.spark.landing.positions import MissedRange, QueueIds, begin_set
-from mirrorlog.spark.landing.results import LandResult, QueueStep, StepResult, summed
+from mirrorlog.spark.landing.results import LandResult, QueueStep, StepMoment, StepResult, summed
 from mirrorlog.spark.landing.tables import BOUNDED, columns_of, prefix_of, refuse_shape, settled_shape
 from mirrorlog.spark.landing.tasks import TaskWork, WrittenFiles, gathered, tasks_for, write_range
 from mirrorlog.spark.landing.upsert.staging import Staging
@@ -57,7 +56,8 @@ from mirrorlog.spark.landing.upsert.table import (
     PROPERTIES,
     MergeMoment,
     ids_for,
-    merge,
+    merge_step,
+    move_of,
     resumed,
     row_columns,
     with_properties,
@@ -76,18 +76,6 @@ if TYPE_CHECKING:
 _RECORD_BYTES: Final = 1024.0
 # Each look finds every field that any record of the step has and the last one did not take; one nearly always does.
 _WIDENINGS_MAX: Final = 8
-
-
-class StepMoment(StrEnum):
-    """The places of a step between which a driver may die."""
-
-    BEGAN = "began"
-    PLANNED = "planned"
-    WRITTEN = "written"
-    DEAD_LETTERS = "dead letters"
-    COMMITTING = "committing"
-    COMMITTED = "committed"
-    RENEWED = "renewed"
 
 
 OnMoment = Callable[[StepMoment], None]
@@ -242,16 +230,16 @@ class Runner:
         epochs = _epochs(moved, written)
         step = self._commit_dead(step, moved, note)
         if step.staging is not None:
-            return merge(
+            return merge_step(
                 self.spark,
-                landing,
+                landing.table,
                 step.staging,
                 written.files,
                 seen=step.state,
-                plans=moved,
-                epochs=epochs,
+                moves=[move_of(plan, epochs) for plan in moved],
+                columns=row_columns(landing),
                 note=note,
-                shape=step.shape,
+                shape=with_properties(step.shape, step.state),
                 on_moment=partial(self._merging, step),
             ).table_version
         return commit(

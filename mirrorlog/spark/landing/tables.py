@@ -67,15 +67,8 @@ DEAD_LETTERS: Final = StructType(
 """`incarnation`: of the queue, so that a later queue of the name keeps its own; `landedIn`: the table of the others."""
 
 BOUNDED: Final = (
-    "offset",
-    "timestamp",
-    "appendTime",
-    "topic",
-    "queue",
-    "_queue",
-    "_offset",
-    "_timestamp",
-    "_appendTime",
+    *("offset", "timestamp", "appendTime", "topic", "queue"),
+    *("_queue", "_offset", "_timestamp", "_appendTime"),
 )
 """Columns that every file has bounds of."""
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 from mirrorlog.commitlog.format.arrow import BINARY, binary_array
-from mirrorlog.spark.reading.arrow import BYTES_MIN, ROWS_MIN, record_batch
+from mirrorlog.spark.reading.arrow import grouped, is_small, record_batch
 
 _VALUE: Final = RAW_COLUMNS.index("value")
 _OTHERS: Final = tuple(name for name in RAW_COLUMNS if name != "value")
@@ -46,17 +46,8 @@ def raw_tables(batches: Iterable[QueueBatch]) -> Iterator[pa.Table]:
     empty ones. It keeps alive what its batches were received in, so what is little of that is copied out of it: the
     last table, and one with a batch that is cut. Else a few records of many queues would keep megabytes each.
     """
-    held: list[QueueBatch] = []
-    rows = size = 0
-    for batch in filter(len, batches):
-        held.append(batch)
-        rows += len(batch)
-        size += len(batch.raw)
-        if rows >= ROWS_MIN or size >= BYTES_MIN:
-            yield _table(held, copied=any(len(each) < len(each.body) for each in held))
-            held, rows, size = [], 0, 0
-    if held:
-        yield _table(held, copied=True)
+    for held in grouped(filter(len, batches)):
+        yield _table(held, copied=is_small(held) or any(len(each) < len(each.body) for each in held))
 
 
 def _table(batches: Sequence[QueueBatch], *, copied: bool) -> pa.Table:

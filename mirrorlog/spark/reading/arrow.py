@@ -110,19 +110,28 @@ def merged(
     """All their rows within `times`, in order, in RecordBatches of at least ROWS_MIN rows or BYTES_MIN bytes before
     the choice, but for the last one. Batches without such a row are left out whole; there are no empty RecordBatches.
     """
+    for held in grouped(batch for batch in batches if _may_have(batch, times)):
+        yield from _some(held, columns, times)
+
+
+def grouped(batches: Iterable[QueueBatch]) -> Iterator[list[QueueBatch]]:
+    """Of at least ROWS_MIN rows or BYTES_MIN bytes as they stand in the log, but for the last group."""
     held: list[QueueBatch] = []
     rows = size = 0
     for batch in batches:
-        if not _may_have(batch, times):
-            continue
         held.append(batch)
         rows += len(batch)
         size += len(batch.raw)
         if rows >= ROWS_MIN or size >= BYTES_MIN:
-            yield from _some(held, columns, times)
+            yield held
             held, rows, size = [], 0, 0
     if held:
-        yield from _some(held, columns, times)
+        yield held
+
+
+def is_small(batches: _Batches) -> bool:
+    """Whether they are less than a RecordBatch is made of, if more can come."""
+    return sum(map(len, batches)) < ROWS_MIN and sum(len(batch.raw) for batch in batches) < BYTES_MIN
 
 
 def _some(batches: _Batches, columns: Sequence[str], times: TimeRange) -> Iterator[pa.RecordBatch]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from mirrorlog.errors import LogCorrupt, NoSuchQueue, OffsetOutOfRange, PositionLost
 from mirrorlog.spark.errors import RecordsMissing
 from mirrorlog.spark.options import SourceOptions
-from mirrorlog.spark.plan import QueueFacts, QueuePlace, QueueRange, Seen
+from mirrorlog.spark.plan import QueueFacts, QueuePlace, Seen
 
 if TYPE_CHECKING:
     from mirrorlog.spark.offline import BadStretch, LogDirectories
@@ -92,7 +92,7 @@ class FileLookup:
         header = self._directories.header(facts.name, at)
         if header is not None:
             return header
-        wanted = QueueRange(facts.cluster_id, facts.name, facts.log_id, facts.queue_id, at, at + 1)
+        wanted = facts.range(at, at + 1)
         try:
             return next((batch.header for batch in self._directories.batches(wanted)), None)
         except PositionLost as lost:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -80,34 +80,32 @@ logger: Final = logging.getLogger(__name__)
 
 def positions_at(lookup: Lookup, wanted: Mapping[QueueFacts, int]) -> dict[str, QueuePosition]:
     """Positions at queue offsets, with the epoch of the record below each where there is one."""
-    places = [QueuePlace(facts, at - 1) for facts, at in wanted.items() if facts.begin < at <= facts.next]
-    seen = dict(zip((place.facts.name for place in places), lookup.headers_at(places), strict=True))
-    found: dict[str, QueuePosition] = {}
-    for facts, at in wanted.items():
-        below = seen.get(facts.name)
-        epoch = below.epoch if isinstance(below, BatchHeader) else None
-        found[facts.name] = QueuePosition(at, epoch, facts.log_id, facts.incarnation)
-    return found
+    below = headers_below(lookup, wanted.items())
+    epochs = {queue: header.epoch for queue, header in below.items()}
+    return {
+        facts.name: QueuePosition(at, epochs.get(facts.name), facts.log_id, facts.incarnation)
+        for facts, at in wanted.items()
+    }
+
+
+def headers_below(lookup: Lookup, stands: Iterable[tuple[QueueFacts, int]]) -> dict[str, BatchHeader]:
+    """Of the batches with the last record below each queue offset, by queue; nothing where the log has none there."""
+    places = [QueuePlace(facts, at - 1) for facts, at in stands if facts.begin < at <= facts.next]
+    seen = lookup.headers_at(places) if places else []
+    return {
+        place.facts.name: header for place, header in zip(places, seen, strict=True) if isinstance(header, BatchHeader)
+    }
 
 
 def check_histories(
     lookup: Lookup, stands: Sequence[tuple[QueueFacts, QueuePosition]], *, fail_on_data_loss: bool
 ) -> None:
     """Raises HistoryChanged for a position that was reached in another history than the log has now."""
-    places = [
-        QueuePlace(facts, position.offset - 1)
-        for facts, position in stands
-        if position.epoch is not None and facts.begin < position.offset <= facts.next
-    ]
-    seen = dict(zip((place.facts.name for place in places), lookup.headers_at(places), strict=True))
+    known = [(facts, position.offset) for facts, position in stands if position.epoch is not None]
+    below = headers_below(lookup, known)
     for facts, position in stands:
-        below = seen.get(facts.name)
-        reason = broken_history(
-            position,
-            log_id=facts.log_id,
-            incarnation=facts.incarnation,
-            below=below if isinstance(below, BatchHeader) else None,
-        )
+        header = below.get(facts.name)
+        reason = broken_history(position, log_id=facts.log_id, incarnation=facts.incarnation, below=header)
         if reason is not None:
             loss(
                 HistoryChanged(f"queue {facts.name!r} at {position.offset}: {reason}; {_ADVICE}"),

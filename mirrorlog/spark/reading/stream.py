@@ -317,7 +317,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         first = self._not_freed(facts, start.offset)
         if first >= following:
             return []
-        whole = QueueRange(facts.cluster_id, queue, facts.log_id, facts.queue_id, first, following)
+        whole = facts.range(first, following)
         if not self._must_look(lookup, facts, start, following - first):
             return [whole]
         gaps = gaps_of(lookup, facts, first, min(following, facts.next))

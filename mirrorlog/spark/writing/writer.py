@@ -38,7 +38,7 @@ from mirrorlog.client.sync import BulkDelivery, Client, Producer
 from mirrorlog.errors import BadRequest, NoSuchQueue
 from mirrorlog.spark.access import NO_ACCESS, Access
 from mirrorlog.spark.errors import BadOption, WriteUnproven
-from mirrorlog.spark.options import access_of, parse_servers
+from mirrorlog.spark.options import access_of, boolean_of, parse_servers
 from mirrorlog.spark.writing.columns_out import OutColumns, check_columns, per_queue
 
 # The options of the writer are in docs/landing.md. As for Kafka's sink `queue` goes above the column `topic`: rows that
@@ -47,20 +47,8 @@ from mirrorlog.spark.writing.columns_out import OutColumns, check_columns, per_q
 
 _BOOTSTRAP: Final = "kafka.bootstrap.servers"
 _NAMES: Final = (
-    "servers",
-    _BOOTSTRAP,
-    "queue",
-    "topic",
-    "confirm",
-    "durability",
-    "compression",
-    "declare",
-    "delivery_timeout_ms",
-    "tls_ca",
-    "tls_cert",
-    "tls_key",
-    "user",
-    "password",
+    *("servers", _BOOTSTRAP, "queue", "topic", "confirm", "durability", "compression", "declare"),
+    *("delivery_timeout_ms", "tls_ca", "tls_cert", "tls_key", "user", "password"),
 )
 _KNOWN: Final = frozenset(_NAMES)
 # Spark's own, which it hands on.
@@ -106,7 +94,7 @@ def parse_writer_options(options: Mapping[str, str]) -> WriterOptions:
         confirm=confirm,
         durability=durability,
         compression=compression,
-        declare=_declare(given),
+        declare=boolean_of(given, "declare", False),
         delivery_timeout_ms=int(timeout_ms),
         access=access_of(given),
     )
@@ -126,13 +114,6 @@ def _either(given: Mapping[str, str], name: str, other: str) -> str | None:
     if found == "":
         raise BadOption(f"option {name!r} is empty")
     return found
-
-
-def _declare(given: Mapping[str, str]) -> bool:
-    text = given.get("declare", "false").lower()
-    if text not in ("true", "false"):
-        raise BadOption(f"option 'declare' is true or false, not {text!r:.80}")
-    return text == "true"
 
 
 __all__ = ["QueueStreamWriter", "QueueWriter", "WrittenRows", "batch_writer", "parse_writer_options", "stream_writer"]

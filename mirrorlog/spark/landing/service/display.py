@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TextIO
+from typing import Any, Final, TextIO
 
 from rich.console import Console, RenderableType
 from rich.live import Live
@@ -22,8 +22,7 @@ from rich.text import Text
 
 from mirrorlog.errors import MirrorlogError
 from mirrorlog.spark.landing.definition import Landing
-from mirrorlog.spark.landing.results import Observer, Several, StepResult
-from mirrorlog.spark.landing.runner import StepMoment
+from mirrorlog.spark.landing.results import Observer, Several, StepMoment, StepResult
 from mirrorlog.spark.landing.service.counts import LandingCounts, LandingTotals
 from mirrorlog.spark.landing.service.metrics import LOOPBACK, serve_metrics
 from mirrorlog.spark.landing.upkeep import DutyDone
@@ -91,16 +90,8 @@ def _rows(name: str, totals: LandingTotals, now_s: float) -> Iterator[QueueRow]:
         state = totals.state
         if state in ("landed", "behind"):
             state = "behind" if counts.lag_records else "landed"
-        yield QueueRow(
-            queue,
-            totals.table,
-            counts.records,
-            totals.rate,
-            counts.lag_records,
-            counts.lag_seconds(now_s),
-            state,
-            totals.error,
-        )
+        lag = counts.lag_records, counts.lag_seconds(now_s)
+        yield QueueRow(queue, totals.table, counts.records, totals.rate, *lag, state, totals.error)
 
 
 def _state(row: QueueRow) -> str:
@@ -154,20 +145,11 @@ def watching(
             yield Several(StepLines(sys.stderr), counts)
 
 
-class RunView(Protocol):
-    """Told of a single run: of the queue offsets that are to be landed, of each place of a step, and of its end."""
-
-    def planned(self, wanted: range) -> None: ...
-    def moment(self, moment: StepMoment) -> None: ...
-    def step_ended(self, landing: Landing, result: StepResult) -> None: ...
-    def step_failed(self, landing: Landing, error: MirrorlogError) -> None: ...
-
-
 @contextmanager
-def watching_run(landing: Landing, *, as_json: bool) -> Iterator[RunView]:
+def watching_run(landing: Landing, *, as_json: bool) -> Iterator[Observer]:
     """For a run of a landing of one queue; it begins with the start of Spark."""
     if as_json:
-        yield RunJson(sys.stdout)
+        yield JsonLines(sys.stdout)
     elif sys.stderr.isatty():
         with RunBar(landing) as bar:
             yield bar
@@ -239,16 +221,6 @@ class JsonLines(Observer):
         self._out.flush()
 
 
-class RunJson(JsonLines):
-    """The objects that a service prints."""
-
-    def planned(self, wanted: range) -> None:
-        pass
-
-    def moment(self, moment: StepMoment) -> None:
-        pass
-
-
 class RunLines(StepLines):
     """A line when Spark starts, for what there is to land, for each stage, and for each step. An error is told by
     whoever ends with it."""
@@ -276,7 +248,7 @@ class RunLines(StepLines):
         pass
 
 
-class RunBar:
+class RunBar(Observer):
     """A bar of what is landed of what was confirmed at first, with the stage of the step. Its lines go with it."""
 
     def __init__(self, landing: Landing, console: Console | None = None) -> None:
@@ -321,9 +293,6 @@ class RunBar:
         # Others may have published meanwhile: a step lands that too.
         done = min(done, len(self._wanted))
         self._progress.update(self._task, completed=done, told=self._told(done, rate))
-
-    def step_failed(self, landing: Landing, error: MirrorlogError) -> None:
-        pass
 
     def _told(self, done: int, rate: float) -> str:
         pace = f", {rate:,.0f}/s" if rate else ""

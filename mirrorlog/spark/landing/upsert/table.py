@@ -372,39 +372,7 @@ def with_properties(shape: TableShape | None, state: TableState) -> TableShape |
     return replace(shape, properties={**PROPERTIES, **shape.properties})
 
 
-def merge(
-    spark: SparkSession,
-    landing: Landing,
-    staging: Staging,
-    files: Sequence[DataFile],
-    *,
-    seen: TableState,
-    plans: Sequence[QueuePlan],
-    epochs: Mapping[tuple[str, int], int],
-    note: Mapping[str, Any],
-    shape: TableShape | None,
-    on_moment: Callable[[MergeMoment], None],
-) -> MergeResult:
-    """In place of the commit. Raises LandingConflict, TableOutOfStep, SparkFailed."""
-    moves = [
-        QueueMove(
-            queue=plan.facts.name,
-            ids=UpsertIds.of(plan.facts),
-            first=plan.first,
-            next=plan.next,
-            epoch=epochs.get((plan.facts.name, plan.next)),
-        )
-        for plan in plans
-    ]
-    return merge_step(
-        spark,
-        landing.table,
-        staging,
-        files,
-        seen=seen,
-        moves=moves,
-        columns=row_columns(landing),
-        note=note,
-        shape=with_properties(shape, seen),
-        on_moment=on_moment,
-    )
+def move_of(plan: QueuePlan, epochs: Mapping[tuple[str, int], int]) -> QueueMove:
+    """What a plan lands, with the epoch of its last record."""
+    queue, ids = plan.facts.name, UpsertIds.of(plan.facts)
+    return QueueMove(queue=queue, ids=ids, first=plan.first, next=plan.next, epoch=epochs.get((queue, plan.next)))
