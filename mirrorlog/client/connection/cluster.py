@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 from msgspec.structs import replace as changed
 
 from mirrorlog.client.connection.connection import Connection
-from mirrorlog.client.connection.finder import HEAD_START_S, Finder, ask_nodes
+from mirrorlog.client.connection.finder import HEAD_START_S, Finder, ask_nodes, noted
 from mirrorlog.client.connection.queue_metadata import FoundQueue
 from mirrorlog.client.connection.unclosed import Background
 from mirrorlog.client.options import check_timeout, parse_server
@@ -85,7 +85,7 @@ class ClusterClient:
         task = self._opening.get(address)
         if task is None:
             task = asyncio.ensure_future(self._open(address))
-            task.add_done_callback(_noted)
+            task.add_done_callback(noted)
             self._opening[address] = task
         try:
             return await asyncio.shield(task)
@@ -262,9 +262,3 @@ class ClusterClient:
             return connection
         finally:
             self._opening.pop(address, None)
-
-
-def _noted(opening: asyncio.Task[Connection]) -> None:
-    """Whoever waited for it may be gone; its failure is nobody's then."""
-    if not opening.cancelled():
-        opening.exception()

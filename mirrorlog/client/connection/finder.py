@@ -218,7 +218,7 @@ class Finder:
         self._wanted.add(queue)
         if self._next_survey is None:
             self._next_survey = asyncio.ensure_future(self._ask_all(self._survey))
-            self._next_survey.add_done_callback(_noted)
+            self._next_survey.add_done_callback(noted)
         return await asyncio.shield(self._next_survey)
 
     async def _ask_all(self, before: asyncio.Task[Heard[Metadata]] | None) -> Heard[Metadata]:
@@ -246,7 +246,7 @@ class Finder:
         return heard
 
 
-def _noted(survey: asyncio.Task[Heard[Metadata]]) -> None:
+def noted(ended: asyncio.Future[Any]) -> None:
     """Whoever asked may be gone; its failure is nobody's then."""
-    if not survey.cancelled():
-        survey.exception()
+    if not ended.cancelled():
+        ended.exception()

@@ -15,6 +15,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Generic, Protocol, TypeVar
 
@@ -233,14 +234,12 @@ class ClientLeases:
         return reader
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class _Reader:
     """Reads one queue, for one lease at a time."""
 
-    __slots__ = ("bytes", "lock")
-
-    def __init__(self, of: GrantedBytes) -> None:
-        self.bytes = of
-        self.lock = asyncio.Lock()
+    bytes: GrantedBytes
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 async def _batches(

@@ -56,7 +56,9 @@ _FETCH_BYTES_MIN: Final = 64 * 1024
 
 class Subscription:
     """Of one queue's group. Made by `Client.subscribe`; use it with `async with`. Several tasks may read from it: each
-    record goes to one of them. One that is let go without `close` is abandoned, with a ResourceWarning."""
+    record goes to one of them. One that is let go without `close` is abandoned, with a ResourceWarning.
+
+    `client`: whose it is; `reader`: what it gives out, each with its grant; `unacked`: what it has."""
 
     kept = False
     """By another object, which says for both when they were not closed."""
@@ -83,7 +85,7 @@ class Subscription:
         )
         self.queue = message.queue
         self.group = message.group
-        self._client = client
+        self.client = client
         self._message = message
         self._level = level
         self._settle_timeout_s = settle_timeout_ms / 1000
@@ -91,12 +93,12 @@ class Subscription:
         self._buffers = BufferPool()
         fetch_bytes = max(message.prefetch_bytes, _FETCH_BYTES_MIN) if message.prefetch_bytes else 2**30
         self._bytes = GrantedBytes(make_consumer, message.queue, read_from=read_from, fetch_bytes=fetch_bytes)
-        self._unacked = Unacked()
+        self.unacked = Unacked()
         self._standing = SubscriptionState(client)
-        self._reader = GrantReader(
+        self.reader = GrantReader(
             self.queue,
             self._standing,
-            self._unacked,
+            self.unacked,
             self._bytes,
             auto_ack=message.auto_ack,
             prefetch=message.prefetch_records,
@@ -118,11 +120,11 @@ class Subscription:
         loop = asyncio.get_running_loop()
         resumption = self._standing.resumption = Resumption(
             now=loop.time(),
-            patience_s=self._client.request_timeout_ms / 1000,
+            patience_s=self.client.request_timeout_ms / 1000,
             cancel_on_failover=self._cancel_on_failover,
         )
         self._settling = SettlementSender(
-            self._unacked,
+            self.unacked,
             level=self._level,
             timeout_s=self._settle_timeout_s,
             auto_ack=self._message.auto_ack,
@@ -204,7 +206,7 @@ class Subscription:
         NotMaster while no master has been found for `request_timeout_ms`, and what a consumer raises about bytes:
         behind these it may be asked again.
         """
-        return Delivered(self, *await self._reader.next())
+        return Delivered(self, *await self.reader.next())
 
     async def batches(self) -> AsyncGenerator[DeliveredBatch]:
         """Stretches of batches, each as much as was granted; waits and raises as reading records does."""
@@ -213,7 +215,7 @@ class Subscription:
 
     async def next_batch(self) -> DeliveredBatch:
         """The next one of `batches`."""
-        return DeliveredBatch(self, *await self._reader.batch())
+        return DeliveredBatch(self, *await self.reader.batch())
 
     async def receive(self, max_records: int | None = None, *, timeout_ms: int) -> list[Delivered]:
         """Up to `max_records` records, fewer (perhaps none) when the time is up first.
@@ -221,7 +223,7 @@ class Subscription:
         Without `max_records`: what comes first, as soon as it is there. Raises as reading does, but only when nothing
         was found before the error.
         """
-        return [Delivered(self, *each) for each in await self._reader.receive(max_records, timeout_ms=timeout_ms)]
+        return [Delivered(self, *each) for each in await self.reader.receive(max_records, timeout_ms=timeout_ms)]
 
     async def take_within(self, records_max: int, *, timeout_ms: int) -> list[Delivered]:
         """As `take`, but none when none has come in that time."""
@@ -233,7 +235,7 @@ class Subscription:
 
     async def take(self, records_max: int) -> list[Delivered]:
         """Waits for a record; with it come those that are there at once, `records_max` together at most."""
-        return [Delivered(self, *each) for each in await self._reader.records(records_max)]
+        return [Delivered(self, *each) for each in await self.reader.records(records_max)]
 
     # --- settling ---
 
@@ -266,29 +268,14 @@ class Subscription:
     # --- for transactions, and for a face with records of its own ---
 
     @property
-    def reader(self) -> GrantReader:
-        """What it gives out, each with its grant."""
-        return self._reader
-
-    @property
     def origin(self) -> Subscription:
         """For what it gives out: itself."""
         return self
 
     @property
-    def unacked(self) -> Unacked:
-        """What it has."""
-        return self._unacked
-
-    @property
     def session(self) -> GrantSession | None:
         """Where it is served; None while that is being looked for, and for good when it is closed."""
         return self._standing.session
-
-    @property
-    def client(self) -> ClusterClient:
-        """Whose it is."""
-        return self._client
 
     @property
     def closed(self) -> bool:
@@ -319,11 +306,11 @@ class Subscription:
             return
         self._was_granted = self._was_granted or bool(grants)
         for grant, source in zip(grants, sources, strict=True):
-            self._unacked.grant(
+            self.unacked.grant(
                 Granted(
                     grant.first,
                     grant.next,
-                    session=self._unacked.session,
+                    session=self.unacked.session,
                     epoch=session.epoch,
                     redelivered=grant.redelivered,
                     attempts=grant.attempts,
@@ -336,8 +323,8 @@ class Subscription:
         if session is not self._standing.session or self._standing.resumption is None or self._settling is None:
             return
         self._standing.session = None
-        self._reader.stop()
-        self._unacked.lose()
+        self.reader.stop()
+        self.unacked.lose()
         self._settling.lost()
         self._standing.resumption.lost(error, asyncio.get_running_loop().time())
         if self._standing.resumption.error is not None:
@@ -350,7 +337,7 @@ class Subscription:
     # --- inside: staying subscribed ---
 
     async def _subscribe(self) -> tuple[GrantSession, FoundQueue]:
-        client = self._client
+        client = self.client
         connection, found = await client.master_of(self.queue)
         check_same(self.queue, self._found, found.info)
         self._found = found.info
@@ -386,20 +373,20 @@ class Subscription:
     async def _stop_session(self, session: GrantSession, *, requeue: bool) -> None:
         left: list[asyncio.Future[None]] = []
         try:
-            await session.stop(timeout_ms=self._client.request_timeout_ms)
+            await session.stop(timeout_ms=self.client.request_timeout_ms)
         finally:
             # Also to a node that does not answer: the connection may stay, and with it what is unacknowledged.
             if session is self._standing.session:
                 left = self._give_back(session, requeue=requeue)
-        async with asyncio.timeout(self._client.request_timeout_ms / 1000):
+        async with asyncio.timeout(self.client.request_timeout_ms / 1000):
             for answered in left:
                 await answered
 
     def _give_back(self, session: GrantSession, *, requeue: bool) -> list[asyncio.Future[None]]:
         if self._message.auto_ack:
             return []
-        held = [cut for _, cut in self._unacked.unsettled()] if requeue else []
-        left = [(How.RELEASE, sorted(self._unacked.unseen())), (How.RETURN, sorted(held))]
+        held = [cut for _, cut in self.unacked.unsettled()] if requeue else []
+        left = [(How.RELEASE, sorted(self.unacked.unseen())), (How.RETURN, sorted(held))]
         return [session.give_back(how, ranges, leaves=requeue) for how, ranges in left if ranges]
 
     def _end(self, error: MirrorlogError, *, leaves: bool) -> None:
@@ -408,7 +395,7 @@ class Subscription:
             self._standing.resumption.end(error)
         if self._task is not None:
             self._task.cancel()
-        self._reader.stop()
+        self.reader.stop()
         session = self._standing.session
         if leaves and session is not None:
             self._standing.session = None

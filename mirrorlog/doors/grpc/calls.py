@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import unquote
 
 import grpc
@@ -38,8 +38,10 @@ _DETAILS_MAX: Final = 8
 _CUT: Final = "…"
 
 UNARY_TIMEOUT_S: Final = 10.0
+
+Call = grpc.aio.ServicerContext[Any, Any]
+
 _T = TypeVar("_T")
-_Response_contra = TypeVar("_Response_contra", contravariant=True)
 
 
 class CallStatus(NamedTuple):
@@ -105,13 +107,6 @@ def _cut(text: str, bytes_max: int) -> str:
     return encoded[: bytes_max - len(_CUT.encode())].decode(errors="ignore") + _CUT
 
 
-class Calling(Protocol):
-    """The part of gRPC's context that says who calls."""
-
-    def peer(self) -> str: ...
-    def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]] | None: ...
-
-
 class CallLogins:
     """Finds who calls, and gives a client of the cluster with the caller's rights. `tls`: whether the door's port
     speaks it."""
@@ -120,11 +115,11 @@ class CallLogins:
         self._callers = callers
         self._tls = tls
 
-    def client(self, call: Calling) -> AbstractAsyncContextManager[Client]:
+    def client(self, call: Call) -> AbstractAsyncContextManager[Client]:
         """With the caller's rights, for this call. Raises LoginFailed; entering it raises as `Callers.client`."""
         return self._callers.client(self._login(call), address_of(call.peer()))
 
-    def _login(self, call: Calling) -> Login | None:
+    def _login(self, call: Call) -> Login | None:
         given = [value for name, value in call.invocation_metadata() or () if name == "authorization"]
         if not given:
             return None
@@ -143,23 +138,7 @@ def address_of(peer: str) -> str:
     return unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]")
 
 
-class Ending(Protocol):
-    """The part of gRPC's context that ends a call; `abort` does not return."""
-
-    async def abort(self, code: Any, details: str, trailing_metadata: Any) -> Any: ...
-
-
-class Call(Calling, Ending, Protocol):
-    """A call with one answer."""
-
-
-class StreamCall(Call, Protocol[_Response_contra]):
-    """A call whose answers are written one after the other."""
-
-    async def write(self, message: _Response_contra, /) -> None: ...
-
-
-async def abort(call: Ending, error: MirrorlogError) -> None:
+async def abort(call: Call, error: MirrorlogError) -> None:
     """End the call with the error's status and details. Every call, and a stream as a whole, can be repeated safely."""
     status = as_call_status(error, idempotent=True)
     await call.abort(status.code, status.message, status.trailing_metadata)

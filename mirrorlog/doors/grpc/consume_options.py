@@ -64,6 +64,7 @@ class ConsumeOptions:
 def read_options(request: pb.ConsumeRequest) -> ConsumeOptions:
     """Raises BadRequest naming the field that makes no sense."""
     raw = _raw(request.shape)
+    usual_bytes = RAW_MAX_BYTES if raw else RECORDS_MAX_BYTES
     from_mirror, node_id = _read_from(request.read_from)
     return ConsumeOptions(
         queue=request.queue,
@@ -72,15 +73,11 @@ def read_options(request: pb.ConsumeRequest) -> ConsumeOptions:
         from_mirror=from_mirror,
         node_id=node_id,
         raw=raw,
-        max_bytes=_within("max_bytes", request.max_bytes, MAX_BYTES_MAX) or _max_bytes(raw),
+        max_bytes=_within("max_bytes", request.max_bytes, MAX_BYTES_MAX) or usual_bytes,
         max_wait_ms=_within("max_wait_ms", request.max_wait_ms, MAX_WAIT_MS_MAX) or MAX_WAIT_MS,
         outage_timeout_ms=_within("outage_timeout_ms", request.outage_timeout_ms, OUTAGE_TIMEOUT_MS_MAX)
         or OUTAGE_TIMEOUT_MS,
     )
-
-
-def _max_bytes(raw: bool) -> int:
-    return RAW_MAX_BYTES if raw else RECORDS_MAX_BYTES
 
 
 def _raw(shape: int) -> bool:

@@ -12,8 +12,10 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
+import grpc
+
 from mirrorlog.doors.grpc import consumed
-from mirrorlog.doors.grpc.calls import CallLogins, StreamCall, abort
+from mirrorlog.doors.grpc.calls import CallLogins, abort
 from mirrorlog.doors.grpc.consume_options import ConsumeOptions, read_options
 from mirrorlog.doors.grpc.consume_reader import ConsumeReader
 from mirrorlog.doors.grpc.fetched import Fetched
@@ -30,7 +32,7 @@ class ConsumeLimits:
     streams_max: int = 256
 
 
-ConsumeCall = StreamCall[pb.ConsumeResponse]
+ConsumeCall = grpc.aio.ServicerContext[pb.ConsumeRequest, pb.ConsumeResponse]
 
 
 class ConsumerService(pb_grpc.ConsumerServicer):

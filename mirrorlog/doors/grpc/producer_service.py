@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterable, AsyncIterator
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import grpc
 
@@ -14,9 +14,10 @@ from mirrorlog.attempts import leaves_doubt, outcome_of
 from mirrorlog.client import Client, Producer, Receipt
 from mirrorlog.client.connection.connection import Connection
 from mirrorlog.client.options import ProducerOptions
+from mirrorlog.client.producer.batch import ReceiptRange
 from mirrorlog.commitlog.format.attributes import NO_ATTRIBUTES
 from mirrorlog.commitlog.format.header import HEADER_SIZE
-from mirrorlog.doors.grpc.calls import CallLogins, StreamCall, abort, as_message
+from mirrorlog.doors.grpc.calls import CallLogins, abort, as_message
 from mirrorlog.doors.grpc.incoming import (
     Batch,
     Opening,
@@ -29,11 +30,11 @@ from mirrorlog.doors.grpc.incoming import (
     read_records,
     read_request,
 )
-from mirrorlog.doors.grpc.window import Admission, SentBatch, StreamWindow, Way, node_stopping
+from mirrorlog.doors.grpc.window import Admission, SentBatch, StreamWindow, node_stopping
 from mirrorlog.errors import BadRequest, ConnectionLost, MasterChanged, MirrorlogError, NotMaster, RequestTimeout
 from mirrorlog.pb.v1 import common_pb2 as common
 from mirrorlog.pb.v1 import producer_pb2 as pb
-from mirrorlog.wire.frames import CONFIRM_DUPLICATE, Confirm, Durability
+from mirrorlog.wire.frames import Confirm, Durability
 from mirrorlog.wire.messages.handshake import NodeLimits
 
 # One Publish stream between its opening and its end: batches in, results out in the same order. Knows no gRPC.
@@ -49,7 +50,7 @@ _IN_FLIGHT_MAX: Final = 16
 _NO_WINDOW_BYTES: Final = 2**62
 # The node answers at the deadline; its answer says more than ours would.
 _GRACE_S: Final = 1.0
-PublishCall = StreamCall[pb.PublishResponse]
+PublishCall = grpc.aio.ServicerContext[Any, pb.PublishResponse]
 Requests = AsyncIterator[pb.PublishRequest | Batch]
 OPEN_TIMEOUT_S: Final = 10.0
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["Producer"].full_name
@@ -76,11 +77,11 @@ class PublishStream:
     """One Publish stream between its opening and its end. `one_attempt`: for batches with a number of their own.
     `retrying`: for records without one."""
 
-    def __init__(self, *, opening: Opening, one_attempt: Way, retrying: Way, window: StreamWindow) -> None:
+    def __init__(self, *, opening: Opening, one_attempt: OneAttempt, retrying: Retrying, window: StreamWindow) -> None:
         self._opening = opening
         self._one_attempt = one_attempt
         self._retrying = retrying
-        self._way: Way = one_attempt
+        self._way: OneAttempt | Retrying = one_attempt
         self._window = window
         self._unanswered: asyncio.Queue[_Unanswered | _End] = asyncio.Queue()
 
@@ -266,7 +267,7 @@ class OneAttempt:
                 # After the batch has left, a silent or lost node may have stored it.
                 outcome.set_exception(outcome_of(result, in_doubt=leaves_doubt(result)))
             else:
-                outcome.set_result(_receipt(result))
+                outcome.set_result(ReceiptRange.of(result, 1).receipt(0))
 
         silent = RequestTimeout(f"{connection.address} did not answer within {timeout_ms} ms")
         timer = loop.call_later(timeout_ms / 1000 + _GRACE_S, done, silent)
@@ -278,17 +279,6 @@ class OneAttempt:
             timer.cancel()
             raise
         return outcome
-
-
-def _receipt(confirm: Confirm) -> Receipt:
-    return Receipt(
-        queue_offset=confirm.base_queue_offset,
-        log_offset=confirm.log_offset,
-        epoch=confirm.epoch,
-        copies=confirm.copies,
-        durability=confirm.durability,
-        duplicate=bool(confirm.flags & CONFIRM_DUPLICATE),
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from mirrorlog.client import Receipt
-from mirrorlog.doors.grpc.incoming import Batch
 from mirrorlog.errors import NodeStopping, Overloaded
 
 
@@ -56,13 +55,6 @@ class SentBatch(NamedTuple):
 
     outcome: Awaitable[Receipt]
     idempotent: bool
-
-
-class Way(Protocol):
-    """How batches of one stream reach the node."""
-
-    async def send(self, batch: Batch) -> SentBatch:
-        """Hand a batch over; the next one goes behind it. Raises MirrorlogError when nothing was sent."""
 
 
 class Admission:
