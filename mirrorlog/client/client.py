@@ -330,11 +330,13 @@ class Client(ClusterClient):
 
         Raises BadRequest naming the option that is wrong.
         """
+        if prefetch_bytes is None:
+            prefetch_bytes = 256 * _KIB if auto_ack else 16 * _MIB  # with auto-ack it is lost when the program dies
         message = Subscribe(
             queue=queue,
             group=group,
             prefetch_records=prefetch,
-            prefetch_bytes=_prefetch_bytes(auto_ack) if prefetch_bytes is None else prefetch_bytes,
+            prefetch_bytes=prefetch_bytes,
             auto_ack=auto_ack,
             exclusive=exclusive,
             priority=priority,
@@ -413,8 +415,3 @@ class Client(ClusterClient):
 
     def _flushed_at_close(self) -> list[Subscription | Publisher | Producer]:
         return [*self._subscriptions, *self._publishers, *self._producers]
-
-
-def _prefetch_bytes(auto_ack: bool) -> int:
-    """By default. With auto-ack it is what is lost when the program dies."""
-    return 256 * 1024 if auto_ack else 16 * _MIB

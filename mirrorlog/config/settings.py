@@ -127,7 +127,7 @@ def with_defaults(settings: Settings) -> Settings:
     if not cluster.members:
         own = Member(
             id=settings.node.id,
-            **{name: getattr(settings, name).bind or _local(port) for name, port in DEFAULT_PORTS.items()},
+            **{name: getattr(settings, name).bind or f"127.0.0.1:{port}" for name, port in DEFAULT_PORTS.items()},
         )
         cluster = cluster.model_copy(update={"members": (_advertised(own, settings),)})
     if settings.node.witness and len(cluster.members) == 1:
@@ -187,7 +187,3 @@ def _is_anywhere(address: str) -> bool:
 def _is_loopback(address: str) -> bool:
     host = split_address(address)[0]
     return host in ("localhost", "::1") or host.startswith("127.")
-
-
-def _local(port: int) -> str:
-    return f"127.0.0.1:{port}"

@@ -154,7 +154,8 @@ def publish(
     headers: list[Header] = [_header(text) for text in header or []]
     own = ParsedRecord(None, None if key is None else os.fsencode(key), headers, None, attributes)
     given = _values(value or [], file, own) if records is None else _records(records)
-    to = _Destination(queue or "", exchange, vhost, mandatory, _level(confirm), int(timeout * 1000))
+    level = int(confirm) if confirm.isdecimal() else confirm
+    to = _Destination(queue or "", exchange, vhost, mandatory, level, int(timeout * 1000))
     _publish(session_of(context), to, given, as_json=as_json)
 
 
@@ -202,10 +203,6 @@ async def _route(
 def _header(text: str) -> tuple[str, bytes]:
     name, value = parse_pair(text, "--header")
     return name, os.fsencode(value)
-
-
-def _level(confirm: str) -> str | int:
-    return int(confirm) if confirm.isdecimal() else confirm
 
 
 async def _values(values: Sequence[str], file: Path | None, own: ParsedRecord) -> AsyncIterator[ParsedRecord]:

@@ -96,7 +96,12 @@ def receive(  # noqa: PLR0917  (typer makes them options, nobody passes them by 
     held = nack or peek
     limit = min(count or prefetch, prefetch) if held else count
     wait_s = _WAIT_S if held and wait is None else wait
-    write = _write_json if as_json else _write_text
+
+    def write(record: Delivered) -> None:
+        if as_json:
+            print_json_line(given_fields(record))
+        else:
+            typer.echo(record_line(record) + again_text(record))
 
     async def take(client: Client) -> None:
         name = qualified(vhost, queue)
@@ -166,14 +171,6 @@ async def _some(subscription: Subscription, limit: int | None, wait_s: float | N
     if wait_s is None:
         return await subscription.take(records_max)
     return await subscription.take_within(records_max, timeout_ms=int(wait_s * 1000))
-
-
-def _write_text(record: Delivered) -> None:
-    typer.echo(record_line(record) + again_text(record))
-
-
-def _write_json(record: Delivered) -> None:
-    print_json_line(given_fields(record))
 
 
 def again_text(record: Delivered | Leased) -> str:

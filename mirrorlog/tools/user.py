@@ -137,8 +137,8 @@ def user_limits(
     if clear and limits:
         raise typer.BadParameter("--clear takes away what the others set; name one of them")
     if not (clear or limits):
-        found = session_of(context).run(lambda client: client.admin.topology.users())
-        _list(_of(found, name), as_json=as_json)
+        found = _of(session_of(context).run(lambda client: client.admin.topology.users()), name)
+        emit(as_json, [{"user": each.name, **_row(each.limits)} for each in found], limits_view(found))
         return
     if not name:
         raise typer.BadParameter("whose? name the user")
@@ -161,20 +161,15 @@ def _of(found: Sequence[UserInfo], name: str) -> list[UserInfo]:
     return chosen
 
 
-def _list(found: Sequence[UserInfo], *, as_json: bool) -> None:
-    emit(as_json, [{"user": each.name, **_row(each.limits)} for each in found], limits_view(found))
-
-
 def limits_view(found: Sequence[UserInfo]) -> RenderableType:
     """One row per user. Pure."""
     columns = ("connections", "requests/s", "published bytes/s", "read bytes/s")
-    rows = [(each.name, *(_shown(value) for value in _row(each.limits).values())) for each in found]
+    rows = [
+        (each.name, *(NOTHING if value is None else str(value) for value in _row(each.limits).values()))
+        for each in found
+    ]
     return table("", ("user", *columns), rows, numbers=columns)
 
 
 def _row(limits: UserLimits) -> dict[str, int | None]:
     return {name: getattr(limits, name) for name in UserLimits.__struct_fields__}
-
-
-def _shown(value: int | None) -> str:
-    return NOTHING if value is None else str(value)

@@ -21,8 +21,8 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue_producers, "IDLE_KEPT_MAX", 4)
 
 
-def kept(*names: str) -> tuple[QueueProducers[Producer], dict[str, Producer]]:
-    of: QueueProducers[Producer] = QueueProducers()
+def kept(*names: str) -> tuple[QueueProducers, dict[str, Producer]]:
+    of: QueueProducers = QueueProducers()
     made = {name: Producer() for name in names}
     for at, (name, producer) in enumerate(made.items()):
         of.add(name, producer, at)

@@ -42,14 +42,10 @@ def unended_text(waiting: int, failed: int, *, loop: asyncio.AbstractEventLoop) 
     told = []
     if waiting:
         fate = ", and may be stored or not" if loop.is_closed() else " yet"
-        told.append(f"{_records(waiting)} not ended{fate}")
+        told.append(f"{waiting} record{'s have' if waiting > 1 else ' has'} not ended{fate}")
     if failed:
         told.append(f"{failed} record{'s' * (failed > 1)} failed, and nobody was told")
     return ", ".join(told)
-
-
-def _records(number: int) -> str:
-    return f"{number} records have" if number > 1 else "1 record has"
 
 
 class Background:

@@ -26,9 +26,6 @@ from mirrorlog.errors import BadBatch, MissingDependency, UnreadableBatch
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from mirrorlog.commitlog.format.attributes import Attributes
-    from mirrorlog.commitlog.format.body import Header
-
 # The frame's own limit has held already; a batch's length is only checked against the bytes that are there.
 _BATCH_BYTES_MAX: Final = 2**31
 # Of a compressed body when opened, by default: as much as any node may allow a batch to have.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final
 
 from mirrorlog.client.connection.cluster import ClusterClient
 from mirrorlog.client.producer.producer import Producer
@@ -31,39 +31,32 @@ _LOOKED_AT: Final = 64
 """Producers, in one look: it is taken for each message."""
 
 
-class Abandonable(Protocol):
-    def abandon(self) -> None: ...
-
-
-_P = TypeVar("_P", bound=Abandonable)
-
-
 @dataclass(slots=True)
-class _Kept(Generic[_P]):
+class _Kept:
     """`under_way`: messages that were handed to it and have not been heard of."""
 
-    producer: _P
+    producer: Producer
     used_at: float
     under_way: int = 0
 
 
-class QueueProducers(Generic[_P]):
+class QueueProducers:
     """Keeps producers by queue, pure; the one that was used longest ago comes first."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, _Kept[_P]] = {}
+        self._kept: dict[str, _Kept] = {}
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def __iter__(self) -> Iterator[_P]:
+    def __iter__(self) -> Iterator[Producer]:
         return iter([kept.producer for kept in self._kept.values()])
 
-    def get(self, queue: str) -> _P | None:
+    def get(self, queue: str) -> Producer | None:
         kept = self._kept.get(queue)
         return kept.producer if kept is not None else None
 
-    def add(self, queue: str, producer: _P, now: float) -> None:
+    def add(self, queue: str, producer: Producer, now: float) -> None:
         """A started one, in place of none."""
         self._kept[queue] = _Kept(producer, now)
 
@@ -80,7 +73,7 @@ class QueueProducers(Generic[_P]):
         kept.under_way += 1
         self._kept[queue] = kept
 
-    def heard(self, queue: str, producer: _P) -> None:
+    def heard(self, queue: str, producer: Producer) -> None:
         """What has become of one message that was handed to that producer."""
         kept = self._kept.get(queue)
         if kept is not None and kept.producer is producer:
@@ -106,7 +99,7 @@ class StartedProducers:
     def __init__(
         self, client: ClusterClient, routes: PublishRoutes, exchange: str, make: Callable[[str], Producer]
     ) -> None:
-        self.kept: QueueProducers[Producer] = QueueProducers()
+        self.kept = QueueProducers()
         self._client = client
         self._routes = routes
         self._exchange = exchange

@@ -304,8 +304,9 @@ class Commit:
             self._routing_wanted = 0
         if self._routed_at == routes.table.version:
             return
+        routed = [each for each in self._sent if each.routed is not None]
         # Nothing is called unroutable by a word from before.
-        if routes.vouched_at < self._began_at and self._leads_nowhere(routes):
+        if routes.vouched_at < self._began_at and not all(routed_by(routes.table, each) for each in routed):
             newest = await routes.newest()
             if newest > routes.table.version:
                 await routes.refresh(newest)
@@ -313,10 +314,6 @@ class Commit:
             routes.check(exchange)
         self._routed_at, self._stamp = routes.table.version, routes.stamp
         self._group_by(partial(self._routed, routes))
-
-    def _leads_nowhere(self, routes: PublishRoutes) -> bool:
-        """Whether some message does."""
-        return any(not routed_by(routes.table, each) for each in self._sent if each.routed is not None)
 
     def _routed(self, routes: PublishRoutes, sent: SentRecord) -> list[str]:
         """Raises Unroutable."""

@@ -142,7 +142,7 @@ class Callers:
 
     def _caller(self, proof: bytes, login: Login) -> _Caller:
         if self._refused.get(proof, -inf) > self._loop.time() - REFUSED_S:
-            raise _refusal(login)
+            raise LoginFailed(f"no user {login.user[:64]!r} with that password")  # as the node said a moment ago
         caller = self._known.get(proof)
         if caller is None:
             self._make_room()
@@ -217,8 +217,3 @@ class Callers:
         closing = asyncio.ensure_future(caller.client.close())
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
-
-
-def _refusal(login: Login) -> LoginFailed:
-    """What the node said a moment ago."""
-    return LoginFailed(f"no user {login.user[:64]!r} with that password")

@@ -10,7 +10,7 @@ import numpy as np
 
 from mirrorlog.client.consumer.records import unreadable
 from mirrorlog.commitlog.format.attributes import attributes_of
-from mirrorlog.commitlog.format.body import BinaryColumn, Body, HeadersColumn, Int64s
+from mirrorlog.commitlog.format.body import BinaryColumn, Body, Int64s
 from mirrorlog.commitlog.format.codec import open_body
 from mirrorlog.doors.grpc.fetched import BatchPlace, Fetched
 from mirrorlog.errors import BadBatch
@@ -161,7 +161,7 @@ def _records(body: Body, rows: range) -> list[dict[str, Any]]:
     if body.keys is not None:
         columns["key"] = _entries(body.keys, rows)
     if body.headers is not None:
-        columns["headers"] = _headers(body.headers, rows)
+        columns["headers"] = ([{"name": name, "value": value} for name, value in body.headers[row]] for row in rows)
     if body.timestamps is not None:
         columns["timestamp_us"] = map(body.timestamps.__getitem__, rows)
     return [dict(zip(columns, record, strict=True)) for record in zip(*columns.values(), strict=True)]
@@ -177,7 +177,3 @@ def _entries(column: BinaryColumn, rows: range) -> list[bytes | None]:
         return found
     there = (validity[row >> 3] >> (row & 7) & 1 for row in rows)
     return [entry if present else None for entry, present in zip(found, there, strict=True)]
-
-
-def _headers(column: HeadersColumn, rows: range) -> Iterator[list[dict[str, Any]]]:
-    return ([{"name": name, "value": value} for name, value in column[row]] for row in rows)

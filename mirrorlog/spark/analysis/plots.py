@@ -137,8 +137,9 @@ def _busiest(rows: pa.Table) -> tuple[list[str], int]:
 
 
 def _draw_panel(axes: Axes, panel: Panel, queue: str | None, rows: pa.Table) -> None:
+    where = {"queue": queue, **dict(panel.where)}
     mine = with_idle_times(
-        [row for row in rows.to_pylist() if row["queue"] == queue and _fits(row, panel)],
+        [row for row in rows.to_pylist() if where.items() <= row.items()],
         [line.name for line in panel.lines],
         stretch=_stretch(rows),
         value=None if panel.is_time else 0,
@@ -206,10 +207,6 @@ def _draw_line(axes: Axes, number: int, line: PlotLine, times: Sequence[datetime
         markersize=3.5,
         linewidth=1.5,
     )
-
-
-def _fits(row: Mapping[str, Any], panel: Panel) -> bool:
-    return all(row[name] == value for name, value in panel.where)
 
 
 def _scale(axes: Axes, panel: Panel, values: Sequence[float]) -> None:

@@ -39,11 +39,12 @@ def inspect(log: DataFrame, table: DataFrame, columns: Sequence[str], number: Co
     its = _by_offset(table, columns, "table")
     both = mine.join(its, "offset", "full_outer")
     rows = f.coalesce(f.col("table_rows"), f.lit(0))
+    any_differs = reduce(Column.__or__, map(_differs, columns), f.lit(False))
     kind = (
         f.when(f.col("log_rows").isNull(), f.lit(DifferenceKind.MISSING_IN_LOG.name))
         .when(rows == 0, f.lit(DifferenceKind.MISSING_IN_TABLE.name))
         .when(rows > 1, f.lit(DifferenceKind.TWICE.name))
-        .when(_any_differs(columns), f.lit(DifferenceKind.CONTENT.name))
+        .when(any_differs, f.lit(DifferenceKind.CONTENT.name))
     )
     differing = f.when(f.col("log_rows").isNull() | (rows == 0), f.lit("")).otherwise(_names(columns))
     odd = both.select(
@@ -67,10 +68,6 @@ def _differs(name: str) -> Column:
     """Whether any row of the table has another content there than the log's."""
     log, low, high = (f.col(each) for each in (f"log_min_{name}", f"table_min_{name}", f"table_max_{name}"))
     return ~(low.eqNullSafe(log) & high.eqNullSafe(log))
-
-
-def _any_differs(columns: Sequence[str]) -> Column:
-    return reduce(Column.__or__, map(_differs, columns), f.lit(False))
 
 
 def _names(columns: Sequence[str]) -> Column:

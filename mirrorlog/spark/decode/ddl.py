@@ -8,7 +8,6 @@ not hold, or would hold as something else, is refused by name: CHAR, VARCHAR, IN
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -163,25 +162,16 @@ class _Parser:
 
     def _nested(self, word: str, depth: int) -> pa.DataType:
         self._need("<")
-        rules: dict[str, Callable[[int], pa.DataType]] = {
-            "ARRAY": self._array,
-            "MAP": self._map,
-            "STRUCT": self._struct,
-        }
-        kind = rules[word](depth + 1)
+        if word == "STRUCT":
+            kind = pa.struct(self.fields(depth=depth + 1))
+        elif word == "ARRAY":
+            kind = list_of(self._type(depth + 1))
+        else:
+            key = self._type(depth + 1)
+            self._need(",")
+            kind = map_of(key, self._type(depth + 1))
         self._need(">")
         return kind
-
-    def _array(self, depth: int) -> pa.DataType:
-        return list_of(self._type(depth))
-
-    def _map(self, depth: int) -> pa.DataType:
-        key = self._type(depth)
-        self._need(",")
-        return map_of(key, self._type(depth))
-
-    def _struct(self, depth: int) -> pa.DataType:
-        return pa.struct(self.fields(depth=depth))
 
     def _comment(self) -> str:
         if self._now.kind != "text":

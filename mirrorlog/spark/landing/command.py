@@ -167,13 +167,10 @@ def _setting(text: str) -> tuple[str, Any]:
 
 def _work(options: argparse.Namespace) -> int:
     landings = landings_of(options)
-    if options.config is not None or options.follow or not _is_single(landings[0]):
+    is_single = landings[0].queue_pattern is None and len(landings[0].queues) == 1
+    if options.config is not None or options.follow or not is_single:
         return _serve(options, landings)
     return _land(options, landings[0])
-
-
-def _is_single(made: Landing) -> bool:
-    return made.queue_pattern is None and len(made.queues) == 1
 
 
 def _app_name(landings: Sequence[Landing]) -> str:

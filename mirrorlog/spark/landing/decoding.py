@@ -81,7 +81,9 @@ class Decoding:
         if decoded.rows.num_rows:
             self._pass(decoded.rows, raw, decoded.kept)
         if len(decoded.tombstones):
-            self._pass(_nulls(decoded.rows.schema, len(decoded.tombstones)), raw, decoded.tombstones)
+            nulls = [pa.nulls(len(decoded.tombstones), each.type) for each in decoded.rows.schema]
+            rows = pa.RecordBatch.from_arrays(nulls, names=decoded.rows.schema.names)
+            self._pass(rows, raw, decoded.tombstones)
 
     def _pass(self, rows: pa.RecordBatch, raw: pa.RecordBatch, positions: pa.Array) -> None:
         left = raw if len(positions) == raw.num_rows else raw.take(positions)
@@ -104,10 +106,6 @@ def with_record(rows: pa.RecordBatch, raw: pa.RecordBatch) -> pa.RecordBatch:
     fields += [pa.field(name, raw.schema.field(source).type) for name, source in RECORD_COLUMNS.items()]
     cast = [column.cast(field.type) for column, field in zip(columns, fields, strict=True)]
     return pa.RecordBatch.from_arrays(cast, schema=pa.schema(fields))
-
-
-def _nulls(schema: pa.Schema, count: int) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.nulls(count, each.type) for each in schema], names=schema.names)
 
 
 def joined_fields(found: Sequence[pa.Schema]) -> pa.Schema | None:

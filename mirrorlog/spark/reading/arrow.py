@@ -135,7 +135,7 @@ def is_small(batches: _Batches) -> bool:
 
 
 def _some(batches: _Batches, columns: Sequence[str], times: TimeRange) -> Iterator[pa.RecordBatch]:
-    if all(_all_within(batch, times) for batch in batches):
+    if times != EVERY_TIME and all(time in times for batch in batches for time in _span(batch)):
         times = EVERY_TIME
     found = record_batch(batches, columns, times)
     if found.num_rows:
@@ -159,10 +159,6 @@ def _may_have(batch: QueueBatch, times: TimeRange) -> bool:
         return True
     earliest, latest = _span(batch)
     return earliest < times.next_us and latest >= times.first_us
-
-
-def _all_within(batch: QueueBatch, times: TimeRange) -> bool:
-    return times == EVERY_TIME or all(time in times for time in _span(batch))
 
 
 def _span(batch: QueueBatch) -> tuple[int, int]:
@@ -210,10 +206,6 @@ def _keys(batches: _Batches) -> pa.Array:
     if all(batch.body.keys is None for batch in batches):
         return pa.nulls(sum(map(len, batches)), BINARY)
     return _joined(batches, lambda batch: binary_array(batch.body.keys, len(batch.body)))
-
-
-def _values(batches: _Batches) -> pa.Array:
-    return _joined(batches, lambda batch: binary_array(batch.body.values, len(batch.body)))
 
 
 def _headers(batches: _Batches) -> pa.Array:
@@ -288,7 +280,7 @@ def _many(value: str | int, kind: pa.DataType) -> pa.Array:
 
 _MAKERS: Final[Mapping[str, Callable[[_Batches], pa.Array]]] = {
     "key": _keys,
-    "value": _values,
+    "value": lambda batches: _joined(batches, lambda batch: binary_array(batch.body.values, len(batch.body))),
     "topic": lambda batches: _same(batches[0].queue, pa.string(), sum(map(len, batches))),
     "partition": lambda batches: _same(0, pa.int32(), sum(map(len, batches))),
     "offset": _offsets,

@@ -142,9 +142,11 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """What lies between, as tasks; the same after a restart. Raises as `latestOffset`."""
         before, after = parse_offsets(start), parse_offsets(end)
         moved = {
-            queue: (before[queue], position)
+            queue: (stood, position)
             for queue, position in after.items()
-            if queue in before and _same_queue(before[queue], position) and before[queue].offset < position.offset
+            if (stood := before.get(queue)) is not None
+            and (None in (stood.incarnation, position.incarnation) or stood.incarnation == position.incarnation)
+            and stood.offset < position.offset
         }
         if not moved:
             return []
@@ -343,10 +345,6 @@ def _made_anew(facts: QueueFacts, position: QueuePosition) -> HistoryChanged:
         f"{position.incarnation}, now {facts.incarnation}); set failOnDataLoss to false to read the new one from its "
         "begin"
     )
-
-
-def _same_queue(one: QueuePosition, other: QueuePosition) -> bool:
-    return None in (one.incarnation, other.incarnation) or one.incarnation == other.incarnation
 
 
 def _with_ids(given: Iterable[tuple[QueueFacts, QueuePosition]]) -> dict[str, QueuePosition]:

@@ -63,7 +63,7 @@ def check_columns(schema: StructType, *, queue: str | None) -> None:
             )
         text, types = _ALLOWED[column.name]
         kind = column.dataType
-        if not (isinstance(kind, types) if types else _are_headers(kind)):
+        if not (isinstance(kind, types) if types else kind.simpleString() == HEADERS_TYPE):
             raise BadOption(f"column {column.name!r} is {kind.simpleString()}; it must be {text}, cast it")
     names = schema.fieldNames()
     if len(set(names)) < len(names):
@@ -100,10 +100,6 @@ def header_lists(column: pa.Array) -> list[HeaderList] | None:
     if column.null_count:
         lists = [each if there else [] for each, there in zip(lists, column.is_valid().to_pylist(), strict=True)]
     return lists if any(lists) else None
-
-
-def _are_headers(kind: DataType) -> bool:
-    return kind.simpleString() == HEADERS_TYPE
 
 
 def _check_partition(rows: pa.RecordBatch) -> None:

@@ -334,7 +334,8 @@ def damage_lines(examined: Examination) -> Iterator[str]:
     if (more := examined.found.bad_count - len(examined.found.bad)) > 0:
         yield f"BAD and {more} further ranges, the last {examined.found.last_bad}"
     for lost in order.lost:
-        yield f"LOST {lost}{_called(order.names.get(lost.queue_id))}"
+        name = order.names.get(lost.queue_id)
+        yield f"LOST {lost}" + ("" if name is None else f" ({name})")
     if (more := order.lost_count - len(order.lost)) > 0:
         yield f"LOST and {more} further stretches"
     yield from (f"WRONG at {each}" for each in order.faults)
@@ -344,10 +345,6 @@ def damage_lines(examined: Examination) -> Iterator[str]:
     yield from (f"WRONG {each}" for each in examined.tables.bad)
     if examined.index.wrong:
         yield f"WRONG index: {examined.index.what}"
-
-
-def _called(name: str | None) -> str:
-    return f" ({name})" if name is not None else ""
 
 
 def examination_fields(examined: Examination) -> dict[str, Any]:

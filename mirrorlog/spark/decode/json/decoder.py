@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Self
 
 import numpy as np
@@ -48,7 +49,7 @@ class JsonDecoder:
         self._row = record_reader(schema)
 
     def __reduce__(self) -> Any:
-        return _made, (self.schema, self._evolution, self._tombstones)
+        return partial(type(self), self.schema, evolution=self._evolution, tombstones=self._tombstones), ()
 
     def under(self, schema: pa.Schema) -> Self:
         """See `decoded.Decoder`."""
@@ -115,7 +116,3 @@ class _Piece:
         middle = len(self.values) // 2
         yield _Piece(self.values[:middle], self.positions[:middle])
         yield _Piece(self.values[middle:], self.positions[middle:])
-
-
-def _made(schema: pa.Schema, evolution: Evolution, tombstones: Tombstones) -> JsonDecoder:
-    return JsonDecoder(schema, evolution=evolution, tombstones=tombstones)

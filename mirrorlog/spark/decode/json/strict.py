@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from decimal import Decimal
+from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
@@ -245,15 +246,6 @@ def _boolean(value: Any) -> bool:
     raise _other("boolean", value)
 
 
-def _double(value: Any) -> float:
-    return _real(value, "double", float("inf"))
-
-
-def _float(value: Any) -> float:
-    """Rounded once, by Arrow, from the double."""
-    return _real(value, "float", FLOAT_MAX)
-
-
 def _real(value: Any, name: str, most: float) -> float:
     if type(value) is not int and type(value) is not Fraction:
         raise _other(name, value)
@@ -288,8 +280,9 @@ def _text(name: str, convert: Callable[[str], Any]) -> Convert:
 
 _SCALARS: Final[Mapping[pa.DataType, Convert]] = {
     pa.bool_(): _boolean,
-    pa.float32(): _float,
-    pa.float64(): _double,
+    # Rounded once, by Arrow, from the double.
+    pa.float32(): partial(_real, name="float", most=FLOAT_MAX),
+    pa.float64(): partial(_real, name="double", most=float("inf")),
     pa.string(): _string,
     pa.binary(): _text("binary as base64", base64_bytes),
     pa.date32(): _text("date as a string", date_days),

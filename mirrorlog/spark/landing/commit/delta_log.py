@@ -195,7 +195,8 @@ def commit(
         if shape is not None:
             transaction.updateMetadata(_metadata(spark, snapshot, seen, shape), False)
         on_begun()
-        actions = [*map(_add, files), *(_set(name, version) for name, version in sets.items())]
+        moved = [{"txn": {"appId": each, "version": sets[each], "lastUpdated": now_ms()}} for each in sets]
+        actions = [*map(_add, files), *moved]
         _register_metrics(spark, transaction, files)
         made = _actions(spark, actions)
         with one_commit(table):
@@ -330,7 +331,7 @@ def _metadata(spark: SparkSession, snapshot: Any, seen: TableState, shape: Table
     if seen.version is None:
         described["metaData"]["partitionColumns"] = list(shape.partition_columns)
         described["metaData"]["createdTime"] = now_ms()
-    return _action(spark, described)
+    return _delta_class(spark, "actions.Action").fromJson(json.dumps(described))
 
 
 def _add(file: DataFile) -> dict[str, Any]:
@@ -346,17 +347,9 @@ def _add(file: DataFile) -> dict[str, Any]:
     }
 
 
-def _set(application_id: str, version: int) -> dict[str, Any]:
-    return {"txn": {"appId": application_id, "version": version, "lastUpdated": now_ms()}}
-
-
 def now_ms() -> int:
     """Since 1970, as Delta's actions have it."""
     return time.time_ns() // 1_000_000
-
-
-def _action(spark: SparkSession, described: Mapping[str, Any]) -> Any:
-    return _delta_class(spark, "actions.Action").fromJson(json.dumps(described))
 
 
 def _actions(spark: SparkSession, described: Sequence[Mapping[str, Any]]) -> Any:

@@ -144,15 +144,11 @@ def hash_binary(keys: pa.Array) -> NDArray[np.uint64]:
     starts = offsets - offsets[0]
     lengths = np.diff(starts)
     places = np.arange(len(data), dtype=np.int64) - np.repeat(starts[:-1], lengths)
-    powers = _powers(int(lengths.max()) if count else 0)
+    powers = np.cumprod(np.full(int(lengths.max()) if count else 0, _PRIME, np.uint64), dtype=np.uint64)
     sums = np.zeros(len(data) + 1, np.uint64)
     # Sums wrap around at 2 ** 64, and so do their differences: what is between two of them is right.
     np.cumsum((data.astype(np.uint64) + np.uint64(1)) * powers[places], out=sums[1:])
     return _mixed(sums[starts[1:]] - sums[starts[:-1]])
-
-
-def _powers(count: int) -> NDArray[np.uint64]:
-    return np.cumprod(np.full(count, _PRIME, np.uint64), dtype=np.uint64)
 
 
 def _mixed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
