@@ -81,7 +81,7 @@ class Consumer:
     async def start(self) -> Self:
         """Find the queue and where to begin. Raises NoSuchQueue, BadRequest, ConnectionLost; NotCurrent when it shall
         begin or end with what is confirmed now, and nobody masters the queue who can tell in time."""
-        info = await self._fetcher.insist(self._own_info)
+        info = await self._choice.insist(self._own_info)
         self._begin = None
         self.cursor.epoch = info.epoch
         self.cursor.until = self._resolve_until(info)

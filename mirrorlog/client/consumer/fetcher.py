@@ -7,22 +7,18 @@ the Delta table of a tiered landing (`tier`). When the node goes away, it is ask
 
 from __future__ import annotations
 
-import asyncio
-import random
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final, TypeVar
 
 from msgspec.structs import replace
 
-from mirrorlog.client.connection.backoff import Backoff
 from mirrorlog.client.connection.buffers import BufferPool
 from mirrorlog.client.connection.cluster import ClusterClient
 from mirrorlog.client.connection.connection import Connection
 from mirrorlog.client.connection.copies import Copies
 from mirrorlog.client.connection.copy_refusals import DamagedRange, is_elsewhere, refused
 from mirrorlog.client.connection.liveness import SILENCE_S, StallWatch
-from mirrorlog.client.connection.queue_metadata import is_another, is_outage
 from mirrorlog.client.consumer.prefetcher import FetchedBatches
 from mirrorlog.client.consumer.records import ClosedBatch, proven_batches
 from mirrorlog.client.consumer.replica_choice import ReplicaChoice, is_mute
@@ -32,9 +28,6 @@ from mirrorlog.errors import (
     BadBatch,
     ConnectionLost,
     LogCorrupt,
-    LogUnavailable,
-    MirrorlogError,
-    NoSuchQueue,
     NotCurrent,
     OffsetOutOfRange,
     PositionLost,
@@ -76,26 +69,6 @@ class QueueFetcher:
         # Where the next fetch begins when what stands there was bad.
         self._bad: DamagedRange | None = None
 
-    async def insist(self, ask: Callable[[], Awaitable[_T]]) -> _T:
-        """Ask again, over another connection, until `request_timeout_ms` have passed since the first failure."""
-        loop = asyncio.get_running_loop()
-        give_up_at: float | None = None
-        backoff = Backoff(random.random)
-        while True:
-            try:
-                return await ask()
-            except MirrorlogError as error:
-                self._choice.failed()
-                give_up_at = give_up_at or loop.time() + self._client.request_timeout_ms / 1000
-                # A mirror may not have heard yet of a queue that others know.
-                passing = error.retriable or (isinstance(error, NoSuchQueue) and self._choice.known)
-                # A copy that its node refuses to serve is not the only one.
-                passing = passing or is_elsewhere(error) or isinstance(error, LogUnavailable)
-                passing = passing and not (is_outage(error) and not self._choice.known)
-                if not passing or is_another(error) or loop.time() >= give_up_at or self._client.closed:
-                    raise
-                await asyncio.sleep(backoff.next_s())
-
     async def fetch(self, queue_offset: int) -> FetchedBatches:
         """What stands at an offset: from the log; what it has no more, from the table that has it."""
         if (more := await self._tiers.go_on(queue_offset)) is not None:
@@ -112,7 +85,7 @@ class QueueFetcher:
 
     async def _fetch_landed(self, queue_offset: int, begin: int, error: OffsetOutOfRange) -> FetchedBatches:
         # The tables may have come since this reader was told of the queue.
-        asked, _ = await self.insist(self._choice.ask)
+        asked, _ = await self._choice.insist(self._choice.ask)
         info = replace(asked, begin=begin)
         if not self._tiers.known(info):
             raise error
@@ -130,12 +103,12 @@ class QueueFetcher:
         """From the node that is read from, or, where bad bytes have come from it, from another one."""
         bad = self._bad
         if bad is None or bad.queue_offset != queue_offset:
-            found = await self.insist(lambda: self._fetch_once(queue_offset))
+            found = await self._choice.insist(lambda: self._fetch_once(queue_offset))
             if isinstance(found, FetchedBatches):
                 return found
             bad = self._bad = found
         try:
-            return await self.insist(lambda: self._fetch_elsewhere(bad))
+            return await self._choice.insist(lambda: self._fetch_elsewhere(bad))
         except ConnectionLost:
             if self._client.closed:
                 raise

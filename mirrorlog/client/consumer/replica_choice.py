@@ -12,21 +12,27 @@ container and on loopback. Rejected: comparing host names (a node may be adverti
 from __future__ import annotations
 
 import asyncio
+import random
 import socket
-from typing import Final
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
 
+from mirrorlog.client.connection.backoff import Backoff
 from mirrorlog.client.connection.cluster import ClusterClient
 from mirrorlog.client.connection.connection import Connection
 from mirrorlog.client.connection.copies import Copies
+from mirrorlog.client.connection.copy_refusals import is_elsewhere
 from mirrorlog.client.connection.liveness import SILENCE_S
-from mirrorlog.client.connection.queue_metadata import FoundQueue, check_same
+from mirrorlog.client.connection.queue_metadata import FoundQueue, check_same, is_another, is_outage
 from mirrorlog.config import split_address
-from mirrorlog.errors import BadRequest, ConnectionLost, NoSuchQueue, RequestTimeout
+from mirrorlog.errors import BadRequest, ConnectionLost, LogUnavailable, MirrorlogError, NoSuchQueue, RequestTimeout
 from mirrorlog.wire.messages.queues import GetMetadata, Metadata, QueueInfo
 
 _ANY_MIRROR: Final = ("mirror", "nearest")
 # All that is not a node's id.
 _NO_NODE: Final = ("master", *_ANY_MIRROR)
+
+_T = TypeVar("_T")
 
 
 class ReplicaChoice:
@@ -45,11 +51,6 @@ class ReplicaChoice:
         self._here: dict[str, bool] = {}
         # The node that failed last: others are tried before it.
         self._failed_node: str | None = None
-
-    @property
-    def known(self) -> bool:
-        """Whether the queue was ever found."""
-        return self._found is not None
 
     @property
     def info(self) -> QueueInfo:
@@ -71,6 +72,30 @@ class ReplicaChoice:
     def any_mirror(self) -> bool:
         """Whether any mirror will do."""
         return self._read_from in _ANY_MIRROR
+
+    async def insist(
+        self, ask: Callable[[], Awaitable[_T]], *, timeout_ms: int | None = None, waits_for_start: bool = False
+    ) -> _T:
+        """Ask again, over another connection, until `timeout_ms`, by default the client's of a request, have passed
+        since the first failure. `waits_for_start`: also while every node of a queue that was never found is down."""
+        loop = asyncio.get_running_loop()
+        give_up_at: float | None = None
+        backoff = Backoff(random.random)
+        while True:
+            try:
+                return await ask()
+            except MirrorlogError as error:
+                self.failed()
+                known = self._found is not None
+                give_up_at = give_up_at or loop.time() + (timeout_ms or self._client.request_timeout_ms) / 1000
+                # A mirror may not have heard yet of a queue that others know.
+                passing = error.retriable or (isinstance(error, NoSuchQueue) and known)
+                # A copy that its node refuses to serve is not the only one.
+                passing = passing or is_elsewhere(error) or isinstance(error, LogUnavailable)
+                passing = passing and (known or waits_for_start or not is_outage(error))
+                if not passing or is_another(error) or loop.time() >= give_up_at or self._client.closed:
+                    raise
+                await asyncio.sleep(backoff.next_s())
 
     async def connected(self) -> Connection:
         """To the node that shall be read from. Raises ConnectionLost, NoSuchQueue, BadRequest for a node without this
