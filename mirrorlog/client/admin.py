@@ -17,7 +17,7 @@ from mirrorlog.client.connection.backoff import Backoff
 from mirrorlog.client.connection.cluster import ClusterClient
 from mirrorlog.client.connection.copies import Copies
 from mirrorlog.client.connection.copy_refusals import NO_ANSWER
-from mirrorlog.client.connection.finder import ask_nodes
+from mirrorlog.client.connection.finder import first_answer
 from mirrorlog.client.connection.liveness import SILENCE_S
 from mirrorlog.client.connection.masters import ask_master, ask_placed_at, ask_until_placed, change_at_master
 from mirrorlog.client.producer.record import as_timestamp_us
@@ -194,10 +194,7 @@ class Admin:
         if node_id is not None:
             return await self._status_of(await self._client.node_address(node_id))
         asks = [partial(self._status_of, address) for address in self._client.addresses()]
-        heard = await ask_nodes(asks, lambda _: 0.0, head_start_s=SILENCE_S)
-        if not heard.answers:
-            raise heard.no_answer()
-        return heard.answers[0]
+        return await first_answer(asks, head_start_s=SILENCE_S)
 
     async def _status_of(self, address: str) -> Status:
         connection = await self._client.connection_to(address)

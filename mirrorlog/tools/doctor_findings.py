@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from mirrorlog.tools.common.cluster_status import AllStatuses, LogCopy, authorities
+from mirrorlog.tools.common.cluster_status import AllStatuses, LogCopy, authorities, newest_view
 from mirrorlog.tools.common.records import printable
 from mirrorlog.wire.messages.groups import GroupInfo, GroupsFound
 from mirrorlog.wire.messages.queues import QueueInfo, QueueOutage
@@ -175,17 +175,15 @@ def _certificate(node: Status) -> Iterator[Diagnosis]:
 
 def _placed(status: AllStatuses) -> Iterator[Diagnosis]:
     """What the cluster has decided, by the view that is newest."""
-    views = [node.cluster for node in status.nodes if node.cluster is not None]
-    if not views:
+    view = newest_view(status.nodes)
+    if view is None:
         return
-    view = max(views, key=lambda each: each.version)
-    waits = {log.log_id: log.waits_for for each in views for log in each.logs if log.waits_for}
     lives = {node.node_id: node.life for node in view.nodes}
     for log in view.logs:
         if log.transient:
             continue  # its queues are gone with its node's run
         if not log.master:
-            waited = ", ".join(waits.get(log.log_id, []) or log.in_sync or log.replicas)
+            waited = ", ".join(log.waits_for or log.in_sync or log.replicas)
             text = f"log {log.name} has no master and waits for {waited}"
             yield _say("log", log.name, "no-master", text, stops=True, start=waited)
         elif _has_no_heir(log, lives):

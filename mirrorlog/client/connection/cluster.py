@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 from msgspec.structs import replace as changed
 
 from mirrorlog.client.connection.connection import Connection
-from mirrorlog.client.connection.finder import HEAD_START_S, Finder, ask_nodes, noted
+from mirrorlog.client.connection.finder import HEAD_START_S, Finder, first_answer, noted
 from mirrorlog.client.connection.queue_metadata import FoundQueue
 from mirrorlog.client.connection.unclosed import Background
 from mirrorlog.client.options import check_timeout, parse_server
@@ -103,10 +103,7 @@ class ClusterClient:
             if connection.usable:
                 return connection
         asks = [partial(self.connection_to, address) for address in self.addresses()]
-        heard = await ask_nodes(asks, lambda _: 0.0, head_start_s=HEAD_START_S)
-        if not heard.answers:
-            raise heard.no_answer()
-        return heard.answers[0]
+        return await first_answer(asks, head_start_s=HEAD_START_S)
 
     async def reach(self, address: str) -> Connection:
         """As `connection_to`, but raises ConnectionLost after a second, too, while the opening goes on: whoever comes

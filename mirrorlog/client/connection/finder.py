@@ -99,6 +99,14 @@ async def ask_nodes(
         await asyncio.gather(*pending, return_exceptions=True)
 
 
+async def first_answer(asks: Sequence[Ask[_T]], *, head_start_s: float) -> _T:
+    """The first one's, as of `ask_nodes`. Raises what to raise when every node failed."""
+    heard = await ask_nodes(asks, lambda _: 0.0, head_start_s=head_start_s)
+    if not heard.answers:
+        raise heard.no_answer()
+    return heard.answers[0]
+
+
 def _note(task: asyncio.Task[_T], number: int, heard: Heard[_T]) -> None:
     try:
         heard.answers.append(task.result())

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 from mirrorlog.attempts import Attempts
 from mirrorlog.client.connection.backoff import Backoff
 from mirrorlog.client.connection.cluster import ClusterClient
-from mirrorlog.client.connection.finder import ask_nodes
+from mirrorlog.client.connection.finder import first_answer
 from mirrorlog.client.connection.liveness import SILENCE_S, StallWatch
 from mirrorlog.client.options import parse_server
 from mirrorlog.errors import (
@@ -103,13 +103,11 @@ async def ask_until_placed(client: ClusterClient, ask: Callable[[str], Coroutine
     while True:
         # Asking twice, or two nodes at once, makes no second queue, and deletes no other one.
         asks = [partial(ask, address) for address in client.addresses()]
-        heard = await ask_nodes(asks, lambda _: 0.0, head_start_s=SILENCE_S)
-        if heard.answers:
-            return heard.answers[0]
-        failure = heard.no_answer()
-        waits = isinstance(failure, _PLACED_LATER) and client.connected
-        if not waits or loop.time() >= give_up_at:
-            raise failure
+        try:
+            return await first_answer(asks, head_start_s=SILENCE_S)
+        except MirrorlogError as error:
+            if not (isinstance(error, _PLACED_LATER) and client.connected) or loop.time() >= give_up_at:
+                raise
         await asyncio.sleep(backoff.next_s())
 
 
