@@ -257,8 +257,8 @@ CAPS = {
     "lines of a file": 857,
     "public class names that occur twice": 0,
     "files of one importer and at most 130 lines": 21,
-    "lines of the package": 98_287,
-    "private names that tests reach for": 495,
+    "lines of the package": 97_433,
+    "private names that tests reach for": 371,
     "monkeypatches of tests": 292,
 }
 """They only go down (HOUSE.md's aims: 15, 500, 0, 30, 85,000)."""
@@ -288,11 +288,16 @@ def figures() -> dict[str, int]:
     }
 
 
+NAMED_TUPLE = {"_asdict", "_fields", "_make", "_replace"}
+"""Public, whatever these names look like: the fields of a named tuple have all others."""
+
+
 def _is_reach_in(node: ast.AST) -> bool:
     return (
         isinstance(node, ast.Attribute)
         and node.attr.startswith("_")
         and not node.attr.startswith("__")
+        and node.attr not in NAMED_TUPLE
         and not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
     )
 

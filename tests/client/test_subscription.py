@@ -160,8 +160,8 @@ class Taking:
     def __init__(self) -> None:
         self.number, self.epoch, self.secret = 0, 0, ""
         self.offsets: list[int] = []
-        self._changed = asyncio.Event()
-        self._error: MirrorlogError | None = None
+        self.changed = asyncio.Event()
+        self.error: MirrorlogError | None = None
 
     @classmethod
     async def begin(cls, client: Client, wish: Subscribe) -> tuple[Taking, Connection]:
@@ -170,33 +170,33 @@ class Taking:
         made = cls()
         connection.subscribe(wish, made)
         async with asyncio.timeout(10):
-            await made._changed.wait()
-        if made._error is not None:
-            raise made._error
+            await made.changed.wait()
+        if made.error is not None:
+            raise made.error
         return made, connection
 
     async def granted(self, count: int) -> list[int]:
         """So many offsets, in the order in which they came."""
         async with asyncio.timeout(10):
             while len(self.offsets) < count:
-                self._changed.clear()
-                await self._changed.wait()
+                self.changed.clear()
+                await self.changed.wait()
         return self.offsets
 
     # --- Subscriber ---
 
     def subscribed(self, answer: Subscribed) -> None:
         self.number, self.epoch, self.secret = answer.subscription, answer.epoch, answer.secret
-        self._changed.set()
+        self.changed.set()
 
     def delivered(self, facts: Deliver, content: memoryview) -> None:
         grants, _ = read_grants(content, facts.grant_count)
         self.offsets += [offset for grant in grants for offset in range(grant.first, grant.next)]
-        self._changed.set()
+        self.changed.set()
 
     def ended(self, error: MirrorlogError) -> None:
-        self._error = error
-        self._changed.set()
+        self.error = error
+        self.changed.set()
 
     def room(self, size: int) -> memoryview:
         return memoryview(bytearray(size))

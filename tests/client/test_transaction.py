@@ -168,7 +168,7 @@ class Node:
     address = "n1:1"
 
     def __init__(self, *answers: MirrorlogError | None) -> None:
-        self._answers = list(answers)
+        self.answers = list(answers)
         self.asked: list[list[BatchHeader]] = []
         self.sent: list[bytes] = []
         self.welcome = SimpleNamespace(limits=SimpleNamespace(max_batch_bytes=1 << 20))
@@ -183,10 +183,10 @@ class Node:
         while len(content):
             self.asked[-1].append(header := read_header(content))
             content = content[header.length :]
-        answer = self._answers.pop(0) if self._answers else None
+        answer = self.answers.pop(0) if self.answers else None
         if answer is not None:
             raise answer
-        if self._answers:  # None, and more behind it: this one says nothing
+        if self.answers:  # None, and more behind it: this one says nothing
             self.silent.set()
             await asyncio.Event().wait()
         receipts = [BatchReceipt(96 * at, at) for at in range(len(self.asked[-1]))]
@@ -244,7 +244,7 @@ async def test_a_producer_that_the_node_does_not_know_begins_a_new_epoch() -> No
     node = Node(None)
     transactor = transactor_of(node)
     await committed(transactor, "a")
-    node._answers = [OutOfSequence("unknown"), StaleProducerEpoch("ended", producer_epoch=8)]
+    node.answers = [OutOfSequence("unknown"), StaleProducerEpoch("ended", producer_epoch=8)]
     await committed(transactor, "a", "b")
     await committed(transactor, "b", "a")
     assert node.numbers == [
@@ -302,7 +302,7 @@ async def test_a_commit_that_is_cancelled_leaves_its_numbers_behind() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    node._answers = []
+    node.answers = []
     await committed(transactor, "a", "b")
     assert node.numbers == [[(5, 0)], [(6, 0), (5, 0)]]
 
@@ -313,7 +313,7 @@ async def test_two_commits_at_once_have_a_producer_each() -> None:
     transactor = transactor_of(node)
     waiting = asyncio.ensure_future(committed(transactor, "a"))
     await node.silent.wait()
-    node._answers = []
+    node.answers = []
     await committed(transactor, "a")
     await committed(transactor, "a")
     waiting.cancel()
@@ -377,7 +377,7 @@ async def test_what_a_node_calls_stale_is_routed_anew() -> None:
     transactor = Transactor(cast(Client, RoutedNode(node)))
     assert await published(transactor) == ["a"]
     node.bind("a", "b")
-    node._answers = [StaleRouting("changed", version=2)]
+    node.answers = [StaleRouting("changed", version=2)]
     assert await published(transactor) == ["a", "b"]
     assert node.numbers == [[(5, 0)], [(5, 1)], [(5, 1), (5, 0)]]
 
@@ -388,7 +388,7 @@ async def test_what_may_be_stored_is_never_routed_anew() -> None:
     for answer, expected in ((None, ["a"]), (StaleRouting("changed", version=2), None)):
         node = RoutingNode(ConnectionLost("gone"), answer, bound=["a"])
         if answer is None:
-            node._answers.pop()
+            node.answers.pop()
         transactor = Transactor(cast(Client, RoutedNode(node)))
         committing = asyncio.ensure_future(published(transactor))
         await node.arrived.wait()
@@ -535,7 +535,7 @@ async def test_who_has_committed_there_waits_for_its_node_whatever_became_of_the
     await committed(transactor, "a")
     for _ in range(2):
         client.looks_down = 2
-        client.node._answers = [BadRequest("not now")]
+        client.node.answers = [BadRequest("not now")]
         with pytest.raises(BadRequest, match="not now"):
             await committed(transactor, "a")
         assert len(await committed(transactor, "a")) == 1

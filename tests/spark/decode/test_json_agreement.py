@@ -19,6 +19,7 @@ from mirrorlog.spark.decode import widen
 from mirrorlog.spark.decode.ddl import parse_ddl
 from mirrorlog.spark.decode.decoded import Decoded
 from mirrorlog.spark.decode.json.decoder import JsonDecoder
+from mirrorlog.spark.decode.json.fast import FastReader
 
 FAST = parse_ddl(
     "a BIGINT, b STRING, c DOUBLE, f FLOAT, i TINYINT, t BOOLEAN, at TIMESTAMP, d DATE, n INT NOT NULL, "
@@ -256,11 +257,11 @@ def test_sound_records_take_the_fast_way() -> None:
     }
     local = {**whole, "at": "2013-01-31T05:15:00", "s": None}
     for records in ([whole, {"n": 1}], [local, {"n": 1, "l": []}]):
-        rows = decoder(FAST)._fast.read(pa.array([json.dumps(record).encode() for record in records]))
+        rows = FastReader(FAST).read(pa.array([json.dumps(record).encode() for record in records]))
         assert rows is not None
         assert rows.num_rows == 2
-    assert decoder(FAST)._fast.read(pa.array([json.dumps(record).encode() for record in (whole, local)])) is None
-    assert [parse_ddl(ddl) for ddl in STRICT_ONLY if decoder(parse_ddl(ddl))._fast.suits] == []
+    assert FastReader(FAST).read(pa.array([json.dumps(record).encode() for record in (whole, local)])) is None
+    assert [parse_ddl(ddl) for ddl in STRICT_ONLY if FastReader(parse_ddl(ddl)).suits] == []
 
 
 STRICT_ONLY = ("v DECIMAL(5,2)", "v BINARY", "v MAP<STRING, INT>", "v STRUCT<x: ARRAY<BINARY>>")
