@@ -177,9 +177,10 @@ def rebuilt(
         if at < begin:
             continue
         header = read_header(batch)
-        table.apply(header, batch)
         if header.kind == Kind.QUEUE_STATE:
-            departures.follow(header, decode_changes(batch))
+            changes = decode_changes(batch)
+            table.follow(header, changes)
+            departures.follow(header, changes)
         if header.kind == Kind.CHECKPOINT:
             states = decode_checkpoint(batch)
             table.restore(header, states)

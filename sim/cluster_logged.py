@@ -112,10 +112,11 @@ def logged(log_id: str, batches: Iterable[tuple[int, bytes]]) -> dict[_Queue, Lo
         elif header.kind == Kind.QUEUE_STATE:
             found[queue].settle(header, batch)
             found[queue].behind += _behind(header, batch, groups)
-            groups.apply(header, batch)
+            changes = decode_changes(batch)
+            groups.follow(header, changes)
             found[queue].leaving += [
                 (at, header.append_time_us, change)
-                for change in decode_changes(batch)
+                for change in changes
                 if isinstance(change, Departing | Addressed | Departed)
             ]
         elif header.kind == Kind.CHECKPOINT:
