@@ -91,6 +91,9 @@ class ClusterService:
         self._place: tuple[Files, Path] | None = None
         self.registration = Registration(lambda: self.identity, self, failed=host.failed)
         self._foreseen: tuple[int, ClusterState] | None = None
+        self.expected: ClusterState
+        """From `open` on: `state`; before all is decided that the disk held at the start, that. For what must not be
+        forgotten. Whoever publishes is looked up in it, with each batch."""
         self._advice: list[str] = []
 
     # --- life ---
@@ -108,7 +111,8 @@ class ClusterService:
 
         self._place = files, directory
         self._driver = self._make_driver(*await self._loop.run_in_executor(self._helper, opened))
-        self._foreseen = self.driver.raft.log.last_index, self.foreseen()
+        self.expected = self.foreseen()
+        self._foreseen = self.driver.raft.log.last_index, self.expected
 
     def _make_driver(self, store: RaftStore, stored: Stored) -> RaftDriver:
         raft = Raft(store.own, stored, chance=Random(), now=self._loop.time(), timing=self._timing)
@@ -161,14 +165,6 @@ class ClusterService:
     @property
     def state(self) -> ClusterState:
         return self.driver.machine.state
-
-    @property
-    def expected(self) -> ClusterState:
-        """The same; before all is decided that the disk held at the start, that. For what must not be forgotten."""
-        if self._foreseen is not None:
-            return self._foreseen[1]
-        assert self._driver is not None, "the service is not started"
-        return self._driver.machine.state
 
     def in_touch(self) -> bool:
         """Whether a majority was heard within half the time after which a node counts as gone: what is decided is known
@@ -392,10 +388,11 @@ class ClusterService:
 
     def _know(self, state: ClusterState) -> None:
         """Whom to reach and watch follows from the state."""
+        known = self._with_foreseen(state)
+        self.expected = state if self._foreseen is None else self._foreseen[1]
         self.followed(state.routing)
         self.registration.note(state, self.driver.machine.index)
         self._note_advice(state)
-        known = self._with_foreseen(state)
         self._nodes = {facts.member: node for node, facts in known.items()}
         others = {node: facts for node, facts in known.items() if node != self.identity.node}
         self.mesh.reach({node: self._places(node, facts) for node, facts in others.items()})

@@ -139,10 +139,10 @@ def test_a_log_changes_hands_ten_times_under_traffic(tmp_path: Path, flush: str,
             await until(lambda: all(log.replica.flushed == log.replica.end for log in (old, new)))
             # What a role has hung on the copy goes with it.
             hooks = [
-                (each.on_stored, each.on_appended, each.on_confirmed, each.on_flush_wanted)
+                (each.on_stored, each.on_appended, each.on_confirmed, each.on_lengths, each.on_flush_wanted)
                 for each in (old.replica, new.replica)
             ]
-            assert [[len(hook) for hook in each] for each in hooks] == [[1, 2, 5, 1], [1, 1, 1, 1]]
+            assert [[len(hook) for hook in each] for each in hooks] == [[1, 2, 4, 1, 1], [1, 1, 1, 0, 1]]
             for number, log in enumerate((old, new)):
                 found = await opened_again(log, settings[0], tmp_path / f"again{number}")
                 assert _comparable(found) == _comparable(derived(log.replica))

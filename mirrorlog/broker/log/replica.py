@@ -107,7 +107,8 @@ class Replica:
         """Called when all that this node derives from new batches is known."""
         self.on_flush_wanted: list[Callable[[], None]] = []
         self.on_confirmed: list[Callable[[Set[int]], None]] = []
-        """Called with the ids of the queues that gained confirmed records."""
+        self.on_lengths: list[Callable[[Set[int]], None]] = []
+        """Called with the ids of the queues that gained confirmed records; `on_lengths` while a queue has a limit."""
         self.on_deleted: list[Callable[[Set[int]], None]] = []
         """Called with the ids of the queues whose deletion is confirmed."""
         self.on_anew: list[Callable[[], None]] = []
@@ -416,7 +417,7 @@ class Replica:
         log.set_confirmed(log_offset)
         if log.confirmed > before:
             gained = self._confirm_derived(log.confirmed)
-            for tell in self.on_confirmed:
+            for tell in (*self.on_confirmed, *self.on_lengths) if self.queues.lengths else self.on_confirmed:
                 tell(gained)
             if self.queues.deleted:
                 self._forget_queues(frozenset(self.queues.take_deleted()))

@@ -63,7 +63,7 @@ class QueueLengths:
         self._left = {queue_id: ends(queue_id) for queue_id in replica.queues.lengths}
         self._due = False
         self._stopped = False
-        replica.on_confirmed.append(self._confirmed)
+        replica.on_lengths.append(self._confirmed)
         replica.on_deleted.append(self._deleted)
         deliverer.on_pumped = self._pumped
 
@@ -135,18 +135,16 @@ class QueueLengths:
     def fence(self) -> None:
         """Another one may be the master."""
         self._stopped = True
-        self._replica.on_confirmed.remove(self._confirmed)
+        self._replica.on_lengths.remove(self._confirmed)
         self._replica.on_deleted.remove(self._deleted)
 
     # --- inside ---
 
     def _confirmed(self, gained: Set[int]) -> None:
         """Only noted: this may come in the middle of an append of this log."""
-        limited, confirmed = self._replica.queues.lengths, self._replica.index.next_confirmed
-        if limited:
-            there = gained & limited.keys()
-            self._awake.update(each for each in there if confirmed(each) > self._left.get(each, 0))
-            self._look_soon()
+        there, confirmed = gained & self._replica.queues.lengths.keys(), self._replica.index.next_confirmed
+        self._awake.update(each for each in there if confirmed(each) > self._left.get(each, 0))
+        self._look_soon()
 
     def _deleted(self, queue_ids: Set[int]) -> None:
         for queue_id in queue_ids:
