@@ -14,6 +14,7 @@ from mirrorlog.queues.changes import Addressed, Change, Departed, Departing, Ret
 from mirrorlog.queues.dead_letters.forwarding import HELD, REDRIVEN, REJECTED, Departure
 from mirrorlog.queues.groups.ledger import LeaseRow, Ledger
 from mirrorlog.queues.groups.ledger_chunk import Chunk
+from mirrorlog.queues.groups.ledger_update import LedgerUpdate
 from mirrorlog.queues.ranges import Range, flat
 
 QUEUE = 5
@@ -39,8 +40,8 @@ def departure(number: int, reason: str = REJECTED) -> Departure:
 
 def test_a_piece_is_settled_but_for_what_is_kept_and_what_others_have() -> None:
     ledger = Ledger()
-    ledger.lease(1, ROW, 0, 10)
-    ledger.lease(2, ROW, 4, 6)
+    LedgerUpdate(ledger).lease(1, ROW, 0, 10)
+    LedgerUpdate(ledger).lease(2, ROW, 4, 6)
     log, appended = log_of(ledger)
     piece = Addressed(departure=1, ranges=[0, 8], targets=[], kept=[2, 5])
     log.settle(QUEUE, departure(1, REDRIVEN), piece)
@@ -55,7 +56,7 @@ def test_a_piece_is_settled_but_for_what_is_kept_and_what_others_have() -> None:
 
 def test_the_last_piece_ends_the_departure_and_one_of_a_group_that_was_reset_does_too() -> None:
     ledger = Ledger()
-    ledger.lease(1, ROW, 0, 4)
+    LedgerUpdate(ledger).lease(1, ROW, 0, 4)
     log, appended = log_of(ledger)
     piece = Addressed(departure=1, ranges=[0, 4], targets=[])
     log.settle(QUEUE, departure(1), piece)
@@ -68,7 +69,7 @@ def test_however_scattered_what_leaves_is_a_piece_costs_as_much_as_it_has(monkey
     """The loop would stand still, for each of thousands of pieces."""
     ledger = Ledger()
     for at in range(0, 2 * SCATTERED, 2):
-        ledger.lease(1, ROW, at, at + 1)
+        LedgerUpdate(ledger).lease(1, ROW, at, at + 1)
     looked: list[object] = []
     rows_in = Chunk.rows_in
 
@@ -92,7 +93,7 @@ def test_what_a_lease_has_of_a_range_is_what_of_all_that_it_has_is_in_it() -> No
     ledger = Ledger()
     for _ in range(500):
         first = chance.randrange(20_000)
-        ledger.lease(chance.randrange(1, 4), ROW, first, first + chance.randrange(1, 300))
+        LedgerUpdate(ledger).lease(chance.randrange(1, 4), ROW, first, first + chance.randrange(1, 300))
     for _ in range(200):
         low, lease = chance.randrange(20_000), chance.randrange(1, 5)
         high = low + chance.randrange(0, 9000)
@@ -105,8 +106,8 @@ def test_what_a_lease_has_of_a_range_is_what_of_all_that_it_has_is_in_it() -> No
 def test_what_cannot_be_sent_is_held_if_it_died_and_free_again_if_somebody_wanted_it_elsewhere(reason: str) -> None:
     """Of a piece, and of what is in none; what others have stays theirs."""
     ledger = Ledger()
-    ledger.lease(1, ROW, 0, 10)
-    ledger.lease(2, ROW, 4, 6)
+    LedgerUpdate(ledger).lease(1, ROW, 0, 10)
+    LedgerUpdate(ledger).lease(2, ROW, 4, 6)
     log, appended = log_of(ledger)
     log.keep(QUEUE, departure(1, reason), [(3, 8)])
     log.keep(QUEUE, departure(1, reason), [(20, 30)])

@@ -13,6 +13,7 @@ from mirrorlog.queues.delivery.group import LeaseClaim, Rules
 from mirrorlog.queues.delivery.priorities import Attributed
 from mirrorlog.queues.delivery.settlement import Outcomes
 from mirrorlog.queues.groups.ledger import Ledger
+from mirrorlog.queues.groups.ledger_update import LedgerUpdate
 from mirrorlog.queues.limits.attributes import QueueRuns, RunRow
 from mirrorlog.wire.frames import How
 from tests.queues.delivered import Stage, records
@@ -600,23 +601,23 @@ def test_moments_of_what_was_settled_are_forgotten() -> None:
     for record in range(1000):
         runs.add(RunRow(record, record + 1, Attributes(0, 10**9 + record, 0), 0))
         known.meet(record + 1, 0, taken=True)
-        ledger.settle(record, record + 1)
+        LedgerUpdate(ledger).settle(record, record + 1)
         runs.drop(record + 1)
     assert len(known._ends) < 200
     assert known.idle
     for record in range(1000, 2000):
         runs.add(RunRow(record, record + 1, Attributes(0, None, 10**9 + record), 0))
         known.meet(record + 1, 0, taken=True)
-        ledger.settle(record, record + 1)
+        LedgerUpdate(ledger).settle(record, record + 1)
         known.settled([(record, record + 1)])
     assert len(known._waits) < 200
     ledger.take(2000, 2001)
     for record in (2001, 2002):
         runs.add(RunRow(record, record + 1, Attributes(0, 10**9 + record, 0), 0))
     known.meet(2003, 0, taken=True)
-    ledger.settle(2001, 2002)
+    LedgerUpdate(ledger).settle(2001, 2002)
     assert not known.idle
-    ledger.settle(2002, 2003)
+    LedgerUpdate(ledger).settle(2002, 2003)
     assert ledger.floor == 2000
     assert known.idle
 

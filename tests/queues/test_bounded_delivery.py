@@ -12,6 +12,7 @@ from mirrorlog.queues.delivery.deadlines import READ_AT_ONCE, Endings
 from mirrorlog.queues.delivery.group import GRANTS_MAX, RANGES_AT_ONCE, LeaseClaim, Reach, Rules
 from mirrorlog.queues.delivery.subscribers import Turns
 from mirrorlog.queues.groups.ledger import LeaseRow, Ledger
+from mirrorlog.queues.groups.ledger_update import LedgerUpdate
 from mirrorlog.wire.frames import How
 from tests.queues.delivered import Stage, records
 
@@ -284,13 +285,13 @@ def test_what_waits_when_a_mastership_begins_is_read_in_parts() -> None:
     count = 3 * READ_AT_ONCE
     ledger = Ledger()
     for at in range(count):
-        ledger.lease(1 << 32 | at, LeaseRow("me", 1000, 5), at, at + 1)
-        ledger.give_again(count + 2 * at, count + 2 * at + 1, counted=False, delay_ms=500, logged_at=9)
+        LedgerUpdate(ledger).lease(1 << 32 | at, LeaseRow("me", 1000, 5), at, at + 1)
+        LedgerUpdate(ledger).give_again(count + 2 * at, count + 2 * at + 1, counted=False, delay_ms=500, logged_at=9)
     endings = Endings(ledger, 0.0)
     assert len(endings) == READ_AT_ONCE + 1
     assert endings.next_at < 0
     endings.began(1 << 32 | 7, 60_000, 0.0)
-    ledger.settle(8, 9)
+    LedgerUpdate(ledger).settle(8, 9)
     looks, parked, leased = 0, list[tuple[int, int]](), list[tuple[int, int]]()
     while endings.next_at <= 0.1:
         assert endings.due(0.1, RANGES_AT_ONCE) == ([], [])
@@ -302,7 +303,7 @@ def test_what_waits_when_a_mastership_begins_is_read_in_parts() -> None:
         parked += some
         leased += others
         for first, until in [*some, *others]:
-            ledger.give_again(first, until, counted=False)
+            LedgerUpdate(ledger).give_again(first, until, counted=False)
         endings.done()
     assert sorted(parked) == [(count + 2 * at, count + 2 * at + 1) for at in range(count)]
     assert sorted(leased) == [(at, at + 1) for at in range(count) if at not in (7, 8)]

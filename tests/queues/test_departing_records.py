@@ -12,6 +12,7 @@ from mirrorlog.queues.delivery.group import GroupDelivery, LeaseClaim, LeaseWish
 from mirrorlog.queues.delivery.settlement import DEAD, DEATHS, REASONS, WHYS, deaths
 from mirrorlog.queues.delivery.subscribers import SubscriberOptions
 from mirrorlog.queues.groups.ledger import LeaseRow, Ledger, State
+from mirrorlog.queues.groups.ledger_update import LedgerUpdate
 from mirrorlog.queues.ranges import Range
 from mirrorlog.wire.frames import How
 
@@ -28,7 +29,7 @@ def follow(ledger: Ledger, changes: tuple[Change, ...]) -> None:
     for change in changes:
         assert isinstance(change, Departing)
         for first, until in zip(change.ranges[::2], change.ranges[1::2], strict=True):
-            ledger.lease(change.departure, LeaseRow("", 0, 0), first, until)
+            LedgerUpdate(ledger).lease(change.departure, LeaseRow("", 0, 0), first, until)
 
 
 def group_of(ledger: Ledger, rules: Rules | None = None) -> GroupDelivery:
@@ -77,7 +78,7 @@ def test_to_settle_it_again_is_heard_and_changes_nothing() -> None:
 def test_a_departure_is_no_lease_of_anybody() -> None:
     """No receipt names it, it does not end, and a group of which it is all that is left may be let alone."""
     ledger = Ledger()
-    ledger.lease(DEPARTURE, LeaseRow("", 0, 0), 2, 4)
+    LedgerUpdate(ledger).lease(DEPARTURE, LeaseRow("", 0, 0), 2, 4)
     delivery = GroupDelivery(
         "", ledger, Rules(), epoch=1, found_watermark=10, reach=lambda at, until, size: Reach(at, until, 1),
         next_lease=lambda: 1 << 32 | 1, now=0.0,
@@ -102,7 +103,7 @@ def test_whoever_goes_away_lets_what_came_back_too_often_leave() -> None:
 
 def test_ready_records_are_the_oldest_that_are_free() -> None:
     ledger = Ledger()
-    ledger.settle(3, 5)
+    LedgerUpdate(ledger).settle(3, 5)
     delivery = GroupDelivery(
         "", ledger, Rules(), epoch=1, found_watermark=0, reach=lambda at, until, size: Reach(at, until, 1),
         next_lease=lambda: 1 << 32 | 1, now=0.0,

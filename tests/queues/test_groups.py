@@ -33,6 +33,7 @@ from mirrorlog.queues.changes import (
 )
 from mirrorlog.queues.checkpoint import GROUPS_BYTES_MAX
 from mirrorlog.queues.groups.ledger import CHUNK_RECORDS, LeaseRow, Ledger
+from mirrorlog.queues.groups.ledger_update import LedgerUpdate
 from mirrorlog.queues.groups.states import PIECE_RECORDS, restore_chunk
 from mirrorlog.queues.groups.table import GroupTable
 from tests.queues.ledgers import END, facts, random_change, random_range, table_facts
@@ -432,7 +433,7 @@ def test_a_hundred_thousand_random_acks_are_15_kb_of_checkpoint() -> None:
     master.append(encode_change(GroupReset(group="", queue_offset=0), queue_id=queue_id))
     ledger = master.derived.groups.find(queue_id, "")
     for at in range(1, 100_000, 2):
-        ledger.settle(at, at + 1 + random.randrange(2))
+        LedgerUpdate(ledger).settle(at, at + 1 + random.randrange(2))
     assert sum(header.length for header, _ in master.checkpoint()) < 17_000
 
 
@@ -510,9 +511,9 @@ def test_a_group_that_goes_before_a_checkpoint_comes_to_it_leaves_nothing(book: 
 def test_a_chunk_that_makes_no_sense_is_refused(bad: dict[str, object]) -> None:
     """Not a chunk, not so many bits, rows outside, empty, over one another, or of what is settled."""
     good = LedgerChunk(queue_id=1, group="", first=0, next=PIECE_RECORDS, settled=bytes(128))
-    restore_chunk(Ledger(), good)
+    restore_chunk(LedgerUpdate(Ledger()), good)
     with pytest.raises(ValueError, match=r"no chunk|cannot wait"):
-        restore_chunk(Ledger(), msgspec.structs.replace(good, **bad))
+        restore_chunk(LedgerUpdate(Ledger()), msgspec.structs.replace(good, **bad))
 
 
 def test_a_bad_chunk_in_a_log_is_a_bad_batch() -> None:

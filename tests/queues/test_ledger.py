@@ -10,7 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from mirrorlog.queues.groups.ledger import CHUNK_RECORDS, Journal, LeaseRow, Ledger, State
+from mirrorlog.queues.groups.ledger import CHUNK_RECORDS, LeaseRow, Ledger, State
+from mirrorlog.queues.groups.ledger_update import Journal, LedgerUpdate
 from tests.queues.ledgers import facts, merged
 
 FREE, SETTLED, OUT, PARKED, LEASED = State
@@ -67,43 +68,39 @@ class AgainstPlainLists(RuleBasedStateMachine):
     def settle(self, of: tuple[int, int]) -> None:
         self._begin()
         before = self.ledger.unsettled(*of)
-        assert self.ledger.settle(*of) == before == sum(self.states[at] != SETTLED for at in range(*of))
+        assert self._update().settle(*of) == before == sum(self.states[at] != SETTLED for at in range(*of))
         self._write(of, SETTLED, None)
-        self._end()
 
     @rule(of=_RANGES, counted=st.booleans(), delay_ms=st.sampled_from([0, 0, 5, 7]))
     def give_again(self, of: tuple[int, int], counted: bool, delay_ms: int) -> None:
         self._begin()
-        self.ledger.give_again(*of, counted=counted, delay_ms=delay_ms, logged_at=self.clock)
+        self._update().give_again(*of, counted=counted, delay_ms=delay_ms, logged_at=self.clock)
         for at in range(*of):
             self.attempts[at] += counted and self.states[at] != SETTLED
         self._write(of, PARKED if delay_ms else FREE, (delay_ms, self.clock) if delay_ms else None)
-        self._end()
 
     @rule(of=_RANGES, number=st.integers(1, 3), again=st.booleans())
     def lease(self, of: tuple[int, int], number: int, again: bool) -> None:
         self._begin()
         row = LeaseRow("h", 1000, self.clock)
         if again:
-            self.ledger.extend(number, row)
+            self._update().extend(number, row)
         else:
-            self.ledger.lease(number, row, *of)
+            self._update().lease(number, row, *of)
             self._write(of, LEASED, number)
         if number in self.waits:
             self.rows[number] = row
-        self._end()
 
     @rule(by=st.integers(-3, 9))
     def mark(self, by: int) -> None:
         self._begin()
         self.ledger.watermark = max(0, self.ledger.watermark + by)
-        self._end()
 
     @rule()
     def undo_one(self) -> None:
         if self.undo:
             journal, floor, watermark, model = self.undo.pop()
-            self.ledger.undo(journal, floor=floor, watermark=watermark)
+            LedgerUpdate(self.ledger).undo(journal, floor=floor, watermark=watermark)
             self.states, self.attempts, self.waits, self.rows = model
             assert self.ledger.watermark == watermark
 
@@ -153,11 +150,10 @@ class AgainstPlainLists(RuleBasedStateMachine):
         self.clock += 1
         states = [FREE if state == OUT else state for state in self.states]
         model = (states, list(self.attempts), list(self.waits), dict(self.rows))
-        self.ledger.journal = []
-        self.undo.append((self.ledger.journal, self.ledger.floor, self.ledger.watermark, model))
+        self.undo.append(([], self.ledger.floor, self.ledger.watermark, model))
 
-    def _end(self) -> None:
-        self.ledger.journal = None
+    def _update(self) -> LedgerUpdate:
+        return LedgerUpdate(self.ledger, self.undo[-1][0])
 
 
 AgainstPlainLists.TestCase.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
@@ -172,11 +168,11 @@ def test_a_group_that_acks_in_order_is_a_few_numbers() -> None:
     time: no chunk is left over."""
     copy, master = Ledger(), Ledger()
     for at in range(20_000):
-        copy.settle(at, at + 1)
+        LedgerUpdate(copy).settle(at, at + 1)
     for at in range(0, 20_000, 1000):
         master.take(at, at + 1000)
         for each in range(at, at + 1000):
-            master.settle(each, each + 1)
+            LedgerUpdate(master).settle(each, each + 1)
     for ledger in (copy, master):
         assert (ledger.floor, list(ledger.chunk_ranges()), ledger.out) == (20_000, [], 0)
 
@@ -184,11 +180,11 @@ def test_a_group_that_acks_in_order_is_a_few_numbers() -> None:
 def test_what_came_back_and_was_settled_leaves_nothing() -> None:
     """Return one counted, park one, lease one; give all out, settle all: nothing is special any more."""
     ledger = Ledger()
-    ledger.give_again(5, 6, counted=True)
-    ledger.give_again(7, 8, counted=True, delay_ms=10)
-    ledger.lease(1, LeaseRow("h", 1, 0), 9, 10)
+    LedgerUpdate(ledger).give_again(5, 6, counted=True)
+    LedgerUpdate(ledger).give_again(7, 8, counted=True, delay_ms=10)
+    LedgerUpdate(ledger).lease(1, LeaseRow("h", 1, 0), 9, 10)
     ledger.take(0, 20)
-    assert ledger.settle(0, 20) == 20
+    assert LedgerUpdate(ledger).settle(0, 20) == 20
     assert (ledger.floor, list(ledger.chunk_ranges()), ledger.leases) == (20, [], {})
 
 
@@ -198,9 +194,9 @@ def test_a_million_in_hand_are_a_chunk_for_each_4096() -> None:
     ledger = Ledger()
     ledger.take(0, count)
     assert (len(list(ledger.chunk_ranges())), ledger.out, ledger.ready(count)) == (256, count, 0)
-    ledger.settle(CHUNK_RECORDS, count - 1)
+    LedgerUpdate(ledger).settle(CHUNK_RECORDS, count - 1)
     assert (ledger.floor, len(list(ledger.chunk_ranges())), ledger.unsettled_total(count)) == (0, 3, CHUNK_RECORDS + 1)
-    ledger.settle(0, CHUNK_RECORDS)
+    LedgerUpdate(ledger).settle(0, CHUNK_RECORDS)
     assert (ledger.floor, ledger.unsettled_total(count)) == (count - 1, 1)
 
 
@@ -217,8 +213,8 @@ def test_what_a_lease_has_is_found_without_looking_at_what_others_have() -> None
 
     for at in range(2 * CHUNK_RECORDS):
         lease = at if at < CHUNK_RECORDS else CHUNK_RECORDS + at % 2
-        ledger.lease(lease, LeaseRow("x", 1, 1), at, at + 1)
-    for chunk in ledger._chunks.values():
+        LedgerUpdate(ledger).lease(lease, LeaseRow("x", 1, 1), at, at + 1)
+    for chunk in ledger.chunks.values():
         chunk.rows = Counting(chunk.rows)
     for at in range(CHUNK_RECORDS):
         assert list(ledger.lease_ranges(at)) == [(at, at + 1)]
@@ -236,21 +232,20 @@ def test_queue_offsets_that_leapt_cost_nothing() -> None:
     """Settle what a leap gave up, with one record open before it and one behind, park that, take it all back: whatever
     the distance, it is a few chunks."""
     ledger = Ledger()
-    ledger.journal = journal = []
-    ledger.settle(1, LEAP)
-    ledger.give_again(LEAP + 5, LEAP + 6, counted=True, delay_ms=3, logged_at=9)
-    ledger.journal = None
+    journal: Journal = []
+    update = LedgerUpdate(ledger, journal)
+    update.settle(1, LEAP)
+    update.give_again(LEAP + 5, LEAP + 6, counted=True, delay_ms=3, logged_at=9)
     assert len(list(ledger.chunk_ranges())) == 3
     assert ledger.unsettled_total(LEAP + 10) == 11
     assert (ledger.next_free(0, LEAP + 9), ledger.next_free(1, LEAP + 9)) == ((0, 1), (LEAP, LEAP + 5))
-    ledger.settle(0, 1)
+    LedgerUpdate(ledger).settle(0, 1)
     assert (ledger.floor, ledger.ready(LEAP + 10)) == (LEAP, 9)
-    ledger = Ledger()
-    ledger.journal = []
-    ledger.settle(0, LEAP)
-    ledger.undo(ledger.journal, floor=0, watermark=0)
-    assert (ledger.floor, ledger.next_free(0, LEAP)) == (0, (0, LEAP))
     assert journal
+    ledger, journal = Ledger(), []
+    LedgerUpdate(ledger, journal).settle(0, LEAP)
+    LedgerUpdate(ledger).undo(journal, floor=0, watermark=0)
+    assert (ledger.floor, ledger.next_free(0, LEAP)) == (0, (0, LEAP))
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -261,7 +256,7 @@ def test_attempts_stop_at_255(seed: int) -> None:
     until = first + random.randrange(1, CHUNK_RECORDS)
     ledger = Ledger()
     for _ in range(300):
-        ledger.give_again(first, until, counted=True)
+        LedgerUpdate(ledger).give_again(first, until, counted=True)
     assert ledger.attempts(first, until + 10) == (255, until), f"seed {seed}"
     assert ledger.attempts(until, until + 10) == (0, until + 10)
 
@@ -269,29 +264,28 @@ def test_attempts_stop_at_255(seed: int) -> None:
 def test_what_was_out_is_free_when_its_change_is_undone() -> None:
     """Settle, return and lease what is out, one and several at a time; undo each: nothing is out, all is free."""
     for change in (
-        lambda ledger, until: ledger.settle(5, until),
-        lambda ledger, until: ledger.give_again(5, until, counted=True, delay_ms=3),
-        lambda ledger, until: ledger.lease(1, LeaseRow("h", 1, 1), 5, until),
+        lambda update, until: update.settle(5, until),
+        lambda update, until: update.give_again(5, until, counted=True, delay_ms=3),
+        lambda update, until: update.lease(1, LeaseRow("h", 1, 1), 5, until),
     ):
         for until in (6, 9):
             ledger = Ledger()
             ledger.take(0, 10)
-            ledger.journal = []
-            change(ledger, until)
-            journal, ledger.journal = ledger.journal, None
-            ledger.undo(journal, floor=0, watermark=0)
+            journal: Journal = []
+            change(LedgerUpdate(ledger, journal), until)
+            LedgerUpdate(ledger).undo(journal, floor=0, watermark=0)
             assert (ledger.out, list(ledger.runs(0, 10)), list(ledger.chunk_ranges())) == (0, [(0, 10, FREE)], [])
 
 
 def test_an_empty_range_is_nothing() -> None:
     """Asked for, settled, returned, leased, taken: nothing happens, and nothing is left over."""
     ledger = Ledger(10)
-    for act in (ledger.take, ledger.give_back, ledger.settle):
+    for act in (ledger.take, ledger.give_back, LedgerUpdate(ledger).settle):
         act(20, 20)
         act(20, 5)
-    ledger.give_again(20, 20, counted=True)
-    ledger.lease(1, LeaseRow("h", 1, 1), 20, 20)
-    ledger.extend(1, LeaseRow("h", 1, 1))
+    LedgerUpdate(ledger).give_again(20, 20, counted=True)
+    LedgerUpdate(ledger).lease(1, LeaseRow("h", 1, 1), 20, 20)
+    LedgerUpdate(ledger).extend(1, LeaseRow("h", 1, 1))
     assert (ledger.floor, list(ledger.chunk_ranges()), ledger.leases) == (10, [], {})
     assert (ledger.next_free(0, 10), ledger.next_free(0, 11), ledger.ready(5)) == (None, (10, 11), 0)
     assert list(ledger.runs(0, 12)) == [(0, 10, SETTLED), (10, 12, FREE)]

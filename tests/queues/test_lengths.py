@@ -20,6 +20,7 @@ from mirrorlog.queues.arguments import (
 from mirrorlog.queues.delivery.group import GroupDelivery, Reach, Rules
 from mirrorlog.queues.groups.ledger import CHUNK_RECORDS, LeaseRow, Ledger
 from mirrorlog.queues.groups.ledger_chunk import Chunk
+from mirrorlog.queues.groups.ledger_update import LedgerUpdate
 from mirrorlog.queues.limits.length import DROP_HEAD, RANGES_MAX, LengthLimits, QueueLength, QueueLengthView, Sizes
 
 
@@ -38,7 +39,7 @@ def filled(length: QueueLength, sizes: Iterable[int]) -> int:
 
 def settle_all(ledger: Ledger, flat: list[int]) -> None:
     for first, until in zip(flat[::2], flat[1::2], strict=True):
-        ledger.settle(first, until)
+        LedgerUpdate(ledger).settle(first, until)
 
 
 # --- sizes ---
@@ -89,9 +90,9 @@ def test_what_is_in_hands_leased_or_settled_does_not_count_and_what_waits_does()
     """Ten records: one each is out, leased, settled and parked."""
     ledger = Ledger()
     ledger.take(0, 1)
-    ledger.lease(7, LeaseRow("h", 1000, 0), 2, 3)
-    ledger.settle(4, 5)
-    ledger.give_again(6, 7, counted=False, delay_ms=10)
+    LedgerUpdate(ledger).lease(7, LeaseRow("h", 1000, 0), 2, 3)
+    LedgerUpdate(ledger).settle(4, 5)
+    LedgerUpdate(ledger).give_again(6, 7, counted=False, delay_ms=10)
     view = QueueLengthView(ledger, 0, 10)
     assert view.records() == 7
     assert list(view.ranges()) == [(1, 2), (3, 4), (5, 10)]
@@ -106,7 +107,7 @@ def test_what_a_loss_left_a_gap_of_and_what_is_below_the_begin_does_not_count() 
         assert view.records() == 15
         assert list(view.ranges()) == [(5, 10), (2**33 + 10, 2**33 + 20)]
     ledger = Ledger()
-    ledger.settle(0, 7)
+    LedgerUpdate(ledger).settle(0, 7)
     assert QueueLengthView(ledger, 5, 20).records() == 13
 
 
@@ -115,7 +116,7 @@ def test_what_several_losses_left_gaps_of_does_not_count() -> None:
     it is looked at up to within a gap."""
     gaps = ((10, 10 + 2**33), (20 + 2**33, 2**34))
     ledger = Ledger()
-    ledger.settle(0, 2)
+    LedgerUpdate(ledger).settle(0, 2)
     for each, first in ((None, 0), (Ledger(), 0), (ledger, 2)):
         view = QueueLengthView(each, 0, 2**34 + 5, gaps)
         assert view.records() == 25 - first
@@ -138,7 +139,7 @@ def test_one_record_is_refused_exactly_above_the_limit() -> None:
     ledger.take(0, 1)
     length.check(QueueLengthView(ledger, 0, 3), 1, 100)
     ledger.give_back(0, 1)
-    ledger.settle(2, 3)
+    LedgerUpdate(ledger).settle(2, 3)
     length.check(QueueLengthView(ledger, 0, 3), 1, 100)
     with pytest.raises(QueueFull):
         of(records=0, overflow=REJECT_PUBLISH).check(QueueLengthView(None, 0, 0), 1, 100)
@@ -204,7 +205,7 @@ def test_what_is_dropped_is_what_a_list_would_drop(seed: int) -> None:
         for each in random.sample(out, min(len(out), random.choice([0, 1, 5]))):
             out.remove(each)
             if random.random() < 0.7:
-                ledger.settle(each, each + 1)
+                LedgerUpdate(ledger).settle(each, each + 1)
                 continue
             ledger.give_back(each, each + 1)
             ready = sorted([*ready, each])
@@ -294,7 +295,7 @@ def test_what_is_in_hands_costs_no_step_however_scattered_it_is(monkeypatch: pyt
     ledger = Ledger()
     ledger.take(0, count)
     for at in range(1, count, 2):
-        ledger.settle(at, at + 1)
+        LedgerUpdate(ledger).settle(at, at + 1)
     length, full = of(records=10), of(size=1000, overflow=REJECT_PUBLISH)
     full.confirmed(0, count + 20, 100 * (count + 20))
     delivery = GroupDelivery(

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from mirrorlog.queues.delivery.priorities import STEPS_MAX, Levels
 from mirrorlog.queues.groups.ledger import Ledger
+from mirrorlog.queues.groups.ledger_update import LedgerUpdate
 
 RECORDS = 60
 
@@ -38,7 +39,7 @@ def test_the_first_free_ones_of_the_highest_level(priorities: list[int], steps: 
             out |= asked & free
             free -= asked
         elif step == "settle" and asked:
-            ledger.settle(first, until)
+            LedgerUpdate(ledger).settle(first, until)
             free, out = free - asked, out - asked
         elif step == "back":
             for at in sorted(asked & out):
@@ -70,7 +71,7 @@ def test_a_search_through_very_much_goes_on_where_it_stopped() -> None:
     count = 3 * STEPS_MAX
     for at in range(0, 2 * count, 2):
         levels.add(9, at, at + 1)
-        ledger.settle(at, at + 1)
+        LedgerUpdate(ledger).settle(at, at + 1)
     levels.add(9, 2 * count, 2 * count + 1)
     asked = 1
     while (found := levels.next_free(2 * count + 1)) is None:

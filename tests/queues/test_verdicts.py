@@ -13,6 +13,7 @@ from mirrorlog.queues.delivery.group import LeaseClaim, Rules
 from mirrorlog.queues.delivery.settlement import CONTRARY_MAX
 from mirrorlog.queues.groups import states as group_states
 from mirrorlog.queues.groups import verdicts
+from mirrorlog.queues.groups.ledger_update import LedgerUpdate
 from mirrorlog.queues.groups.table import GroupTable
 from mirrorlog.queues.groups.verdicts import ACKED, DEAD, UNKNOWN, Before, Verdict, Verdicts
 from mirrorlog.wire.frames import How
@@ -96,7 +97,7 @@ def test_of_what_software_before_has_settled_nobody_knows_as_what() -> None:
     header, _ = log.append(encode_checkpoint([encode_state(old)]))
     table.restore(header, [old])
     ledger = table.find(1, "")
-    ledger.die(8, 9)
+    LedgerUpdate(ledger).die(8, 9)
     assert list(ledger.verdicts.parts(0, 10)) == [(0, 8, UNKNOWN), (8, 9, DEAD), (9, 10, ACKED)]
 
 

@@ -16,6 +16,7 @@ from mirrorlog.queues.delivery.settlement import Outcomes
 from mirrorlog.queues.delivery.subscribers import Subscribers
 from mirrorlog.queues.groups.ledger import Ledger
 from mirrorlog.queues.groups.ledger_chunk import Piece
+from mirrorlog.queues.groups.ledger_update import LedgerUpdate
 from mirrorlog.queues.groups.states import GroupPart, GroupWalk
 from mirrorlog.queues.groups.table import GroupTable
 from mirrorlog.queues.groups.verdicts import Verdicts
@@ -101,7 +102,7 @@ def test_an_ack_that_is_forgotten_at_failover_is_found(monkeypatch: pytest.Monke
     def forget(self: Deliverer, **facts: Any) -> None:
         for _, _, ledger in self._replica.groups:
             floor = max(0, ledger.floor - 20)
-            ledger.undo([Piece(floor, ledger.floor, None, None)], floor=floor, watermark=ledger.watermark)
+            LedgerUpdate(ledger).undo([Piece(floor, ledger.floor, None, None)], floor=floor, watermark=ledger.watermark)
         begin(self, **facts)
 
     monkeypatch.setattr(Deliverer, "begin", forget)
@@ -158,13 +159,13 @@ def test_a_checkpoint_without_a_chunk_is_found(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_return_that_is_counted_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """By every copy alike."""
-    give_again = Ledger.give_again
+    give_again = LedgerUpdate.give_again
 
-    def twice(self: Ledger, *args: Any, **facts: Any) -> None:
+    def twice(self: LedgerUpdate, *args: Any, **facts: Any) -> None:
         give_again(self, *args, **facts)
         give_again(self, *args, **facts)
 
-    monkeypatch.setattr(Ledger, "give_again", twice)
+    monkeypatch.setattr(LedgerUpdate, "give_again", twice)
     assert caught(*SESSIONS, by=("attempts are returns",))
 
 

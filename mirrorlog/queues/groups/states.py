@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 from mirrorlog.queues.changes import GroupState, LeasesState, LedgerChunk, VerdictsState
 from mirrorlog.queues.groups.ledger import CHUNK_RECORDS, LeaseRow, Ledger, State
 from mirrorlog.queues.groups.ledger_chunk import NOT_PARKED, SETTLED, Piece, Row
+from mirrorlog.queues.groups.ledger_update import LedgerUpdate
 
 LEASES_PER_STATE: Final = 32
 """A holder's name has up to 255 characters of up to 4 bytes: half of the smallest batch that nodes can be told to
@@ -138,10 +139,10 @@ class GroupWalk:
         )
 
 
-def restore_chunk(ledger: Ledger, state: LedgerChunk) -> None:
+def restore_chunk(update: LedgerUpdate, state: LedgerChunk) -> None:
     """Tell a ledger what a checkpoint knows of some of its records. Raises ValueError when that makes no sense."""
     if not state.settled:
-        ledger.settle(state.first, state.next)
+        update.settle(state.first, state.next)
         return
     if (
         state.first % PIECE_RECORDS
@@ -150,10 +151,10 @@ def restore_chunk(ledger: Ledger, state: LedgerChunk) -> None:
         or len(state.attempts) not in (0, PIECE_RECORDS)
     ):
         raise ValueError(f"[{state.first}, {state.next}) is no chunk of {PIECE_RECORDS} records")
-    ledger.restore(_piece(state))
+    update.restore(_piece(state))
 
 
-def restore_verdicts(ledger: Ledger, state: VerdictsState) -> None:
+def restore_verdicts(update: LedgerUpdate, state: VerdictsState) -> None:
     """Tell a ledger that has all of its chunks which of a range died. Raises ValueError when that makes no sense."""
     borders = list(accumulate(state.dead, initial=state.first))
     if (
@@ -162,13 +163,13 @@ def restore_verdicts(ledger: Ledger, state: VerdictsState) -> None:
         or not state.first <= borders[-1] <= state.next
     ):
         raise ValueError(f"{state.dead[:20]} are no runs of [{state.first}, {state.next})")
-    ledger.restore_verdicts(state.first, state.next, borders[1:], state.known_from)
+    update.restore_verdicts(state.first, state.next, borders[1:], state.known_from)
 
 
-def restore_leases(ledger: Ledger, state: LeasesState) -> None:
+def restore_leases(update: LedgerUpdate, state: LeasesState) -> None:
     """Tell a ledger that has all of its chunks whose the leases are."""
     for number, row in state.leases.items():
-        ledger.extend(number, LeaseRow(*row))
+        update.extend(number, LeaseRow(*row))
 
 
 def _piece(state: LedgerChunk) -> Piece:

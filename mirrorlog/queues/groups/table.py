@@ -39,7 +39,8 @@ from mirrorlog.queues.changes import (
     VerdictsState,
     Watermark,
 )
-from mirrorlog.queues.groups.ledger import Journal, LeaseRow, Ledger
+from mirrorlog.queues.groups.ledger import LeaseRow, Ledger
+from mirrorlog.queues.groups.ledger_update import Journal, LedgerUpdate
 from mirrorlog.queues.groups.states import GroupPart, GroupWalk, restore_chunk, restore_leases, restore_verdicts
 from mirrorlog.queues.groups.verdicts import DEAD_WHYS
 from mirrorlog.wire.names import check_new
@@ -53,8 +54,9 @@ _OFFSETS: Final = 1 << 63
 
 Key = tuple[int, str]
 """Queue id and group."""
-_OnLedger = Settled | Returned | Watermark | RecordsLeased | Departing
 _OfLedger = LedgerChunk | VerdictsState | LeasesState
+_Update = Settled | Returned | RecordsLeased | Departing | _OfLedger
+_OnLedger = Settled | Returned | Watermark | RecordsLeased | Departing
 
 
 class _Undo(NamedTuple):
@@ -246,16 +248,17 @@ class GroupTable:
 
     def _change(self, header: BatchHeader, key: Key, ledger: Ledger, change: _OnLedger | _OfLedger) -> None:
         """Change a ledger in place."""
+        journal: Journal | None = None
         if (end := header.log_offset + header.length) > self._confirmed:
-            journal: Journal = []
-            ledger.journal = journal
+            journal = []
             self._undo.append(_Undo(end, key, ledger, key in self._partial, ledger.floor, ledger.watermark, journal))
         try:
-            _follow(ledger, change, header.log_offset)
+            if isinstance(change, Watermark):
+                ledger.watermark = change.queue_offset
+            else:
+                _follow(LedgerUpdate(ledger, journal), change, header.log_offset)
         except ValueError as error:
             raise BadBatch(f"group {key[1]!r} of queue {key[0]}: {error}") from None
-        finally:
-            ledger.journal = None
 
     def _put(self, header: BatchHeader, key: Key, ledger: Ledger | None, *, partial: bool = False) -> None:
         """Have another ledger stand there, or none."""
@@ -289,7 +292,7 @@ class GroupTable:
     def _take_back(self, undo: _Undo) -> None:
         self._set(undo.key, undo.ledger, undo.partial)
         if undo.ledger is not None and undo.journal is not None:
-            undo.ledger.undo(undo.journal, floor=undo.floor, watermark=undo.watermark)
+            LedgerUpdate(undo.ledger).undo(undo.journal, floor=undo.floor, watermark=undo.watermark)
 
 
 def no_such_group(group: str) -> NoSuchGroup:
@@ -297,37 +300,35 @@ def no_such_group(group: str) -> NoSuchGroup:
     return NoSuchGroup(f"{what} this queue; the first subscription or lease makes it", group=group)
 
 
-def _follow(ledger: Ledger, change: _OnLedger | _OfLedger, logged_at: int) -> None:
+def _follow(update: LedgerUpdate, change: _Update, logged_at: int) -> None:
     """Raises ValueError for one that makes no sense."""
     match change:
         case Settled() | Returned():
-            _give_or_settle(ledger, change, logged_at)
-        case Watermark():
-            ledger.watermark = change.queue_offset
+            _give_or_settle(update, change, logged_at)
         case RecordsLeased():
-            _lease(ledger, change.lease, LeaseRow(change.holder, change.lease_ms, logged_at), change.ranges)
+            _lease(update, change.lease, LeaseRow(change.holder, change.lease_ms, logged_at), change.ranges)
         case Departing():
-            _lease(ledger, change.departure, LeaseRow("", 0, logged_at), change.ranges)
+            _lease(update, change.departure, LeaseRow("", 0, logged_at), change.ranges)
         case LedgerChunk():
-            restore_chunk(ledger, change)
+            restore_chunk(update, change)
         case VerdictsState():
-            restore_verdicts(ledger, change)
+            restore_verdicts(update, change)
         case LeasesState():
-            restore_leases(ledger, change)
+            restore_leases(update, change)
 
 
-def _give_or_settle(ledger: Ledger, change: Settled | Returned, logged_at: int) -> None:
+def _give_or_settle(update: LedgerUpdate, change: Settled | Returned, logged_at: int) -> None:
     for first, until in _ranges(change.ranges):
         if isinstance(change, Settled):
-            (ledger.die if change.why in DEAD_WHYS else ledger.settle)(first, until)
+            (update.die if change.why in DEAD_WHYS else update.settle)(first, until)
         else:
-            ledger.give_again(first, until, counted=change.counted, delay_ms=change.delay_ms, logged_at=logged_at)
+            update.give_again(first, until, counted=change.counted, delay_ms=change.delay_ms, logged_at=logged_at)
 
 
-def _lease(ledger: Ledger, number: int, row: LeaseRow, ranges: list[int]) -> None:
+def _lease(update: LedgerUpdate, number: int, row: LeaseRow, ranges: list[int]) -> None:
     for first, until in _ranges(ranges):
-        ledger.lease(number, row, first, until)
-    ledger.extend(number, row)
+        update.lease(number, row, first, until)
+    update.extend(number, row)
 
 
 def _ranges(flat: list[int]) -> Iterator[tuple[int, int]]:
