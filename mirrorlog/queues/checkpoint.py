@@ -202,10 +202,7 @@ class CheckpointWriter:
 
     def _run_state(self, part: RunPart) -> State | None:
         assert self._runs is not None
-        if self._is_deleted(part.walk.queue_id):
-            part.walk.skip()
-            return None
-        return self._runs.state(part)
+        return self._runs.state(part) if not self._is_deleted(part.walk.queue_id) else None
 
     def _begins_parts(self) -> Iterator[Sequence[int]]:
         queue_ids = list(self._registry.begins)

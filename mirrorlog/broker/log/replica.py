@@ -101,8 +101,7 @@ class Replica:
         self._forget_derived()
         self.is_master = assignment.master == settings.node.id
         self.on_stored: list[Callable[[], None]] = []
-        """Called when bytes stand in the log, before what is derived from them is worked out: it is other nodes that
-        wait for them."""
+        """Called when bytes stand in the log, before anything is derived from them: other nodes wait for them."""
         self.on_appended: list[Callable[[], None]] = []
         """Called when all that this node derives from new batches is known."""
         self.on_flush_wanted: list[Callable[[], None]] = []

@@ -29,6 +29,7 @@ from array import array
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import Final, NamedTuple
 
 from mirrorlog.commitlog.format.attributes import NO_ATTRIBUTES, Attributes, attributes_of
@@ -79,16 +80,14 @@ class QueueRuns:
     run over a turn of the loop asks again with `covering(first)`.
     """
 
-    __slots__ = ("_appended_us", "_delay_ms", "_first", "_kept", "_priority", "_spread_us", "_ttl_ms", "_until")
+    __slots__ = (
+        "_appended_us", "_columns", "_delay_ms", "_first", "_kept", "_priority", "_spread_us", "_ttl_ms", "_until",
+    )  # fmt: skip
 
     def __init__(self) -> None:
-        self._first = array("Q")
-        self._until = array("Q")
-        self._appended_us = array("q")
-        self._spread_us = array("I")
-        self._ttl_ms = array("q")
-        self._delay_ms = array("q")
-        self._priority = array("B")
+        self._columns = tuple(array(kind) for kind in "QQBqqqI")
+        self._first, self._until, self._priority, self._ttl_ms, self._delay_ms, *times = self._columns
+        self._appended_us, self._spread_us = times
         self._kept = 0
 
     # --- asking ---
@@ -111,10 +110,7 @@ class QueueRuns:
 
     def between(self, first: int, until: int) -> Iterator[Run]:
         """The runs that have records in [first, until), whole, as `from_on`."""
-        for run in self.from_on(first):
-            if run.first >= until:
-                return
-            yield run
+        return takewhile(lambda run: run.first < until, self.from_on(first))
 
     def rows(self, first: int, until: int, rows_max: int) -> list[RunRow]:
         """As they are kept, of those that end behind `first` and begin before `until`, so many at most."""
@@ -210,11 +206,9 @@ class QueueRuns:
         )
 
     def _row(self, index: int) -> RunRow:
-        ttl_ms = self._ttl_ms[index]
-        attributes = Attributes(self._priority[index], None if ttl_ms == _NO_TTL else ttl_ms, self._delay_ms[index])
-        return RunRow(
-            self._first[index], self._until[index], attributes, self._appended_us[index], self._spread_us[index]
-        )
+        first, until, priority, ttl_ms, delay_ms, appended_us, spread_us = (column[index] for column in self._columns)
+        attributes = Attributes(priority, None if ttl_ms == _NO_TTL else ttl_ms, delay_ms)
+        return RunRow(first, until, attributes, appended_us, spread_us)
 
     def _join_over(self, now_us: int) -> None:
         """Neighbours whose time to live is over are one run, of what the last of them has."""
@@ -228,13 +222,9 @@ class QueueRuns:
             else:
                 left.append(index)
                 first.append(self._first[index])
-        self._first = first
-        self._until = array("Q", [self._until[index] for index in left])
-        self._appended_us = array("q", [self._appended_us[index] for index in left])
-        self._spread_us = array("I", [self._spread_us[index] for index in left])
-        self._ttl_ms = array("q", [self._ttl_ms[index] for index in left])
-        self._delay_ms = array("q", [self._delay_ms[index] for index in left])
-        self._priority = array("B", [self._priority[index] for index in left])
+        for column in self._columns:
+            column[:] = array(column.typecode, [column[index] for index in left])
+        self._first[:] = first
 
     def _add_earlier(self, row: RunRow) -> None:
         """A batch that stands in the log once more. What is known of it stays: it may be joined."""
@@ -249,22 +239,12 @@ class QueueRuns:
     def _insert(self, index: int, rows: Sequence[RunRow]) -> None:
         if not rows:
             return
-        self._first[index:index] = array("Q", [row.first for row in rows])
-        self._until[index:index] = array("Q", [row.until for row in rows])
-        self._appended_us[index:index] = array("q", [row.appended_us for row in rows])
-        self._spread_us[index:index] = array("I", [row.spread_us for row in rows])
-        ttls = (row.attributes.ttl_ms for row in rows)
-        self._ttl_ms[index:index] = array("q", [_NO_TTL if ttl_ms is None else ttl_ms for ttl_ms in ttls])
-        self._delay_ms[index:index] = array("q", [row.attributes.delay_ms for row in rows])
-        self._priority[index:index] = array("B", [row.attributes.priority for row in rows])
+        for column, numbers in zip(self._columns, zip(*map(_kept, rows), strict=True), strict=True):
+            column[index:index] = array(column.typecode, numbers)
 
     def _delete(self, first: int, until: int) -> None:
-        if first < until:
-            for column in (
-                *(self._first, self._until, self._appended_us, self._spread_us),
-                *(self._ttl_ms, self._delay_ms, self._priority),
-            ):
-                del column[first:until]
+        for column in self._columns if first < until else ():
+            del column[first:until]
 
 
 class RunPart(NamedTuple):
@@ -284,12 +264,9 @@ class RunWalk:
 
     def parts(self) -> Iterator[RunPart]:
         """In their order; the state of each is taken before the next one is asked for."""
-        while self.reached < self.until:
-            yield RunPart(self, self.reached)
-
-    def skip(self) -> None:
-        """The queue is there no more: nothing further is told of it."""
-        self.reached = self.until
+        while (first := self.reached) < self.until:
+            self.reached = self.until  # when nobody takes the state its queue is gone
+            yield RunPart(self, first)
 
 
 class _Settled(NamedTuple):
@@ -348,20 +325,12 @@ class RunTable:
     def apply(self, header: BatchHeader, batch: Buffer, *, queue_ttl_ms: int | None = None) -> None:
         """A batch of data was appended. `queue_ttl_ms`: `x-message-ttl` of its queue. Raises BadBatch when what it says
         of its attributes is not known here; it counts as a batch without, then."""
+        attributes = NO_ATTRIBUTES
         try:
             attributes = attributes_of(header, batch)
-        except BadBatch:
-            self.add(header.queue_id, header.base_queue_offset, header.record_count, header.append_time_us,
-                     queue_ttl_ms=queue_ttl_ms)  # fmt: skip
-            raise
-        self.add(
-            header.queue_id,
-            header.base_queue_offset,
-            header.record_count,
-            header.append_time_us,
-            attributes,
-            queue_ttl_ms=queue_ttl_ms,
-        )
+        finally:
+            first, count, at_us = header.base_queue_offset, header.record_count, header.append_time_us
+            self.add(header.queue_id, first, count, at_us, attributes, queue_ttl_ms=queue_ttl_ms)
 
     def add(
         self,
@@ -394,7 +363,7 @@ class RunTable:
         """A batch of a checkpoint was appended: what it says of runs counts. Raises BadBatch."""
         for state in states:
             if isinstance(state, RunState) and state.runs:
-                self._put(state.queue_id, _rows_of(state))
+                self._change(state.queue_id, _put(_rows_of(state)))
             elif isinstance(state, CheckpointBegan):
                 self._begin_checkpoint(header.log_offset)
             elif isinstance(state, CheckpointEnded):
@@ -464,15 +433,11 @@ class RunTable:
     def _note_settled(self, log_offset: int, queue_ids: Collection[int]) -> None:
         """By the changes below `log_offset` nothing is unsettled below the floors of these queues' groups."""
         for queue_id, floor in self._floors(queue_ids).items():
-            if not self._queues[queue_id].starts_below(floor):
-                continue
-            if log_offset <= self._confirmed:
+            has_more = self._queues[queue_id].starts_below(floor)
+            if has_more and log_offset <= self._confirmed:
                 self._change(queue_id, _dropped(floor))
-            else:
+            elif has_more:
                 self._settled.append(_Settled(log_offset, queue_id, floor))
-
-    def _put(self, queue_id: int, rows: Sequence[RunRow]) -> None:
-        self._change(queue_id, lambda runs: runs.put(rows))
 
     def _change(self, queue_id: int, change: Callable[[QueueRuns], None]) -> None:
         runs = self._queues.get(queue_id)
@@ -484,6 +449,17 @@ class RunTable:
             self._queues[queue_id] = runs
         else:
             self._queues.pop(queue_id, None)
+
+
+def _kept(row: RunRow) -> tuple[int, ...]:
+    """As the columns of `QueueRuns` have it."""
+    priority, ttl_ms, delay_ms = row.attributes
+    ttl = _NO_TTL if ttl_ms is None else ttl_ms
+    return row.first, row.until, priority, ttl, delay_ms, row.appended_us, row.spread_us
+
+
+def _put(rows: Sequence[RunRow]) -> Callable[[QueueRuns], None]:
+    return lambda runs: runs.put(rows)
 
 
 def _dropped(floor: int) -> Callable[[QueueRuns], None]:
@@ -504,9 +480,8 @@ def _within_us(ttl_ms: int | None, delay_ms: int) -> int | None:
 
 def _numbers(row: RunRow) -> tuple[int, ...]:
     """As `RunState` has them."""
-    priority, ttl_ms, delay_ms = row.attributes
-    ttl = 0 if ttl_ms is None else ttl_ms + 1
-    return row.first, row.until - row.first, priority, ttl, delay_ms, row.appended_us, row.spread_us
+    first, until, priority, ttl_ms, *times = _kept(row)
+    return first, until - first, priority, ttl_ms + 1, *times
 
 
 def _rows_of(state: RunState) -> list[RunRow]:
