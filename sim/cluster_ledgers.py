@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from mirrorlog.broker.log.replica import Replica
 from mirrorlog.commitlog.format.header import BatchHeader, Kind, read_header
-from mirrorlog.queues.changes import CheckpointBegan, CheckpointEnded, QueueDeleted, decode_changes, decode_checkpoint
+from mirrorlog.queues.changes import QueueDeleted, decode_changes
+from mirrorlog.queues.checkpoint_states import CheckpointBegan, CheckpointEnded, decode_checkpoint
 from mirrorlog.queues.dead_letters.forwarding import NONE, ForwardingTable
 from mirrorlog.queues.groups.ledger import Ledger, State
 from mirrorlog.queues.groups.table import GroupTable

@@ -12,15 +12,8 @@ from typing import Final, NamedTuple
 from mirrorlog.commitlog.format.attributes import Attributes, attributes_of
 from mirrorlog.commitlog.format.body import Header, parse_batch_body
 from mirrorlog.commitlog.format.header import HEADER_SIZE, BatchHeader, Kind, is_envelope, read_header
-from mirrorlog.queues.changes import (
-    Addressed,
-    Departed,
-    Departing,
-    GroupReset,
-    Settled,
-    decode_changes,
-    decode_checkpoint,
-)
+from mirrorlog.queues.changes import Addressed, Departed, Departing, GroupReset, Settled, decode_changes
+from mirrorlog.queues.checkpoint_states import decode_checkpoint
 from mirrorlog.queues.groups.table import GroupTable
 
 _Queue = tuple[str, int]

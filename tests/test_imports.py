@@ -34,7 +34,7 @@ ALLOWED: dict[str, set[str]] = {
     # Offline, on the disks of nodes that are stopped.
     "tools": {"client", "wire", "commitlog", "cluster.membership.recovering", *BOTTOM},
     # Offline too: of queues it knows what their changes in the log mean, and nothing of who makes them.
-    "spark": {"client", "wire", "commitlog", "queues.changes", *BOTTOM},
+    "spark": {"client", "wire", "commitlog", "queues.changes", "queues.checkpoint_states", *BOTTOM},
     # Starts nodes as processes, so it needs nothing of their inside.
     "testing": {"client", "wire", *BOTTOM},
 }
@@ -257,7 +257,7 @@ CAPS = {
     "lines of a file": 857,
     "public class names that occur twice": 0,
     "files of one importer and at most 130 lines": 21,
-    "lines of the package": 97_428,
+    "lines of the package": 97_433,
     "private names that tests reach for": 371,
     "monkeypatches of tests": 292,
 }

@@ -25,9 +25,9 @@ from typing import ClassVar, Final, Generic, TypeVar
 
 from mirrorlog.commitlog.format.header import HEADER_SIZE, BatchHeader, Buffer, Kind
 from mirrorlog.commitlog.index.gaps import GAPS_MAX, Gap, Gaps
-from mirrorlog.queues.changes import (
+from mirrorlog.queues.changes import Change
+from mirrorlog.queues.checkpoint_states import (
     BeginsState,
-    Change,
     CheckpointBegan,
     CheckpointEnded,
     GapsState,

@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from typing import Any, ClassVar, Protocol
 
 from mirrorlog.commitlog.format.header import BatchHeader
-from mirrorlog.queues.changes import BeginMoved, BeginsState, Change, State
+from mirrorlog.queues.changes import BeginMoved, Change
+from mirrorlog.queues.checkpoint_states import BeginsState, State
 
 
 class DerivedState(Protocol):

@@ -24,7 +24,8 @@ from typing import Final, NamedTuple
 
 from mirrorlog.commitlog.format.header import NO_PRODUCER, BatchHeader, Flag, Kind
 from mirrorlog.errors import BadBatch, OutOfSequence, StaleProducerEpoch
-from mirrorlog.queues.changes import Change, CheckpointEnded, ProducerState, QueueDeleted, State
+from mirrorlog.queues.changes import Change, QueueDeleted
+from mirrorlog.queues.checkpoint_states import CheckpointEnded, ProducerState, State
 
 # A client keeps at most this many batches of a queue in flight, so a retry is always among the remembered ones.
 REMEMBERED_BATCHES: Final = 64

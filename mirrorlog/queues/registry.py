@@ -36,9 +36,7 @@ from mirrorlog.queues.arguments import (
     without_defaults,
 )
 from mirrorlog.queues.changes import (
-    BeginsState,
     Change,
-    CheckpointBegan,
     GroupDeleted,
     GroupReset,
     OffsetsLeapt,
@@ -46,11 +44,10 @@ from mirrorlog.queues.changes import (
     QueueBeginsMoved,
     QueueDeclared,
     QueueDeleted,
-    QueueState,
     QueueUsed,
-    State,
     encode_change,
 )
+from mirrorlog.queues.checkpoint_states import BeginsState, CheckpointBegan, QueueState, State
 from mirrorlog.queues.limits.length import LengthLimits
 from mirrorlog.queues.limits.lifetime import Lifetime, lifetime_of
 from mirrorlog.wire.names import check_new, is_key, split

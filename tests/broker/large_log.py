@@ -21,7 +21,7 @@ from mirrorlog.commitlog.index.table import table_name
 from mirrorlog.commitlog.index.tables import build_table
 from mirrorlog.commitlog.segments.segment import segment_name
 from mirrorlog.config import ClusterSettings, LogAssignment, LogSettings, Member, NodeSettings, Settings
-from mirrorlog.queues.changes import (
+from mirrorlog.queues.checkpoint_states import (
     CheckpointBegan,
     CheckpointEnded,
     QueueState,

@@ -45,7 +45,8 @@ from mirrorlog.commitlog.log import CommitLog, check_run
 from mirrorlog.commitlog.recovery.recovery import EARLIER
 from mirrorlog.config import LogSettings
 from mirrorlog.errors import BadBatch, MirrorlogError
-from mirrorlog.queues.changes import decode_changes, decode_checkpoint
+from mirrorlog.queues.changes import decode_changes
+from mirrorlog.queues.checkpoint_states import decode_checkpoint
 from mirrorlog.wire.frame_reader import FrameReader
 from mirrorlog.wire.frames import (
     FrameType,

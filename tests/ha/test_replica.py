@@ -15,7 +15,7 @@ from mirrorlog.commitlog.format.header import CONTROL_QUEUE_ID, Kind
 from mirrorlog.commitlog.index.tables import build_table
 from mirrorlog.commitlog.log import CommitLog
 from mirrorlog.errors import BadBatch, DiskFailed, DiskFull, LogCorrupt, MirrorlogError
-from mirrorlog.queues.changes import CheckpointBegan, CheckpointEnded, encode_checkpoint, encode_state
+from mirrorlog.queues.checkpoint_states import CheckpointBegan, CheckpointEnded, encode_checkpoint, encode_state
 from tests.commitlog.faulty import FaultyFiles, opens_on
 from tests.ha.links import Pair
 from tests.ha.replicas import KIB, append, content, flush, open_master, open_replica, settings_of

@@ -8,7 +8,8 @@ from mirrorlog.commitlog.format.body import Record
 from mirrorlog.commitlog.format.drafts import encode_batch
 from mirrorlog.commitlog.format.header import CONTROL_QUEUE_ID, BatchHeader, Kind, check_producer_part, read_header
 from mirrorlog.errors import BadBatch, NoSuchQueue, OutOfSequence
-from mirrorlog.queues.changes import (
+from mirrorlog.queues.checkpoint import BATCH_BYTES_MAX, GROUPS_PER_STATE, CheckpointTracker, CheckpointWriter
+from mirrorlog.queues.checkpoint_states import (
     CheckpointBegan,
     CheckpointEnded,
     ProducerState,
@@ -18,7 +19,6 @@ from mirrorlog.queues.changes import (
     encode_checkpoint,
     encode_state,
 )
-from mirrorlog.queues.checkpoint import BATCH_BYTES_MAX, GROUPS_PER_STATE, CheckpointTracker, CheckpointWriter
 from mirrorlog.queues.producers import IDLE_CARRIED_BATCHES, RECENT_US, REMEMBERED_BATCHES
 from tests.queues.statelog import Derived, Master, StateLog, Stored, data
 

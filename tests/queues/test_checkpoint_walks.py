@@ -16,18 +16,9 @@ import pytest
 
 from mirrorlog.commitlog.format.header import BatchHeader, Kind, read_header
 from mirrorlog.errors import BadRequest, MirrorlogError, OutOfSequence, StaleProducerEpoch
-from mirrorlog.queues.changes import (
-    Change,
-    CheckpointBegan,
-    CheckpointEnded,
-    PositionCommitted,
-    QueueDeleted,
-    State,
-    decode_changes,
-    decode_checkpoint,
-    encode_change,
-)
+from mirrorlog.queues.changes import Change, PositionCommitted, QueueDeleted, decode_changes, encode_change
 from mirrorlog.queues.checkpoint import CheckpointWriter
+from mirrorlog.queues.checkpoint_states import CheckpointBegan, CheckpointEnded, State, decode_checkpoint
 from mirrorlog.queues.groups.ledger import CHUNK_RECORDS
 from mirrorlog.queues.limits.holds import EXPIRED, RELEASED, TOO_MUCH, HoldRequest
 from mirrorlog.queues.producers import RECENT_US, Landed

@@ -7,16 +7,8 @@ from random import Random
 import pytest
 
 from mirrorlog.errors import NoSuchQueue
-from mirrorlog.queues.changes import (
-    GroupReset,
-    HoldSet,
-    QueueBeginsMoved,
-    QueueDeleted,
-    QueueState,
-    decode_changes,
-    decode_checkpoint,
-    encode_change,
-)
+from mirrorlog.queues.changes import GroupReset, HoldSet, QueueBeginsMoved, QueueDeleted, decode_changes, encode_change
+from mirrorlog.queues.checkpoint_states import QueueState, decode_checkpoint
 from mirrorlog.queues.registry import QueueRegistry
 from tests.queues.statelog import Master, follow_batch
 from tests.queues.test_registry import Book

@@ -30,9 +30,8 @@ from mirrorlog.queues.changes import (
     decode_changes,
     encode_change,
     encode_changes,
-    encode_checkpoint,
-    encode_state,
 )
+from mirrorlog.queues.checkpoint_states import encode_checkpoint, encode_state
 from mirrorlog.queues.dead_letters.forwarding import (
     DELIVERY_LIMIT,
     DEPARTURES_MAX,

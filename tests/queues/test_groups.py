@@ -12,26 +12,28 @@ from mirrorlog.errors import BadBatch, BadRequest, NoSuchGroup, Overloaded
 from mirrorlog.queues.changes import (
     RANGES_PER_CHANGE,
     Change,
-    CheckpointBegan,
-    CheckpointEnded,
     GroupDeleted,
     GroupReset,
-    GroupState,
-    LeasesState,
-    LedgerChunk,
     RecordsLeased,
     Returned,
     Settled,
-    State,
     Watermark,
-    decode_checkpoint,
     encode_change,
     encode_changes,
-    encode_checkpoint,
-    encode_state,
     split_ranges,
 )
 from mirrorlog.queues.checkpoint import GROUPS_BYTES_MAX
+from mirrorlog.queues.checkpoint_states import (
+    CheckpointBegan,
+    CheckpointEnded,
+    GroupState,
+    LeasesState,
+    LedgerChunk,
+    State,
+    decode_checkpoint,
+    encode_checkpoint,
+    encode_state,
+)
 from mirrorlog.queues.groups.ledger import CHUNK_RECORDS, LeaseRow, Ledger
 from mirrorlog.queues.groups.ledger_update import LedgerUpdate
 from mirrorlog.queues.groups.states import PIECE_RECORDS, restore_chunk

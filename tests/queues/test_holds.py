@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mirrorlog.errors import BadRequest, HoldTaken, Overloaded
-from mirrorlog.queues.changes import HoldEnded, HoldSet, HoldsState, encode_change
+from mirrorlog.queues.changes import HoldEnded, HoldSet, encode_change
+from mirrorlog.queues.checkpoint_states import HoldsState
 from mirrorlog.queues.limits.holds import (
     EXPIRED,
     LEASE_MS_MAX,

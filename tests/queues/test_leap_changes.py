@@ -6,16 +6,9 @@ import pytest
 
 from mirrorlog.commitlog.index.gaps import GAPS_MAX, Gaps
 from mirrorlog.errors import BadBatch
-from mirrorlog.queues.changes import (
-    GapsState,
-    OffsetsLeapt,
-    decode_changes,
-    decode_checkpoint,
-    encode_change,
-    encode_checkpoint,
-    encode_state,
-)
+from mirrorlog.queues.changes import OffsetsLeapt, decode_changes, encode_change
 from mirrorlog.queues.checkpoint import GAPS_PER_STATE, CheckpointWriter
+from mirrorlog.queues.checkpoint_states import GapsState, decode_checkpoint, encode_checkpoint, encode_state
 from tests.queues.statelog import Master
 
 

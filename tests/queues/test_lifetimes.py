@@ -8,7 +8,8 @@ import pytest
 
 from mirrorlog.errors import BadRequest, QueueExists
 from mirrorlog.queues.arguments import version_needed
-from mirrorlog.queues.changes import QueueUsed, encode_change, encode_checkpoint, encode_state
+from mirrorlog.queues.changes import QueueUsed, encode_change
+from mirrorlog.queues.checkpoint_states import encode_checkpoint, encode_state
 from mirrorlog.queues.limits.lifetime import Lifetime, Lifetimes, Uses, is_transient, lifetime_of
 from mirrorlog.queues.registry import QueueRegistry
 from mirrorlog.versions import GROUPS

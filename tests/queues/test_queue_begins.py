@@ -6,17 +6,9 @@ import pytest
 
 from mirrorlog.commitlog.retention import QueueLimits
 from mirrorlog.errors import BadBatch, BadRequest
-from mirrorlog.queues.changes import (
-    BeginMoved,
-    BeginsState,
-    QueueBeginsMoved,
-    decode_changes,
-    decode_checkpoint,
-    encode_change,
-    encode_checkpoint,
-    encode_state,
-)
+from mirrorlog.queues.changes import BeginMoved, QueueBeginsMoved, decode_changes, encode_change
 from mirrorlog.queues.checkpoint import BEGINS_PER_STATE, CheckpointWriter
+from mirrorlog.queues.checkpoint_states import BeginsState, decode_checkpoint, encode_checkpoint, encode_state
 from mirrorlog.queues.log_state import BeginTracker
 from mirrorlog.queues.registry import QueueRegistry
 from tests.queues.statelog import Derived, Master, StateLog, follow_batch

@@ -19,15 +19,9 @@ from mirrorlog.commitlog.format.body import Record
 from mirrorlog.commitlog.format.drafts import encode_batch
 from mirrorlog.commitlog.format.header import ATTRIBUTES_SIZE, HEADER_SIZE, BatchHeader, Kind, read_header
 from mirrorlog.errors import BadBatch, Overloaded
-from mirrorlog.queues.changes import (
-    GroupDeleted,
-    QueueBeginsMoved,
-    RunState,
-    Settled,
-    encode_change,
-    encode_state,
-)
+from mirrorlog.queues.changes import GroupDeleted, QueueBeginsMoved, Settled, encode_change
 from mirrorlog.queues.checkpoint import CheckpointWriter
+from mirrorlog.queues.checkpoint_states import RunState, encode_state
 from mirrorlog.queues.limits.attributes import JOINED_US_MAX, RUNS_PER_STATE, QueueRuns, Run, RunRow, RunTable
 from tests.queues.statelog import Derived, StateLog
 

@@ -8,7 +8,8 @@ import pytest
 
 from mirrorlog.commitlog.format.header import BatchHeader
 from mirrorlog.errors import NotGranted, SettledOtherwise
-from mirrorlog.queues.changes import GroupReset, GroupState, Settled, encode_checkpoint, encode_state
+from mirrorlog.queues.changes import GroupReset, Settled
+from mirrorlog.queues.checkpoint_states import GroupState, encode_checkpoint, encode_state
 from mirrorlog.queues.delivery.group import LeaseClaim, Rules
 from mirrorlog.queues.delivery.settlement import CONTRARY_MAX
 from mirrorlog.queues.groups import states as group_states

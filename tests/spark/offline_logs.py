@@ -12,16 +12,14 @@ from mirrorlog.commitlog.format.body import Record
 from mirrorlog.commitlog.format.codec import compress_draft
 from mirrorlog.commitlog.format.drafts import draft_columns
 from mirrorlog.commitlog.format.header import BatchHeader, Codec, Flag
-from mirrorlog.queues.changes import (
+from mirrorlog.queues.changes import OffsetsLeapt, QueueBeginsMoved, encode_change
+from mirrorlog.queues.checkpoint_states import (
     BeginsState,
     CheckpointBegan,
     CheckpointEnded,
     GapsState,
-    OffsetsLeapt,
-    QueueBeginsMoved,
     QueueState,
     State,
-    encode_change,
     encode_checkpoint,
     encode_state,
 )

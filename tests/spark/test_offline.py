@@ -19,7 +19,8 @@ from mirrorlog.commitlog.flush import CheckpointFile
 from mirrorlog.commitlog.format.body import Record
 from mirrorlog.commitlog.format.header import read_header
 from mirrorlog.errors import BadInput, ForeignDirectory, LogCorrupt, NoSuchLog, NoSuchQueue, PositionLost
-from mirrorlog.queues.changes import GapsState, QueueDeclared, encode_change, encode_checkpoint, encode_state
+from mirrorlog.queues.changes import QueueDeclared, encode_change
+from mirrorlog.queues.checkpoint_states import GapsState, encode_checkpoint, encode_state
 from mirrorlog.spark.errors import BadOption, RecordsMissing
 from mirrorlog.spark.offline import BadStretch, LogDirectories
 from mirrorlog.spark.offline.log_view import KnownQueues

@@ -15,15 +15,12 @@ from mirrorlog.commitlog.index.past import PastIndex
 from mirrorlog.commitlog.index.tables import table_from_segment
 from mirrorlog.commitlog.segments.scan import BatchRules
 from mirrorlog.commitlog.segments.segment import segment_name
-from mirrorlog.queues.changes import (
-    BeginMoved,
+from mirrorlog.queues.changes import BeginMoved, EpochStarted, QueueDeclared, encode_change
+from mirrorlog.queues.checkpoint_states import (
     CheckpointBegan,
     CheckpointEnded,
-    EpochStarted,
     ProducerState,
-    QueueDeclared,
     QueueState,
-    encode_change,
     encode_checkpoint,
     encode_state,
 )

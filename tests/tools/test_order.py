@@ -6,16 +6,13 @@ import pytest
 
 from mirrorlog.commitlog.format.header import BatchHeader, Kind, read_header
 from mirrorlog.commitlog.recovery.damage import Range
-from mirrorlog.queues.changes import (
-    BeginMoved,
-    Change,
+from mirrorlog.queues.changes import BeginMoved, Change, EpochStarted, encode_change
+from mirrorlog.queues.checkpoint_states import (
     CheckpointBegan,
     CheckpointEnded,
-    EpochStarted,
     ProducerState,
     QueueState,
     State,
-    encode_change,
     encode_checkpoint,
     encode_state,
 )

@@ -52,16 +52,9 @@ from mirrorlog.errors import (
     LogUnavailable,
     MirrorlogError,
 )
-from mirrorlog.queues.changes import (
-    Change,
-    GapsState,
-    OffsetsLeapt,
-    QueueState,
-    decode_changes,
-    decode_checkpoint,
-    encode_change,
-)
+from mirrorlog.queues.changes import Change, OffsetsLeapt, decode_changes, encode_change
 from mirrorlog.queues.checkpoint import CheckpointTracker
+from mirrorlog.queues.checkpoint_states import GapsState, QueueState, decode_checkpoint
 from mirrorlog.queues.dead_letters.forwarding import ForwardingTable
 from mirrorlog.queues.groups.table import GroupTable
 from mirrorlog.queues.limits.attributes import RunTable

@@ -28,18 +28,8 @@ from typing import ClassVar, Final, NamedTuple
 import msgspec
 
 from mirrorlog.commitlog.format.header import OWN_PRODUCERS, BatchHeader
-from mirrorlog.queues.changes import (
-    Addressed,
-    Change,
-    DeadLetterTarget,
-    Departed,
-    Departing,
-    DepartureRow,
-    DeparturesState,
-    OffsetsLeapt,
-    PieceRow,
-    State,
-)
+from mirrorlog.queues.changes import Addressed, Change, DeadLetterTarget, Departed, Departing, OffsetsLeapt
+from mirrorlog.queues.checkpoint_states import DepartureRow, DeparturesState, PieceRow, State
 
 REJECTED: Final = "rejected"
 DELIVERY_LIMIT: Final = "delivery_limit"

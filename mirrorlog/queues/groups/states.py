@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, islice, pairwise
 from typing import Final, NamedTuple
 
-from mirrorlog.queues.changes import GroupState, LeasesState, LedgerChunk, VerdictsState
+from mirrorlog.queues.checkpoint_states import GroupState, LeasesState, LedgerChunk, VerdictsState
 from mirrorlog.queues.groups.ledger import CHUNK_RECORDS, LeaseRow, Ledger, State
 from mirrorlog.queues.groups.ledger_chunk import NOT_PARKED, SETTLED, Piece, Row
 from mirrorlog.queues.groups.ledger_update import LedgerUpdate

@@ -24,20 +24,22 @@ from mirrorlog.commitlog.format.header import BatchHeader
 from mirrorlog.errors import BadBatch, BadRequest, NoSuchGroup, Overloaded
 from mirrorlog.queues.changes import (
     Change,
-    CheckpointBegan,
-    CheckpointEnded,
     Departing,
     GroupDeleted,
     GroupReset,
-    GroupState,
-    LeasesState,
-    LedgerChunk,
     RecordsLeased,
     Returned,
     Settled,
+    Watermark,
+)
+from mirrorlog.queues.checkpoint_states import (
+    CheckpointBegan,
+    CheckpointEnded,
+    GroupState,
+    LeasesState,
+    LedgerChunk,
     State,
     VerdictsState,
-    Watermark,
 )
 from mirrorlog.queues.groups.ledger import LeaseRow, Ledger
 from mirrorlog.queues.groups.ledger_update import Journal, LedgerUpdate

@@ -35,7 +35,7 @@ from typing import Final, NamedTuple
 from mirrorlog.commitlog.format.attributes import NO_ATTRIBUTES, Attributes, attributes_of
 from mirrorlog.commitlog.format.header import BatchHeader, Buffer
 from mirrorlog.errors import BadBatch, Overloaded
-from mirrorlog.queues.changes import CheckpointBegan, CheckpointEnded, RunState, State
+from mirrorlog.queues.checkpoint_states import CheckpointBegan, CheckpointEnded, RunState, State
 
 JOINED_US_MAX: Final = 10_000_000
 _JOINED_PART: Final = 100

@@ -30,7 +30,8 @@ import msgspec
 
 from mirrorlog.commitlog.format.header import BatchHeader
 from mirrorlog.errors import BadRequest, HoldTaken, Overloaded
-from mirrorlog.queues.changes import Change, HoldEnded, HoldRow, HoldSet, HoldsState, State
+from mirrorlog.queues.changes import Change, HoldEnded, HoldSet
+from mirrorlog.queues.checkpoint_states import HoldRow, HoldsState, State
 
 RELEASED: Final = "released"
 EXPIRED: Final = "expired"

@@ -25,18 +25,14 @@ from mirrorlog.commitlog.recovery.damage import Range
 from mirrorlog.errors import BadBatch, DiskFailed, IndexDoubtful, LogCorrupt, MirrorlogError, PositionLost
 from mirrorlog.queues.changes import (
     BeginMoved,
-    BeginsState,
     Change,
-    GapsState,
     OffsetsLeapt,
     QueueBeginsMoved,
     QueueDeclared,
     QueueDeleted,
-    QueueState,
-    State,
     decode_changes,
-    decode_checkpoint,
 )
+from mirrorlog.queues.checkpoint_states import BeginsState, GapsState, QueueState, State, decode_checkpoint
 from mirrorlog.spark.offline.pieces import LogPiece, checked_batch, sealed_piece, walk_file
 
 # A node frees a segment every few seconds at most.
