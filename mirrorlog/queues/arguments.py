@@ -17,6 +17,7 @@ from mirrorlog.commitlog.retention import QueueLimits
 from mirrorlog.errors import BadRequest
 from mirrorlog.queues.limits.length import DROP_HEAD, LengthLimits
 from mirrorlog.queues.limits.lifetime import AUTO_DELETE, DURABLE, EXCLUSIVE, EXPIRES, is_transient
+from mirrorlog.wire.names import check_new, is_key, split
 
 ARGUMENTS_MAX: Final = 100
 DEPTH_MAX: Final = 8
@@ -98,9 +99,21 @@ _TEXT: Final = re.compile(r"[^\x00-\x1f\x7f]{0,255}")
 _SHOWN_CHARS: Final = 80
 
 
-def check_shape(arguments: Mapping[str, Any]) -> None:
+def check_declaration(name: str, arguments: Mapping[str, Any], *, placed: bool) -> None:
+    """Whether a queue may be declared so, wherever it will be. `placed`: it has a place, so it may be there since
+    before what is asked of new ones was; its log knows. Raises BadRequest."""
+    if not is_key(name):
+        raise BadRequest("a queue's name has 1 to 255 characters and no control characters")
+    _check_shape(arguments)
+    if not placed:
+        check_new("queue", split(name)[1])
+        check_names(arguments, known={})
+        check_values(arguments)
+
+
+def _check_shape(arguments: Mapping[str, Any]) -> None:
     """What every node and every format can carry, nested a little. Deeper ones would be stored by one decoder and
-    refused by another, and then copies differ. Raises BadRequest."""
+    refused by another, and then copies differ."""
     if len(arguments) > ARGUMENTS_MAX:
         raise BadRequest(f"{len(arguments)} arguments are above the limit of {ARGUMENTS_MAX}")
     for key, value in arguments.items():
@@ -154,7 +167,21 @@ def _check_transient(arguments: Mapping[str, Any]) -> None:
             )
 
 
-def without_defaults(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def difference_of(declared: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    """In which argument a queue is not as somebody declares it, for people; empty when both mean the same."""
+    declared, wanted = _without_defaults(declared), _without_defaults(wanted)
+    for key in sorted(declared.keys() | wanted.keys()):
+        there, asked = declared.get(key), wanted.get(key)
+        if there != asked:
+            return f"{_with(key, there)}, asked for {_with(key, asked)}"
+    return ""
+
+
+def _with(key: str, value: Any) -> str:
+    return f"without {key}" if value is None else f"with {key}={value!r}"
+
+
+def _without_defaults(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """What says nothing that would not hold anyway is left out: a queue is durable, and no other flag is set."""
     return {key: value for key, value in arguments.items() if not (key in _FLAGS and value is (key == DURABLE))}
 

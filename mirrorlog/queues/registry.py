@@ -26,14 +26,13 @@ from mirrorlog.commitlog.format.header import BatchHeader
 from mirrorlog.commitlog.retention import QueueLimits
 from mirrorlog.errors import BadRequest, NoSuchQueue, Overloaded, QueueExists
 from mirrorlog.queues.arguments import (
+    check_declaration,
     check_names,
-    check_shape,
-    check_values,
+    difference_of,
     is_work,
     lengths_of,
     limits_of,
     message_ttl_ms,
-    without_defaults,
 )
 from mirrorlog.queues.changes import (
     Change,
@@ -50,7 +49,7 @@ from mirrorlog.queues.changes import (
 from mirrorlog.queues.checkpoint_states import BeginsState, CheckpointBegan, QueueState, State
 from mirrorlog.queues.limits.length import LengthLimits
 from mirrorlog.queues.limits.lifetime import Lifetime, lifetime_of
-from mirrorlog.wire.names import check_new, is_key, split
+from mirrorlog.wire.names import check_new
 
 IDS_PER_LOG: Final = 1 << 24
 """Queue id = number of the log << 24 | number of the queue in it, from 1."""
@@ -241,14 +240,13 @@ class QueueRegistry:
         Raises BadRequest, QueueExists (naming the difference) or Overloaded. An argument that means nothing here is
         refused, or its owner would believe in it; but a queue that has it already is found with it.
         """
-        _check_shape(name, arguments)
         there = self._by_name.get(name)
-        check_names(arguments, known=there.arguments if there is not None else {})
+        check_declaration(name, arguments, placed=there is not None)
         if there is not None:
-            _refuse_difference(there, arguments)
+            check_names(arguments, known=there.arguments)
+            if difference := difference_of(there.arguments, arguments):
+                raise QueueExists(f"queue {name!r} exists {difference}", queue=name)
             return None
-        check_new("queue", split(name)[1])
-        check_values(arguments)
         if len(self._by_id) >= self._queues_max:
             raise Overloaded(f"this log has {self._queues_max} queues (limits.max_queues)", limit="max_queues")
         queue_id = self._id_max + 1
@@ -270,11 +268,11 @@ class QueueRegistry:
             )
         if change.group not in queue.newest:
             check_new("group", change.group)
-        if change.group not in queue.newest and len(queue.newest) >= self._groups_max:
-            raise Overloaded(
-                f"queue {name!r} has {self._groups_max} groups (limits.max_groups_per_queue)",
-                limit="max_groups_per_queue",
-            )
+            if len(queue.newest) >= self._groups_max:
+                raise Overloaded(
+                    f"queue {name!r} has {self._groups_max} groups (limits.max_groups_per_queue)",
+                    limit="max_groups_per_queue",
+                )
         return encode_change(change, queue_id=queue.queue_id)
 
     def delete(self, queue_id: int) -> bytearray:
@@ -359,12 +357,7 @@ class QueueRegistry:
     def cut(self, log_offset: int) -> None:
         """The log now ends at `log_offset`."""
         for queue in [queue for queue in self if queue.declared_at >= log_offset]:
-            del self._by_id[queue.queue_id], self._by_name[queue.name]
-            self.limits.pop(queue.queue_id, None)
-            self.work.discard(queue.queue_id)
-            self.lifetimes.pop(queue.queue_id, None)
-            self.ttls.pop(queue.queue_id, None)
-            self.lengths.pop(queue.queue_id, None)
+            self._remove(queue)
         self._bring_back(log_offset)
         for queue in self:
             queue.used_at = queue.used_at if queue.used_at < log_offset else -1
@@ -409,6 +402,12 @@ class QueueRegistry:
         if (lengths := lengths_of(queue.arguments)) is not None:
             self.lengths[queue.queue_id] = lengths
 
+    def _remove(self, queue: Queue) -> None:
+        del self._by_name[queue.name]
+        self.work.discard(queue.queue_id)
+        for by_id in (self._by_id, self.limits, self.lifetimes, self.ttls, self.lengths):
+            by_id.pop(queue.queue_id, None)
+
     def _known(self, queue_id: int) -> Queue | None:
         """The queue, also one that a cut may bring back."""
         leaving = self._leaving.get(queue_id)
@@ -416,14 +415,9 @@ class QueueRegistry:
 
     def _delete(self, header: BatchHeader, queue_id: int) -> None:
         self._id_max = max(self._id_max, queue_id)
-        queue = self._by_id.pop(queue_id, None)
+        queue = self._by_id.get(queue_id)
         if queue is not None:
-            del self._by_name[queue.name]
-            self.limits.pop(queue_id, None)
-            self.work.discard(queue_id)
-            self.lifetimes.pop(queue_id, None)
-            self.ttls.pop(queue_id, None)
-            self.lengths.pop(queue_id, None)
+            self._remove(queue)
         if queue_id not in self._leaving:
             self._leaving[queue_id] = _Leaving(header.next_log_offset, queue)
 
@@ -493,34 +487,3 @@ def log_number_of(queue_id: int) -> int:
 
 def no_such_queue(name: str) -> NoSuchQueue:
     return NoSuchQueue(f"no queue {name!r}; make it with: mqtool declare {name}", queue=name)
-
-
-def check_declaration(name: str, arguments: Mapping[str, Any], *, placed: bool) -> None:
-    """Whether a queue may be declared so, wherever it will be. `placed`: it has a place, so it may be there since
-    before what is asked of new ones was; its log knows. Raises BadRequest."""
-    _check_shape(name, arguments)
-    if placed:
-        return
-    check_new("queue", split(name)[1])
-    check_names(arguments, known={})
-    check_values(arguments)
-
-
-def _check_shape(name: str, arguments: Mapping[str, Any]) -> None:
-    if not is_key(name):
-        raise BadRequest("a queue's name has 1 to 255 characters and no control characters")
-    check_shape(arguments)
-
-
-def _refuse_difference(queue: Queue, arguments: Mapping[str, Any]) -> None:
-    declared, wanted = without_defaults(queue.arguments), without_defaults(arguments)
-    for key in sorted(declared.keys() | wanted.keys()):
-        there, asked = declared.get(key), wanted.get(key)
-        if there != asked:
-            raise QueueExists(
-                f"queue {queue.name!r} exists {_with(key, there)}, asked for {_with(key, asked)}", queue=queue.name
-            )
-
-
-def _with(key: str, value: Any) -> str:
-    return f"without {key}" if value is None else f"with {key}={value!r}"

@@ -9,7 +9,7 @@ from mirrorlog.commitlog.format.body import Record
 from mirrorlog.commitlog.format.drafts import encode_batch
 from mirrorlog.commitlog.format.header import BatchHeader, Kind, read_header, stamp
 from mirrorlog.errors import BadBatch, BadRequest, NoSuchQueue, Overloaded, QueueExists
-from mirrorlog.queues.arguments import version_needed
+from mirrorlog.queues.arguments import check_declaration, version_needed
 from mirrorlog.queues.changes import (
     EpochStarted,
     OffsetsLeapt,
@@ -18,7 +18,7 @@ from mirrorlog.queues.changes import (
     decode_changes,
     encode_change,
 )
-from mirrorlog.queues.registry import IDS_PER_LOG, QueueRegistry, check_declaration, id_base_of, log_number_of
+from mirrorlog.queues.registry import IDS_PER_LOG, QueueRegistry, id_base_of, log_number_of
 from tests.queues.statelog import follow_batch
 
 

@@ -30,10 +30,10 @@ from mirrorlog.errors import (
     NotMaster,
     QueueExists,
 )
-from mirrorlog.queues.arguments import log_group_of, version_needed
+from mirrorlog.queues.arguments import check_declaration, log_group_of, version_needed
 from mirrorlog.queues.changes import PositionCommitted
 from mirrorlog.queues.limits.lifetime import is_transient
-from mirrorlog.queues.registry import IDS_PER_LOG, Queue, check_declaration, no_such_queue
+from mirrorlog.queues.registry import IDS_PER_LOG, Queue, no_such_queue
 from mirrorlog.wire.messages.base import Message
 from mirrorlog.wire.messages.queues import (
     CommitPosition,
