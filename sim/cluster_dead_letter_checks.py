@@ -15,7 +15,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Final
 
-from mirrorlog.queues.changes import Addressed, Departing
+from mirrorlog.queues.changes import Addressed, ForwardingStarted
 from mirrorlog.queues.dead_letters.forwarding import REDRIVEN
 from mirrorlog.queues.delivery.settlement import WHYS
 from sim.cluster_clients import Sent
@@ -172,7 +172,7 @@ def _left_at_us(outside: DeadLettersOutside, place: _Place) -> int:
         (
             at_us
             for _, at_us, change in outside.groups.left[queue].leaving
-            if isinstance(change, Departing) and _has(change.ranges, offset)
+            if isinstance(change, ForwardingStarted) and _has(change.ranges, offset)
         ),
         default=0,
     )
@@ -239,7 +239,7 @@ class _Steps:
         begun: dict[int, int] = {}
         free = 0
         for at, (*_, change) in enumerate(known.leaving, 1):  # some stand at one place of the log
-            if isinstance(change, Departing):
+            if isinstance(change, ForwardingStarted):
                 begun.setdefault(change.departure, at)
                 for offset in _offsets(change.ranges):
                     if offset in known.records and offset not in self.chosen:
@@ -296,7 +296,7 @@ def _counts(outside: DeadLettersOutside) -> Counter[str]:
             (queue, change.departure)
             for queue, known in outside.groups.left.items()
             for _, _, change in known.leaving
-            if isinstance(change, Departing)
+            if isinstance(change, ForwardingStarted)
         }
     )
     return counts

@@ -165,9 +165,9 @@ class SimulatedCluster:
         for node in self.present:
             if node.node is None or not node.machine.up or node.machine.paused:
                 continue
-            held = [each.replica for each in node.node.logs if each.replica.departures.leaving]
+            held = [each.replica for each in node.node.logs if each.replica.forwardings.leaving]
             for replica in held:
-                name, table = replica.assignment.name, replica.departures
+                name, table = replica.assignment.name, replica.forwardings
                 pieces = [
                     piece for queue_id in sorted(table.leaving) if (piece := table.of(queue_id).piece) is not None
                 ]

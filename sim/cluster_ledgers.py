@@ -52,7 +52,7 @@ class Ledgers:
             return  # it has begun with a checkpoint that it does not know whole
         end = replica.end
         epochs = tuple(entry for entry in replica.epochs.entries if entry.start < end)
-        known = facts(replica.groups, replica.departures, but=replica.queues.is_leaving)
+        known = facts(replica.groups, replica.forwardings, but=replica.queues.is_leaving)
         other, there = self._known.setdefault((str(replica.log_id), end, epochs), (node, known))
         if other != node:
             self.compared += 1
@@ -102,13 +102,13 @@ def _is_near(one: _Timed, other: _Timed) -> bool:
 
 
 def facts(
-    table: GroupTable, departures: ForwardingTable, *, but: Callable[[int], bool] = lambda queue_id: False
+    table: GroupTable, forwardings: ForwardingTable, *, but: Callable[[int], bool] = lambda queue_id: False
 ) -> str:
     """All that a copy knows, in words, a line for each group; what is out is free to a copy. And for each queue what
     leaves it, and the numbers by which it does. `but`: of queues that are gone for good as soon as that is
     confirmed."""
     there = [each for each in _ordered(table) if not but(each[0])]
-    leaving = [(each, departures.of(each)) for each in sorted(departures.queue_ids()) if not but(each)]
+    leaving = [(each, forwardings.of(each)) for each in sorted(forwardings.queue_ids()) if not but(each)]
     return "\n".join(
         [
             *(f"{queue_id} {group!r}: {_facts(ledger)}" for queue_id, group, ledger in there),
@@ -173,7 +173,7 @@ def rebuilt(
     begin = _checkpoint(batches) if from_checkpoint else 0
     if begin is None or not batches or (begin == 0 and batches[0][0] != 0):
         return None
-    table, departures = GroupTable(per_queue_max=GROUPS_MAX), ForwardingTable()
+    table, forwardings = GroupTable(per_queue_max=GROUPS_MAX), ForwardingTable()
     for at, batch in batches:
         if at < begin:
             continue
@@ -181,17 +181,17 @@ def rebuilt(
         if header.kind == Kind.QUEUE_STATE:
             changes = decode_changes(batch)
             table.follow(header, changes)
-            departures.follow(header, changes)
+            forwardings.follow(header, changes)
         if header.kind == Kind.CHECKPOINT:
             states = decode_checkpoint(batch)
             table.restore(header, states)
-            departures.restore(header, states)
+            forwardings.restore(header, states)
         for queue_id in _deleted(header, batch):
             table.forget_queue(queue_id)
-            departures.forget_queue(queue_id)
+            forwardings.forget_queue(queue_id)
         table.confirm(header.next_log_offset)
-        departures.confirm(header.next_log_offset)
-    return table, departures
+        forwardings.confirm(header.next_log_offset)
+    return table, forwardings
 
 
 def _deleted(header: BatchHeader, batch: bytes) -> list[int]:

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from mirrorlog.commitlog.format.attributes import Attributes, attributes_of
 from mirrorlog.commitlog.format.body import Header, parse_batch_body
 from mirrorlog.commitlog.format.header import HEADER_SIZE, BatchHeader, Kind, is_envelope, read_header
-from mirrorlog.queues.changes import Addressed, Departed, Departing, GroupReset, Settled, decode_changes
+from mirrorlog.queues.changes import Addressed, ForwardingStarted, GroupReset, PieceForwarded, Settled, decode_changes
 from mirrorlog.queues.checkpoint_states import decode_checkpoint
 from mirrorlog.queues.groups.table import GroupTable
 
@@ -60,7 +60,7 @@ class LoggedQueue:
     records: dict[int, Stored] = field(default_factory=dict)
     ended: list[Ended] = field(default_factory=list)
     stands: dict[str, list[Ended]] = field(default_factory=dict)
-    leaving: list[tuple[int, int, Departing | Addressed | Departed]] = field(default_factory=list)
+    leaving: list[tuple[int, int, ForwardingStarted | Addressed | PieceForwarded]] = field(default_factory=list)
     behind: list[tuple[str, int, int]] = field(default_factory=list)
 
     def settle(self, header: BatchHeader, batch: bytes) -> None:
@@ -110,7 +110,7 @@ def logged(log_id: str, batches: Iterable[tuple[int, bytes]]) -> dict[_Queue, Lo
             found[queue].leaving += [
                 (at, header.append_time_us, change)
                 for change in changes
-                if isinstance(change, Departing | Addressed | Departed)
+                if isinstance(change, ForwardingStarted | Addressed | PieceForwarded)
             ]
         elif header.kind == Kind.CHECKPOINT:
             groups.restore(header, decode_checkpoint(batch))

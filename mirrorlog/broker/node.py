@@ -35,7 +35,7 @@ from mirrorlog.broker.resources.disk_limits import DiskSpace
 from mirrorlog.broker.resources.disk_watch import measure
 from mirrorlog.broker.server import Server
 from mirrorlog.broker.session.operator_requests import Operations
-from mirrorlog.cluster.coordination.coordinator import Wanted
+from mirrorlog.cluster.coordination.coordinator import CoordinatorSettings
 from mirrorlog.cluster.membership.fenced_epochs import FencedEpochs
 from mirrorlog.cluster.membership.joining import JoinRecord
 from mirrorlog.cluster.membership.multicast import Responder
@@ -236,7 +236,7 @@ class BrokerNode:
             self._identity(starts),
             host=self._hosting,
             hello=self._hello,
-            wanted=Wanted(
+            wanted=CoordinatorSettings(
                 copies=cluster.copies,
                 promote_wait_s=cluster.promote_wait_ms / 1000,
                 replace_after_s=cluster.replace_after_ms / 1000,

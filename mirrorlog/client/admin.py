@@ -67,7 +67,7 @@ from mirrorlog.wire.messages.queues import (
     EndHold,
     FetchPosition,
     FoundPosition,
-    HoldGiven,
+    HoldGranted,
     HoldInfo,
     HoldsFound,
     ListHolds,
@@ -260,7 +260,7 @@ class Admin:
         )
         # Who holds it now is so whatever became of an attempt.
         given = await change_at_master(
-            self._client, queue, message, HoldGiven, awaits_copies=True, telling=(HoldTaken,)
+            self._client, queue, message, HoldGranted, awaits_copies=True, telling=(HoldTaken,)
         )
         return given.hold
 

@@ -16,10 +16,10 @@ from mirrorlog.cluster.coordination.coordinator import (
     Action,
     ChangeMembers,
     Coordinator,
+    CoordinatorSettings,
     Fence,
     Observation,
     Propose,
-    Wanted,
 )
 from mirrorlog.cluster.coordination.liveness import Life
 from mirrorlog.cluster.coordination.promotion import FenceReport
@@ -52,7 +52,7 @@ class CoordinatorRunner:
     def __init__(
         self,
         member: Surroundings,
-        wanted: Wanted,
+        wanted: CoordinatorSettings,
         *,
         leads: Callable[[str, int], None],
         fence_here: Callable[[AskFence], Awaitable[Fenced]],

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from mirrorlog import versions
 from mirrorlog.cluster.answers import Answers
-from mirrorlog.cluster.coordination.coordinator import Wanted
+from mirrorlog.cluster.coordination.coordinator import CoordinatorSettings
 from mirrorlog.cluster.coordination.liveness import Change, Life, Liveness, Runs, unknown_to
 from mirrorlog.cluster.coordinator_runner import CoordinatorRunner
 from mirrorlog.cluster.decisions import ASK_S, Decisions
@@ -56,7 +56,7 @@ class ClusterService:
         *,
         host: MemberHost,
         hello: Callable[[], Hello],
-        wanted: Wanted,
+        wanted: CoordinatorSettings,
         timing: Timing,
         node_timeout_s: float,
         helper: Executor,

@@ -29,7 +29,7 @@ from mirrorlog.commitlog.segments.segment import segment_start
 from mirrorlog.errors import ForeignDirectory, LogCorrupt
 
 _IDENTITY_BYTES_MAX: Final = 64 * 1024
-ASIDE: Final = re.compile(r"\.aside-\d+$")
+QUARANTINED: Final = re.compile(r"\.aside-\d+$")
 """A copy that was set aside keeps its name, with this behind it."""
 
 

@@ -1,8 +1,8 @@
 """Changes to queues, as the log keeps them: msgpack values inside control and queue-state batches.
 
-    CONTROL      queue id 0   EpochStarted, QueueDeclared, QueueDeleted, BeginMoved, QueueBeginsMoved, OffsetsLeapt
+    CONTROL      queue id 0   EpochStarted, QueueDeclared, QueueDeleted, LogStartMoved, QueueStartsMoved, OffsetsJumped
     QUEUE_STATE  the queue's  PositionCommitted, HoldSet, HoldEnded, Settled, Returned, Watermark, RecordsLeased,
-                              GroupReset, GroupDeleted, QueueUsed, Departing, Addressed, Departed
+                              GroupReset, GroupDeleted, QueueUsed, ForwardingStarted, Addressed, PieceForwarded
 
 They use the ordinary columnar body (one value per change), so every tool that reads batches reads them too, and they
 are replicated, confirmed, recovered and truncated like records. A change is a map with the names of its fields; unknown
@@ -143,13 +143,12 @@ class RecordsLeased(_Change, frozen=True, tag="Leased"):
     lease_ms: int
 
 
-class Departing(_Change, frozen=True):
+class ForwardingStarted(_Change, frozen=True, tag="Departing"):
     """What is not settled of these records leaves for other queues: nobody is given them, and they are leased in the
     ledger under the number `departure`, below 2^32 and of nobody. The same number again: more of them.
 
-    `reason`: by RabbitMQ's names, or `redriven`; see `queues.departures`. `at_us`: when, µs UTC. `exchange`: where it
-    leads, in the queue's virtual host; `routing_key`: null for each record's own.
-    """
+    `reason`: by RabbitMQ's names, or `redriven`; see `dead_letters.forwarding`. `at_us`: when, µs UTC. `exchange`:
+    where it leads, in the queue's virtual host; `routing_key`: null for each record's own."""
 
     group: str
     departure: int
@@ -163,7 +162,7 @@ class Departing(_Change, frozen=True):
 class DeadLetterTarget(msgspec.Struct, frozen=True, array_like=True):
     """A queue that records leave for, and under which numbers: `ranges` are those of the queue that they leave, and
     `sequence` counts them there. `name`: qualified. `numbered`: for how many records the numbers were given, when some
-    were freed since; 0: for as many as there are. `tables`: how many of `x-death` a letter has at most, the newest
+    were freed since; 0: for as many as there are. `tables`: how many of `x-death` a dead letter has at most, the newest
     ones; -1: all."""
 
     name: str
@@ -186,7 +185,7 @@ class DeadLetterTarget(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Addressed(_Change, frozen=True):
-    """Where some records of a departure go, `ranges`: the piece of it that leaves now, one of a queue at a time. The
+    """Where some records of a forwarding go, `ranges`: the piece of it that leaves now, one of a queue at a time. The
     same piece again: where it goes from now on, under other numbers perhaps; a target that is not named any more has
     what it was to get. What no target has is dropped, but for what is `kept`: it is free again. `more`: a qualified
     name; the queues behind it by name are addressed when these targets have it. Empty: these are all."""
@@ -198,8 +197,8 @@ class Addressed(_Change, frozen=True):
     more: str = ""
 
 
-class Departed(_Change, frozen=True):
-    """The piece that was addressed is where it was to go, or given up. `last`: the departure is done."""
+class PieceForwarded(_Change, frozen=True, tag="Departed"):
+    """The piece that was addressed is where it was to go, or given up. `last`: the forwarding is done."""
 
     departure: int
     last: bool = False
@@ -221,14 +220,14 @@ class GroupDeleted(_Change, frozen=True):
     group: str
 
 
-class BeginMoved(_Change, frozen=True):
+class LogStartMoved(_Change, frozen=True, tag="BeginMoved"):
     """The log begins at `log_offset`, a segment's end on the master, once this is confirmed: what stands below is
     needed by nobody."""
 
     log_offset: int
 
 
-class QueueBeginsMoved(_Change, frozen=True):
+class QueueStartsMoved(_Change, frozen=True, tag="QueueBeginsMoved"):
     """Queues begin at these queue offsets, by queue id, once this is confirmed: records below are needed by nobody,
     wherever they stand. They never go back.
 
@@ -239,11 +238,11 @@ class QueueBeginsMoved(_Change, frozen=True):
     begins: dict[int, int]
 
 
-class OffsetsLeapt(_Change, frozen=True, omit_defaults=True):
+class OffsetsJumped(_Change, frozen=True, tag="OffsetsLeapt", omit_defaults=True):
     """Records from the log offset `lost_from` on were lost, confirmed ones perhaps. So every queue that is declared
     before this and whose next queue offset is below `go_on_at` goes on there; what comes in between is gone.
 
-    Queue ids leap, too: none up to `queue_id_max` is given out from here on, for declarations may be lost.
+    Queue ids jump, too: none up to `queue_id_max` is given out from here on, for declarations may be lost.
 
     `epoch`: in which it is written. One queue offset for all queues, and not a distance: what was followed once, or is
     known from a checkpoint, is not moved a second time.
@@ -260,9 +259,9 @@ Change = (
     | QueueDeclared
     | QueueDeleted
     | PositionCommitted
-    | BeginMoved
-    | QueueBeginsMoved
-    | OffsetsLeapt
+    | LogStartMoved
+    | QueueStartsMoved
+    | OffsetsJumped
     | HoldSet
     | HoldEnded
     | Settled
@@ -272,9 +271,9 @@ Change = (
     | GroupReset
     | GroupDeleted
     | QueueUsed
-    | Departing
+    | ForwardingStarted
     | Addressed
-    | Departed
+    | PieceForwarded
 )
 
 _ENCODER: Final = msgspec.msgpack.Encoder()

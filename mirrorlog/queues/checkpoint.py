@@ -3,7 +3,7 @@
 A checkpoint is a run of batches of Kind.CHECKPOINT among those that are appended meanwhile:
 
     CheckpointBegan   QueueState ...   HoldsState ...   GroupState, LedgerChunk ..., LeasesState ...
-    DeparturesState ...   RunState ...   BeginsState ...   GapsState ...   ProducerState ...   CheckpointEnded
+    ForwardingState ...   RunState ...   QueueStartsState ...   GapsState ...   ProducerState ...   CheckpointEnded
 
 Each piece says the state as of its own place, so it is made and appended in one step of the loop, and others come in
 between. What is read from the first batch on, all kinds in the order of the log, gives the state that the whole log
@@ -27,10 +27,10 @@ from mirrorlog.commitlog.format.header import HEADER_SIZE, BatchHeader, Buffer, 
 from mirrorlog.commitlog.index.gaps import GAPS_MAX, Gap, Gaps
 from mirrorlog.queues.changes import Change
 from mirrorlog.queues.checkpoint_states import (
-    BeginsState,
     CheckpointBegan,
     CheckpointEnded,
     GapsState,
+    QueueStartsState,
     State,
     decode_checkpoint,
     encode_checkpoint,
@@ -66,7 +66,7 @@ GROUP_PARTS_PER_BATCH: Final = 250
 GROUPS_BYTES_MAX: Final = 16 * 1024
 """About 1 ms of the loop: so many groups that stand somewhere, or some 100 pieces of exceptions."""
 
-DEPARTURES_PER_BATCH: Final = 50
+FORWARDINGS_PER_BATCH: Final = 50
 
 RUN_STATES_PER_BATCH: Final = 250
 RUNS_BYTES_MAX: Final = 32 * 1024
@@ -86,7 +86,7 @@ class CheckpointWriter:
     """Writes one checkpoint, batch by batch. `next_queue_offset` gives a queue id's next one to be appended,
     `log_begin` where the log begins by the newest decision that it holds, 0 without one, `gaps`, by
     queue id, which queue offsets of queues were given up after losses; `holds`, `groups`, `runs`,
-    `departures`: None without any."""
+    `forwardings`: None without any."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class CheckpointWriter:
         holds: HoldTable | None = None,
         groups: GroupTable | None = None,
         runs: RunTable | None = None,
-        departures: ForwardingTable | None = None,
+        forwardings: ForwardingTable | None = None,
         queues_per_batch: int = QUEUES_PER_BATCH,
         producers_per_batch: int = PRODUCERS_PER_BATCH,
         group_parts_per_batch: int = GROUP_PARTS_PER_BATCH,
@@ -113,7 +113,7 @@ class CheckpointWriter:
         self._holds = holds
         self._groups = groups
         self._runs = runs
-        self._departures = departures
+        self._forwardings = forwardings
         self._queues_per_batch = queues_per_batch
         self._producers_per_batch = producers_per_batch
         self._group_parts_per_batch = group_parts_per_batch
@@ -146,7 +146,7 @@ class CheckpointWriter:
             _Cut(queues, self._queue_state, self._queues_per_batch, limit),
             *([] if self._holds is None else [_Cut(self._holds.states(), self._holds_state, HOLDS_PER_BATCH, limit)]),
             *self._group_cuts(limit),
-            *self._departure_cuts(limit),
+            *self._forwarding_cuts(limit),
             *self._run_cuts(limit),
             _Cut(self._begins_parts(), self._begins_state, 1, limit),
             _Cut(self._gap_states(), lambda state: state, 1, limit),
@@ -186,14 +186,14 @@ class CheckpointWriter:
         limit = min(limit, GROUPS_BYTES_MAX)
         return [_Cut(self._groups.parts(), self._group_state, self._group_parts_per_batch, limit)]
 
-    def _departure_cuts(self, limit: int) -> list[_Cut[int]]:
-        if self._departures is None:
+    def _forwarding_cuts(self, limit: int) -> list[_Cut[int]]:
+        if self._forwardings is None:
             return []
-        return [_Cut(self._departures.queue_ids(), self._departures_state, DEPARTURES_PER_BATCH, limit)]
+        return [_Cut(self._forwardings.queue_ids(), self._forwarding_state, FORWARDINGS_PER_BATCH, limit)]
 
-    def _departures_state(self, queue_id: int) -> State | None:
-        assert self._departures is not None
-        return self._departures.state(queue_id) if not self._is_deleted(queue_id) else None
+    def _forwarding_state(self, queue_id: int) -> State | None:
+        assert self._forwardings is not None
+        return self._forwardings.state(queue_id) if not self._is_deleted(queue_id) else None
 
     def _run_cuts(self, limit: int) -> list[_Cut[RunPart]]:
         if self._runs is None:
@@ -212,7 +212,7 @@ class CheckpointWriter:
     def _begins_state(self, queue_ids: Sequence[int]) -> State:
         begins = self._registry.begins
         there = [each for each in queue_ids if each in begins and not self._is_deleted(each)]
-        return BeginsState(log_begin=self._log_begin(), begins={each: begins[each] for each in there})
+        return QueueStartsState(log_begin=self._log_begin(), begins={each: begins[each] for each in there})
 
     def _gap_states(self) -> Iterator[GapsState]:
         newest, former, left = dict[int, Gap](), dict[int, list[Gap]](), GAPS_PER_STATE

@@ -1,7 +1,7 @@
 """The state of a log's queues as its checkpoints keep it: msgpack values inside batches of Kind.CHECKPOINT, queue id 0.
 
     CheckpointBegan, QueueState, HoldsState, GroupState, LedgerChunk, VerdictsState, LeasesState, RunState,
-    DeparturesState, BeginsState, GapsState, ProducerState, CheckpointEnded
+    ForwardingState, QueueStartsState, GapsState, ProducerState, CheckpointEnded
 
 Each is an array that begins with a letter: there may be 100,000 of them, and the names of fields would be most of their
 bytes. New fields go to the end; those that are not known are ignored, and so are states under letters not known. Like
@@ -53,10 +53,10 @@ class QueueState(_State, frozen=True, tag="Q"):
     used_at: int = -1
 
 
-class BeginsState(_State, frozen=True, tag="L"):
-    """Where some queues begin, as `QueueBeginsMoved` said; the newest ones appended. Several of them may come.
+class QueueStartsState(_State, frozen=True, tag="L"):
+    """Where some queues begin, as `QueueStartsMoved` said; the newest ones appended. Several of them may come.
 
-    `log_begin`: the newest BeginMoved as of this place in the log, 0 without one.
+    `log_begin`: the newest LogStartMoved as of this place in the log, 0 without one.
     """
 
     log_begin: int
@@ -64,8 +64,8 @@ class BeginsState(_State, frozen=True, tag="L"):
 
 
 class GapsState(_State, frozen=True, tag="G"):
-    """Which queue offsets of some queues, [first, next), `OffsetsLeapt` gave up the last time; two leaps with no record
-    between them are one. Several of them may come, behind the states of these queues.
+    """Which queue offsets of some queues, [first, next), `OffsetsJumped` gave up the last time; two jumps with no
+    record between them are one. Several of them may come, behind the states of these queues.
 
     `former`: those of the losses before that matter still, the oldest first. Software of before neither writes nor
     reads it, and what it tells is right as far as it goes: whoever knows of more gaps keeps them.
@@ -167,9 +167,9 @@ class RunState(_State, frozen=True, tag="R"):
     runs: list[int]
 
 
-class DepartureRow(_State, frozen=True):
-    """A departure in a checkpoint; fields as of `Departing`. `way`: exchange and routing key, by their place among the
-    `ways` of the state that it is in."""
+class ForwardingRow(_State, frozen=True):
+    """A forwarding in a checkpoint; fields as of `ForwardingStarted`. `way`: exchange and routing key, by their place
+    among the `ways` of the state that it is in."""
 
     departure: int
     group: str
@@ -188,17 +188,17 @@ class PieceRow(_State, frozen=True):
     more: str = ""
 
 
-class DeparturesState(_State, frozen=True, tag="D"):
-    """What leaves a queue for others as of this place in the log, all of it. `next_departure`: no number from there on
+class ForwardingState(_State, frozen=True, tag="D"):
+    """What leaves a queue for others as of this place in the log, all of it. `next_forwarding`: no number from there on
     was used; `epoch_floor`: the lowest producer epoch of a queue that is none of `sequences`; `ways`: exchanges and
-    routing keys of departures, each pair once. `sequences`: (producer epoch, next sequence) by the id of the queue that
-    records left for."""
+    routing keys of forwardings, each pair once. `sequences`: (producer epoch, next sequence) by the id of the queue
+    that records left for."""
 
     queue_id: int
-    next_departure: int
+    next_forwarding: int
     epoch_floor: int
     ways: list[tuple[str, str | None]]
-    departures: list[DepartureRow]
+    forwardings: list[ForwardingRow]
     piece: PieceRow | None
     sequences: dict[int, tuple[int, int]]
 
@@ -236,10 +236,10 @@ State = (
     | LedgerChunk
     | VerdictsState
     | LeasesState
-    | BeginsState
+    | QueueStartsState
     | GapsState
     | RunState
-    | DeparturesState
+    | ForwardingState
     | ProducerState
     | CheckpointEnded
 )

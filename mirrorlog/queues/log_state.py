@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from typing import Any, ClassVar, Protocol
 
 from mirrorlog.commitlog.format.header import BatchHeader
-from mirrorlog.queues.changes import BeginMoved, Change
-from mirrorlog.queues.checkpoint_states import BeginsState, State
+from mirrorlog.queues.changes import Change, LogStartMoved
+from mirrorlog.queues.checkpoint_states import QueueStartsState, State
 
 
 class DerivedState(Protocol):
@@ -39,10 +39,10 @@ class DerivedState(Protocol):
 # Pure: batches in, a log offset out.
 
 
-class BeginTracker:
+class LogStartTracker:
     """The decisions that a log holds."""
 
-    follows: ClassVar[frozenset[type]] = frozenset({BeginMoved})
+    follows: ClassVar[frozenset[type]] = frozenset({LogStartMoved})
 
     def __init__(self) -> None:
         # (end of the batch, new begin) of those that are not confirmed.
@@ -58,13 +58,13 @@ class BeginTracker:
     def follow(self, header: BatchHeader, changes: Iterable[Change]) -> None:
         """A batch of changes was appended."""
         for change in changes:
-            if isinstance(change, BeginMoved):
+            if isinstance(change, LogStartMoved):
                 self._unconfirmed.append((header.next_log_offset, change.log_offset))
 
     def restore(self, header: BatchHeader, states: Iterable[State]) -> None:
         """A batch of a checkpoint was appended, which says again what was decided before it."""
         for state in states:
-            if isinstance(state, BeginsState) and state.log_begin > self.newest:
+            if isinstance(state, QueueStartsState) and state.log_begin > self.newest:
                 self._unconfirmed.append((header.next_log_offset, state.log_begin))
 
     def confirm(self, log_offset: int) -> int | None:

@@ -37,7 +37,7 @@ RECENT_US: Final = 10 * 60 * 1_000_000
 IDLE_CARRIED_BATCHES: Final = 2
 
 PRODUCER_EPOCH_MAX: Final = 2**32 - 1
-PRODUCER_EPOCH_LEAP_MAX: Final = 2**28
+PRODUCER_EPOCH_JUMP_MAX: Final = 2**28
 """How far above the last one a producer epoch may begin. What is forgotten raises the floor for all, and one client
 that counts wrong would use all epochs up. 200 a second, all of them given up, take two weeks to get there."""
 
@@ -215,9 +215,9 @@ class ProducerTable:
             )
         if header.sequence:
             raise _out_of_sequence(header, 0)
-        if header.producer_epoch > ended + PRODUCER_EPOCH_LEAP_MAX:
+        if header.producer_epoch > ended + PRODUCER_EPOCH_JUMP_MAX:
             raise BadBatch(
-                f"producer epoch {header.producer_epoch} is more than {PRODUCER_EPOCH_LEAP_MAX} above {ended}, "
+                f"producer epoch {header.producer_epoch} is more than {PRODUCER_EPOCH_JUMP_MAX} above {ended}, "
                 "the last one that ended; count them up one by one"
             )
 
@@ -231,7 +231,7 @@ class ProducerTable:
             return
         self._sequences.move_to_end(key)
         if len(self._sequences) > self._producers_max:
-            self._forget_surplus()
+            self._forget_excess()
         held.last_append_time_us = header.append_time_us
         held.next_sequence = header.sequence + header.record_count
         landed = held.landed
@@ -257,7 +257,7 @@ class ProducerTable:
             self._unsorted = False
             self._sequences = OrderedDict(sorted(self._sequences.items(), key=_last_place))
             self._expires_us = 0  # look again who is first
-            self._forget_surplus()
+            self._forget_excess()
 
     def _expire(self, now_us: int) -> None:
         """Forget who was idle for too long before the log's time `now_us`."""
@@ -270,7 +270,7 @@ class ProducerTable:
                 return
             self._forget_first()
 
-    def _forget_surplus(self) -> None:
+    def _forget_excess(self) -> None:
         while len(self._sequences) > self._producers_max and not self._unsorted:
             self._forget_first()
 

@@ -38,15 +38,15 @@ from mirrorlog.queues.changes import (
     Change,
     GroupDeleted,
     GroupReset,
-    OffsetsLeapt,
+    OffsetsJumped,
     PositionCommitted,
-    QueueBeginsMoved,
     QueueDeclared,
     QueueDeleted,
+    QueueStartsMoved,
     QueueUsed,
     encode_change,
 )
-from mirrorlog.queues.checkpoint_states import BeginsState, CheckpointBegan, QueueState, State
+from mirrorlog.queues.checkpoint_states import CheckpointBegan, QueueStartsState, QueueState, State
 from mirrorlog.queues.limits.length import LengthLimits
 from mirrorlog.queues.limits.lifetime import Lifetime, lifetime_of
 from mirrorlog.wire.names import check_new
@@ -103,7 +103,7 @@ class QueueRegistry:
 
     follows: ClassVar[frozenset[type]] = frozenset(
         {
-            *(QueueDeclared, QueueDeleted, QueueBeginsMoved, OffsetsLeapt),
+            *(QueueDeclared, QueueDeleted, QueueStartsMoved, OffsetsJumped),
             *(PositionCommitted, QueueUsed, GroupReset, GroupDeleted),
         }
     )
@@ -133,7 +133,7 @@ class QueueRegistry:
         self.lifetimes: dict[int, Lifetime] = {}
         """Of the queues that go by themselves (`auto-delete`, `x-expires`), by queue id."""
         self.begins: dict[int, int] = {}
-        """The logged begins as appended, by queue id; see QueueBeginsMoved."""
+        """The logged begins as appended, by queue id; see QueueStartsMoved."""
         self._confirmed_begins: dict[int, int] = {}
         self._id_base = self._id_max = id_base
         # By queue id, in the order of the log; and the largest id of those that are gone for good.
@@ -143,7 +143,7 @@ class QueueRegistry:
         """What `take_deleted` gives."""
         self.moved: dict[int, int] = {}
         """What `take_moved` gives."""
-        # (log offset, largest id) of the newest confirmed checkpoint or leap, and of those behind it.
+        # (log offset, largest id) of the newest confirmed checkpoint or jump, and of those behind it.
         self._checkpoints: deque[tuple[int, int]] = deque()
 
     def __iter__(self) -> Iterator[Queue]:
@@ -193,7 +193,7 @@ class QueueRegistry:
         return self._id_max
 
     @property
-    def ids_given(self) -> int:
+    def ids_assigned(self) -> int:
         """The number in this log of `queue_id_max`, from 1; 0 before the first."""
         return self._id_max - self._id_base
 
@@ -290,10 +290,10 @@ class QueueRegistry:
                     self._declare(change.queue_id, change.name, change.incarnation, change.arguments, header.log_offset)
             elif isinstance(change, QueueDeleted):
                 self._delete(header, change.queue_id)
-            elif isinstance(change, QueueBeginsMoved):
+            elif isinstance(change, QueueStartsMoved):
                 self._begins_moved(header, change.begins)
-            elif isinstance(change, OffsetsLeapt):
-                self._ids_told(header, max(self._id_max, change.queue_id_max))
+            elif isinstance(change, OffsetsJumped):
+                self._note_ids(header, max(self._id_max, change.queue_id_max))
             elif isinstance(change, PositionCommitted):
                 self._appended(_Unconfirmed(header.next_log_offset, header.queue_id, (change,)))
             elif isinstance(change, QueueUsed):
@@ -306,12 +306,12 @@ class QueueRegistry:
         for state in states:
             if isinstance(state, QueueState):
                 self._restore(header, state)
-            elif isinstance(state, BeginsState):
+            elif isinstance(state, QueueStartsState):
                 self._begins_moved(header, state.begins)
             elif isinstance(state, CheckpointBegan):
-                self._ids_told(header, state.queue_id_max)
+                self._note_ids(header, state.queue_id_max)
 
-    def _ids_told(self, header: BatchHeader, queue_id_max: int) -> None:
+    def _note_ids(self, header: BatchHeader, queue_id_max: int) -> None:
         self._checkpoints.append((header.log_offset, queue_id_max))
         self._id_max = max(self._id_max, queue_id_max)
 

@@ -30,7 +30,7 @@ class Writer:
         self.replica = replica
         self.random = random.Random(seed)
         self.now_us = 1
-        self.steps = [self.declare, self.commit, self.change_group, self.change_group, self.checkpoint, self.leap]
+        self.steps = [self.declare, self.commit, self.change_group, self.change_group, self.checkpoint, self.jump]
 
     def step(self) -> None:
         self.now_us += self.random.randrange(3)
@@ -85,8 +85,8 @@ class Writer:
             replica.append_change(batch, self.now_us)
             steps -= 1
 
-    def leap(self) -> None:
-        self.replica.append_change(self.replica.leap_batch(lost_from=self.replica.begin), self.now_us)
+    def jump(self) -> None:
+        self.replica.append_change(self.replica.jump_batch(lost_from=self.replica.begin), self.now_us)
 
     def _queue_id(self) -> int:
         if not len(self.replica.queues):

@@ -16,7 +16,7 @@ from mirrorlog.commitlog.format.body import Record, parse_batch_body
 from mirrorlog.commitlog.format.drafts import draft_columns, encode_batch
 from mirrorlog.commitlog.format.header import Flag, read_header
 from mirrorlog.errors import BadBatch, BatchTooLarge, LogUnavailable
-from mirrorlog.queues.changes import BeginMoved, QueueBeginsMoved, QueueDeclared, encode_change
+from mirrorlog.queues.changes import LogStartMoved, QueueDeclared, QueueStartsMoved, encode_change
 from mirrorlog.queues.checkpoint import CheckpointWriter
 from tests.ha.replicas import KIB, flush, log_id_of, open_master, open_replica, settings_of
 
@@ -39,14 +39,14 @@ class Story:
         self.confirm()
         self.begin = replica.end
         self.state()
-        replica.append_change(encode_change(QueueBeginsMoved(begins={QUEUE_ID: 0})), self.time)
+        replica.append_change(encode_change(QueueStartsMoved(begins={QUEUE_ID: 0})), self.time)
         self.first_copy = replica.end
         self.copy(self.places[:5])
         self.later = [self.publish()]
         self.copy(self.places[5:])
         self.confirm()
         self.before_decision = replica.end
-        replica.append_change(encode_change(BeginMoved(log_offset=self.begin)), self.time)
+        replica.append_change(encode_change(LogStartMoved(log_offset=self.begin)), self.time)
         self.later.append(self.publish())
         self.confirm()
 
@@ -196,7 +196,7 @@ def test_a_mirror_that_begins_above_the_decision_shows_what_it_has(tmp_path: Pat
         mirror = open_replica(tmp_path / "mirror", settings_of("n2", NODES))
     story.copy(story.places[5:])
     story.copy(story.later)
-    replica.append_change(encode_change(BeginMoved(log_offset=story.begin)), story.time)
+    replica.append_change(encode_change(LogStartMoved(log_offset=story.begin)), story.time)
     story.confirm()
     feed()
     assert not mirror.index.partial
@@ -218,7 +218,7 @@ def test_a_mirror_that_restarts_with_a_sealed_segment_shows_no_gap(tmp_path: Pat
 
     oldest = [publish(master, QUEUE_ID, 1000) for _ in range(10)]
     if begin_is_logged:
-        master.append_change(encode_change(QueueBeginsMoved(begins={QUEUE_ID: 0})), 1)
+        master.append_change(encode_change(QueueStartsMoved(begins={QUEUE_ID: 0})), 1)
     fill_segment(master)
     begin = master.log.last_start
     publish(master, QUEUE_ID, 1000)
@@ -240,7 +240,7 @@ def test_a_mirror_that_restarts_with_a_sealed_segment_shows_no_gap(tmp_path: Pat
     mirror.close()
     mirror = open_replica(tmp_path / "mirror", places[1])
     if not begin_is_logged:
-        master.append_change(encode_change(QueueBeginsMoved(begins={QUEUE_ID: 0})), 1)
+        master.append_change(encode_change(QueueStartsMoved(begins={QUEUE_ID: 0})), 1)
         copy(master, oldest[:3])
         feed(mirror, master)
     assert mirror.queues.begins == {QUEUE_ID: 0}
@@ -319,16 +319,16 @@ def test_attributes_of_what_was_copied_are_kept_when_the_log_begins_behind_its_f
     replica.append_change(declared, 1)
     (asked, place), (_, begin) = [_published(replica, each) for each in (Attributes(ttl_ms=1000), NO_ATTRIBUTES)]
     checkpoint(replica, 1)
-    replica.append_change(encode_change(QueueBeginsMoved(begins={QUEUE_ID: 0})), 1)
+    replica.append_change(encode_change(QueueStartsMoved(begins={QUEUE_ID: 0})), 1)
     replica.append_copied(memoryview(replica.log.read_batch_at(place)[1]))
-    replica.append_change(encode_change(BeginMoved(log_offset=begin)), 1)
+    replica.append_change(encode_change(LogStartMoved(log_offset=begin)), 1)
     _, later = _published(replica, NO_ATTRIBUTES)
     replica.set_confirmed(replica.end)
     replica.index.evict(later)
     replica.begin_moved(begin, {})
     assert (replica.index.hot_first(QUEUE_ID), replica.index.begin(QUEUE_ID)) == (2, 0)
     assert _runs_of(replica) == [(0, 1, asked)]
-    replica.append_change(encode_change(QueueBeginsMoved(begins={QUEUE_ID: 1})), 1)
+    replica.append_change(encode_change(QueueStartsMoved(begins={QUEUE_ID: 1})), 1)
     replica.set_confirmed(replica.end)
     assert _runs_of(replica) == []
 

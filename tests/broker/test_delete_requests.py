@@ -42,7 +42,7 @@ def index_of(*queue_ids: int) -> QueueIndex:
 def test_the_index_forgets_a_queue_and_keeps_the_others() -> None:
     """Its offsets, and its gap; also between a leap and the confirm of it, and while gaps are gone through."""
     index = index_of(1, 2, 3)
-    index.leap(10_000, [1, 2, 3], 50)
+    index.jump(10_000, [1, 2, 3], 50)
     gaps = index.gaps()
     next(gaps)
     index.forget_queues({1, 2})

@@ -10,8 +10,16 @@ from typing import Any
 import pytest
 
 from mirrorlog.broker.dead_letters.journal import DeadLetterJournal
-from mirrorlog.queues.changes import Addressed, Change, Departed, Departing, Returned, Settled, decode_changes
-from mirrorlog.queues.dead_letters.forwarding import HELD, REDRIVEN, REJECTED, Departure
+from mirrorlog.queues.changes import (
+    Addressed,
+    Change,
+    ForwardingStarted,
+    PieceForwarded,
+    Returned,
+    Settled,
+    decode_changes,
+)
+from mirrorlog.queues.dead_letters.forwarding import HELD, REDRIVEN, REJECTED, Forwarding
 from mirrorlog.queues.groups.ledger import LeaseRow, Ledger
 from mirrorlog.queues.groups.ledger_chunk import Chunk
 from mirrorlog.queues.groups.ledger_update import LedgerUpdate
@@ -22,8 +30,10 @@ ROW = LeaseRow("", 0, 1)
 SCATTERED = 20_000
 
 
-def holding(_: int, group: str, ranges: Sequence[Range]) -> Departing:
-    return Departing(group=group, departure=9, ranges=flat(ranges), reason=HELD, at_us=1, exchange="", routing_key=None)
+def holding(_: int, group: str, ranges: Sequence[Range]) -> ForwardingStarted:
+    return ForwardingStarted(
+        group=group, departure=9, ranges=flat(ranges), reason=HELD, at_us=1, exchange="", routing_key=None
+    )
 
 
 def log_of(ledger: Ledger) -> tuple[DeadLetterJournal, list[list[Change]]]:
@@ -34,8 +44,8 @@ def log_of(ledger: Ledger) -> tuple[DeadLetterJournal, list[list[Change]]]:
     return DeadLetterJournal(replica, publisher, deliverer), appended
 
 
-def departure(number: int, reason: str = REJECTED) -> Departure:
-    return Departure(number, "", reason, 1, "", None)
+def departure(number: int, reason: str = REJECTED) -> Forwarding:
+    return Forwarding(number, "", reason, 1, "", None)
 
 
 def test_a_piece_is_settled_but_for_what_is_kept_and_what_others_have() -> None:
@@ -49,7 +59,7 @@ def test_a_piece_is_settled_but_for_what_is_kept_and_what_others_have() -> None:
         [
             Settled(group="", ranges=[0, 2, 6, 8], why="redriven"),
             Returned(group="", ranges=[2, 4]),
-            Departed(departure=1, last=False),
+            PieceForwarded(departure=1, last=False),
         ]
     ]
 
@@ -61,7 +71,10 @@ def test_the_last_piece_ends_the_departure_and_one_of_a_group_that_was_reset_doe
     piece = Addressed(departure=1, ranges=[0, 4], targets=[])
     log.settle(QUEUE, departure(1), piece)
     log.settle(QUEUE, departure(3), piece)
-    assert [each[-1] for each in appended] == [Departed(departure=1, last=True), Departed(departure=3, last=True)]
+    assert [each[-1] for each in appended] == [
+        PieceForwarded(departure=1, last=True),
+        PieceForwarded(departure=3, last=True),
+    ]
     assert len(appended[1]) == 1
 
 
@@ -83,7 +96,7 @@ def test_however_scattered_what_leaves_is_a_piece_costs_as_much_as_it_has(monkey
     log, appended = log_of(ledger)
     ranges = [border for at in range(20_000, 20_512, 2) for border in (at, at + 1)]
     log.settle(QUEUE, departure(1), Addressed(departure=1, ranges=ranges, targets=[]))
-    assert appended == [[Settled(group="", ranges=ranges, why="dead"), Departed(departure=1, last=False)]]
+    assert appended == [[Settled(group="", ranges=ranges, why="dead"), PieceForwarded(departure=1, last=False)]]
     assert len(looked) == 256
 
 
@@ -112,7 +125,7 @@ def test_what_cannot_be_sent_is_held_if_it_died_and_free_again_if_somebody_wante
     log.keep(QUEUE, departure(1, reason), [(3, 8)])
     log.keep(QUEUE, departure(1, reason), [(20, 30)])
     log.settle(QUEUE, departure(1, reason), Addressed(departure=1, ranges=[0, 3], targets=[], kept=[1, 2]))
-    kept = [each for changes in appended for each in changes if isinstance(each, Departing | Returned)]
+    kept = [each for changes in appended for each in changes if isinstance(each, ForwardingStarted | Returned)]
     assert [each.ranges for each in kept] == [[3, 4, 6, 8], [1, 2]]
-    assert {type(each) for each in kept} == {Departing if reason == REJECTED else Returned}
+    assert {type(each) for each in kept} == {ForwardingStarted if reason == REJECTED else Returned}
     assert len(appended) == 2

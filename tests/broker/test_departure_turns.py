@@ -17,7 +17,7 @@ STUCK = 4 * QUEUES_AT_ONCE
 
 def keeper_of(leaving: set[int]) -> DeadLetterForwarder:
     replica: Any = SimpleNamespace(
-        departures=SimpleNamespace(leaving=leaving, of=lambda _: NONE),
+        forwardings=SimpleNamespace(leaving=leaving, of=lambda _: NONE),
         queues=SimpleNamespace(has_id=lambda _: False),
         assignment=SimpleNamespace(name="main"),
     )

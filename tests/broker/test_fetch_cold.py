@@ -19,7 +19,7 @@ from mirrorlog.commitlog.format.body import Record
 from mirrorlog.commitlog.format.drafts import encode_batch
 from mirrorlog.commitlog.format.header import read_header
 from mirrorlog.errors import LogUnavailable, MirrorlogError
-from mirrorlog.queues.changes import BeginMoved, QueueBeginsMoved, QueueDeclared, encode_change
+from mirrorlog.queues.changes import LogStartMoved, QueueDeclared, QueueStartsMoved, encode_change
 from mirrorlog.queues.checkpoint import CheckpointWriter
 from mirrorlog.wire.endpoint import Endpoint
 from mirrorlog.wire.frames import BATCHES, FRAME_HEADER_SIZE, Fetch, FrameType
@@ -208,11 +208,11 @@ async def test_what_moved_while_a_reader_waited_for_its_turn_is_not_passed_over(
         for number in range(COLD_READS_MAX + 1):
             fetcher.fetch(fetch, cast(Endpoint, reader), number)
         await until(lambda: len(cold.jobs) == COLD_READS_MAX)
-        replica.append_change(encode_change(QueueBeginsMoved(begins={1: 0})), 1)
+        replica.append_change(encode_change(QueueStartsMoved(begins={1: 0})), 1)
         for place in places:
             replica.append_copied(memoryview(replica.log.read_batch_at(place)[1]))
         replica.set_confirmed(replica.end)
-        replica.append_change(encode_change(BeginMoved(log_offset=first_end)), 1)
+        replica.append_change(encode_change(LogStartMoved(log_offset=first_end)), 1)
         replica.set_confirmed(replica.end)
         await seal_and_free()
         assert replica.begin == first_end

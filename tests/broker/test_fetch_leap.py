@@ -15,12 +15,12 @@ from mirrorlog.broker.log.maintenance import PastKeeper
 from mirrorlog.broker.log.replica import Replica
 from mirrorlog.commitlog.format.header import read_header
 from mirrorlog.errors import MirrorlogError, OffsetOutOfRange, PositionLost
-from mirrorlog.queues.changes import QueueBeginsMoved, encode_change
+from mirrorlog.queues.changes import QueueStartsMoved, encode_change
 from mirrorlog.wire.endpoint import Endpoint
 from mirrorlog.wire.frames import BATCHES, FRAME_HEADER_SIZE, Fetch, FrameType
 from mirrorlog.wire.messages.codec import as_error, decode
 from mirrorlog.wire.messages.handshake import Failure
-from tests.broker.test_leap import FAR, SETTINGS, checkpoint, confirm, declare, leap, publish
+from tests.broker.test_leap import FAR, SETTINGS, checkpoint, confirm, declare, jump, publish
 from tests.ha.nodes import until
 from tests.ha.replicas import KIB, open_master, open_replica
 
@@ -99,7 +99,7 @@ async def test_a_position_in_the_gap_is_lost(replica: Replica, helper: ThreadPoo
     with nothing behind the leap, and with a record there; in one answer only what is before the gap."""
     queue_id = declare(replica, "q")
     publish(replica, queue_id, 3)
-    leap(replica)
+    jump(replica)
     confirm(replica)
     readers = Readers(replica, helper)
     for _ in range(2):
@@ -121,7 +121,7 @@ async def test_who_waits_at_the_end_learns_of_the_loss(replica: Replica, helper:
     publish(replica, queue_id, 3)
     confirm(replica)
     readers = Readers(replica, helper)
-    leap(replica)
+    jump(replica)
     at_end, at_start = readers.ask(queue_id, 3, wait_ms=60_000), readers.ask(empty, 0, wait_ms=60_000)
     behind = readers.ask(queue_id, TOP, wait_ms=60_000)
     assert not at_end.answers
@@ -142,7 +142,7 @@ async def test_a_reader_of_lost_records_waits_for_the_leap(replica: Replica, hel
     confirm(replica)
     readers = Readers(replica, helper)
     assert type(await readers.answer(queue_id, 10)) is OffsetOutOfRange
-    leap(replica)
+    jump(replica)
     reader = readers.ask(queue_id, 10, wait_ms=60_000)
     assert not reader.answers
     confirm(replica)
@@ -156,8 +156,8 @@ async def test_a_start_at_the_begin_of_an_empty_queue_loses_nothing(
     they go on, and what retention took is told from what was lost."""
     never, emptied = declare(replica, "never"), declare(replica, "emptied")
     publish(replica, emptied, 3)
-    replica.append_change(encode_change(QueueBeginsMoved(begins={emptied: 3})), 1)
-    leap(replica)
+    replica.append_change(encode_change(QueueStartsMoved(begins={emptied: 3})), 1)
+    jump(replica)
     confirm(replica)
     readers = Readers(replica, helper)
     for queue_id in (never, emptied):
@@ -179,7 +179,7 @@ async def test_a_gap_of_the_past_is_told_too(replica: Replica, helper: ThreadPoo
         for _ in range(12):
             publish(replica, queue_id, size=30 * KIB)
         if part < 2:
-            leap(replica)
+            jump(replica)
     checkpoint(replica)
     confirm(replica)
     for _ in range(12):

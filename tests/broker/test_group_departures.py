@@ -9,27 +9,27 @@ import pytest
 
 from mirrorlog.broker.consumer_groups.deliveries import GroupForwarding
 from mirrorlog.errors import Overloaded
-from mirrorlog.queues.changes import Departing
+from mirrorlog.queues.changes import ForwardingStarted
 from mirrorlog.queues.dead_letters.forwarding import NONE, REDRIVEN
 
 
 def test_redrives_to_many_long_names_wait_for_one_another_and_one_to_a_name_that_is_there_does_not() -> None:
     """All that leaves a queue is one state of a checkpoint, which has to fit the smallest batch."""
     there, names = NONE, [f"{number:03}" + "n" * 252 for number in range(40)]
-    replica: Any = SimpleNamespace(departures=SimpleNamespace(of=lambda _: there))
-    departures = GroupForwarding(replica)
+    replica: Any = SimpleNamespace(forwardings=SimpleNamespace(of=lambda _: there))
+    forwardings = GroupForwarding(replica)
     begun = 0
     while there.has_room_for(names[begun]):
-        departures.check_room(1, names[begun])
+        forwardings.check_room(1, names[begun])
         begun += 1
         there = there.follow(
-            Departing(
+            ForwardingStarted(
                 group="", departure=begun, ranges=[0, 1], reason=REDRIVEN, at_us=1, exchange="",
                 routing_key=names[begun - 1],
             )
         )  # fmt: skip
     assert 20 < begun < 40
     with pytest.raises(Overloaded, match="for many others by name"):
-        departures.check_room(1, names[begun])
-    departures.check_room(1, names[0])
-    departures.check_room(1, "")
+        forwardings.check_room(1, names[begun])
+    forwardings.check_room(1, names[0])
+    forwardings.check_room(1, "")

@@ -26,7 +26,7 @@ from mirrorlog.errors import (
     ReceiptStale,
     SubscriptionCancelled,
 )
-from mirrorlog.queues.changes import OffsetsLeapt, QueueBeginsMoved, encode_change
+from mirrorlog.queues.changes import OffsetsJumped, QueueStartsMoved, encode_change
 from mirrorlog.testing import Cluster
 from mirrorlog.wire.frames import How
 from mirrorlog.wire.messages.groups import (
@@ -341,7 +341,7 @@ def test_what_retention_frees_is_nobody_s_any_more(tmp_path: Path) -> None:
             await acked(it, "nobody", 10)
             taker = await it.taker(prefetch_records=5)
             await taker.has(5)
-            change(it, QueueBeginsMoved(begins={1: 50}))
+            change(it, QueueStartsMoved(begins={1: 50}))
             await until(lambda: replica_of(it.nodes[0]).index.begin(1) == 50)
             nobody = await it.info("nobody")
             assert (nobody.floor, nobody.ready, nobody.unsettled) == (50, 50, 50)
@@ -373,7 +373,7 @@ def test_a_subscriber_whose_records_are_gone_goes_on_behind_them(tmp_path: Path,
                     fetcher = hosted_by(it.nodes[0]).fetcher
                     fetcher.fetch = _losing(fetcher.fetch, up_to=10)  # type: ignore[method-assign]
                 else:
-                    change(it, QueueBeginsMoved(begins={1: 10}))
+                    change(it, QueueStartsMoved(begins={1: 10}))
                     await until(lambda: replica.index.begin(1) == 10)
                 async with asyncio.timeout(10):
                     for expected in range(10, 20):
@@ -416,7 +416,7 @@ def test_a_gap_that_a_loss_left_is_never_given_out_and_not_counted(tmp_path: Pat
             await taker.has(8)
             replica = replica_of(it.nodes[0])
             behind = 10 + 2**32
-            change(it, OffsetsLeapt(epoch=replica.epochs.current, lost_from=0, go_on_at=behind))
+            change(it, OffsetsJumped(epoch=replica.epochs.current, lost_from=0, go_on_at=behind))
             await until(lambda: replica.index.next_confirmed(1) == behind)
             for name, unsettled in (("", 10), ("nobody", 6)):
                 assert (await it.info(name)).unsettled == unsettled
@@ -455,7 +455,7 @@ def test_gaps_of_two_losses_are_neither_given_out_nor_counted(tmp_path: Path) ->
             for _ in range(2):
                 stood = replica.index.next_confirmed(1)
                 gaps.append((stood, stood + 2**32))
-                change(it, OffsetsLeapt(epoch=replica.epochs.current, lost_from=0, go_on_at=stood + 2**32))
+                change(it, OffsetsJumped(epoch=replica.epochs.current, lost_from=0, go_on_at=stood + 2**32))
                 await until(lambda: replica.index.next_confirmed(1) == gaps[-1][1])
                 await it.publish(0, 5)
             assert replica.index.gaps_of(1) == tuple(gaps)

@@ -21,7 +21,7 @@ from mirrorlog.client import Client
 from mirrorlog.commitlog.retention import Decision
 from mirrorlog.config import HaSettings, Settings
 from mirrorlog.errors import BadRequest, HoldTaken, NoSuchQueue, NotMaster, OffsetOutOfRange, UnsupportedVersion
-from mirrorlog.wire.messages.queues import HoldGiven, HoldInfo, QueueInfo, SetHold, TierInfo
+from mirrorlog.wire.messages.queues import HoldGranted, HoldInfo, QueueInfo, SetHold, TierInfo
 from tests.broker.hosting import KIB, hand_over, running_all, small, take_over
 from tests.ha.nodes import Node, cluster_settings, hosted_by, replica_of, until
 
@@ -139,7 +139,7 @@ def test_what_a_landing_may_not_ask_for(tmp_path: Path) -> None:
             mirror = await it.client.connection_to(nodes[1].settings.client_bind)
             wish = SetHold(queue="q", name="lake", holder="x", queue_offset=0, lease_ms=1000)
             with pytest.raises(NotMaster):
-                await mirror.request(wish, HoldGiven, timeout_ms=5000)
+                await mirror.request(wish, HoldGranted, timeout_ms=5000)
             await it.set()
             with pytest.raises(HoldTaken, match="held by 'x' in epoch 1, 3") as refusal:
                 await it.set(holder="y")
@@ -192,7 +192,7 @@ def test_a_planner_is_told_of_the_gaps_that_losses_left(tmp_path: Path) -> None:
             for _ in range(2):
                 told: list[object] = []
                 stood = (await it.info()).next
-                log.publisher.append_change(log.replica.leap_batch(lost_from=log.replica.end), told.append)
+                log.publisher.append_change(log.replica.jump_batch(lost_from=log.replica.end), told.append)
                 await until(lambda told=told: told == [None])
                 await it.publish(KIB)
                 info, empty = (await it.admin.metadata(["q", "empty"])).queues

@@ -637,10 +637,10 @@ async def test_a_queue_gets_no_id_that_the_cluster_does_not_know_of(tmp_path: Pa
         view = nodes[0].view
         log = hosted_by(nodes[0])
         await client.admin.declare("first")
-        view.queue_ids_granted = log.replica.queues.ids_given + 3
+        view.queue_ids_granted = log.replica.queues.ids_assigned + 3
         found = await asyncio.gather(*(client.admin.declare(f"q{number}") for number in range(10)))
         assert len({info.queue_id for info in found}) == 10
-        assert log.replica.queues.ids_given == 11 <= view.queue_ids_granted
+        assert log.replica.queues.ids_assigned == 11 <= view.queue_ids_granted
         view.queue_ids_granted, view.queue_ids_refused = 11, True
         assert (await client.admin.declare("q3")).queue_id in {info.queue_id for info in found}
         async with Client(settings[0].client_bind, request_timeout_ms=200) as hasty:

@@ -19,7 +19,7 @@ from mirrorlog.commitlog.format.body import Record
 from mirrorlog.commitlog.format.drafts import encode_batch
 from mirrorlog.commitlog.format.header import BatchHeader, Kind, read_header
 from mirrorlog.commitlog.index.queue_order import QueuedBatch
-from mirrorlog.queues.changes import BeginMoved, encode_change
+from mirrorlog.queues.changes import LogStartMoved, encode_change
 from mirrorlog.queues.checkpoint import CheckpointWriter
 from tests.broker.derived import derived
 from tests.broker.test_after_a_cut import Writer, tiny_segments
@@ -49,8 +49,8 @@ def publish(
     return QueuedBatch(stamped.log_offset, stamped.base_queue_offset, count, stamped.length)
 
 
-def leap(replica: Replica, *, lost_from: int = 0) -> BatchHeader:
-    return replica.append_change(replica.leap_batch(lost_from=lost_from), 1)
+def jump(replica: Replica, *, lost_from: int = 0) -> BatchHeader:
+    return replica.append_change(replica.jump_batch(lost_from=lost_from), 1)
 
 
 def checkpoint(replica: Replica) -> int:
@@ -129,7 +129,7 @@ def test_every_queue_leaps_one_that_comes_later_does_not(tmp_path: Path) -> None
     replica = open_master(tmp_path / "n1", SETTINGS)
     full, empty = declare(replica, "full"), declare(replica, "empty")
     publish(replica, full, 3)
-    leap(replica)
+    jump(replica)
     later = declare(replica, "later")
     for queue_id in (full, empty, later):
         publish(replica, queue_id, 2)
@@ -151,7 +151,7 @@ def test_a_mirror_follows_as_its_master_leads(tmp_path: Path) -> None:
     queue_id, _ = declare(master, "q"), declare(master, "empty")
     for _ in range(2):
         publish(master, queue_id, 3)
-        leap(master)
+        jump(master)
         publish(master, queue_id)
         feed(mirror, master)
         assert derived(mirror) == derived(master)
@@ -169,7 +169,7 @@ def test_a_leap_is_cut_with_its_batch(tmp_path: Path) -> None:
     queue_id, empty = declare(replica, "q"), declare(replica, "empty")
     publish(replica, queue_id, 3)
     confirm(replica)
-    leap(replica)
+    jump(replica)
     publish(replica, queue_id)
     lose(replica, replica.confirmed)
     assert offsets(replica, queue_id) == (0, 3, 3)
@@ -187,7 +187,7 @@ def test_a_leap_that_was_lost_itself_is_not_made_again(tmp_path: Path) -> None:
     confirm(replica)
     place, given_out = replica.end, {0, 1, 2}
     for _ in range(4):
-        leap(replica, lost_from=place)
+        jump(replica, lost_from=place)
         base = publish(replica, queue_id).base_queue_offset
         assert base not in given_out
         assert base >= max(given_out) + FAR
@@ -202,10 +202,10 @@ def test_a_second_master_may_leap_once_more(tmp_path: Path) -> None:
     replica = open_master(tmp_path / "n1", SETTINGS)
     queue_id = declare(replica, "q")
     publish(replica, queue_id, 3)
-    leap(replica)
+    jump(replica)
     confirm(replica)
     start_epoch(replica, "n1")
-    leap(replica)
+    jump(replica)
     confirm(replica)
     top = 3 + FAR + 2 * FAR
     assert offsets(replica, queue_id) == (0, top, top)
@@ -220,7 +220,7 @@ def test_queue_offsets_do_not_run_out(tmp_path: Path) -> None:
     start_epoch(replica, "n1", 2**32 - 1)
     for _ in range(20):
         before = replica.index.next_appended(queue_id)
-        leap(replica)
+        jump(replica)
         assert before + FAR <= replica.index.next_appended(queue_id) < 2**63 - FAR
     replica.close()
 
@@ -232,7 +232,7 @@ def test_a_checkpoint_carries_the_leap_on(tmp_path: Path) -> None:
     queues = [declare(master, name) for name in ("gone", "empty", "goes on")]
     publish(master, queues[0], 3)
     publish(master, queues[2], 2)
-    leap(master)
+    jump(master)
     publish(master, queues[2])
     confirm(master)
     begin = checkpoint(master)
@@ -264,7 +264,7 @@ def test_checkpoints_carry_all_losses_on(tmp_path: Path) -> None:
     for _ in range(2):
         publish(master, queue_id, 3)
         first = master.index.next_appended(queue_id)
-        leap(master)
+        jump(master)
         expected.append((first, master.index.next_appended(queue_id)))
         publish(master, queue_id, 3)
         confirm(master)
@@ -295,7 +295,7 @@ def test_a_retry_of_a_lost_batch_lands_again_behind_the_leap(tmp_path: Path) -> 
     place = replica.end
     lost = publish(replica, queue_id, 2, sequence=2)
     lose(replica, place)
-    leap(replica, lost_from=place)
+    jump(replica, lost_from=place)
     first_again, again = (
         read_header(
             encode_batch([Record(b"v" * 10)] * 2, queue_id=queue_id, producer_id=7, sequence=sequence)
@@ -319,7 +319,7 @@ def test_a_leap_between_segments_of_the_past(tmp_path: Path) -> None:
     queue_id = declare(replica, "q")
     for _ in range(12):
         publish(replica, queue_id, size=30 * KIB)
-    leap(replica)
+    jump(replica)
     for _ in range(12):
         publish(replica, queue_id, size=30 * KIB)
     checkpoint(replica)
@@ -347,7 +347,7 @@ def fill_segment(replica: Replica, queue_id: int) -> None:
 
 def forget_below(replica: Replica, begin: int) -> None:
     """The log begins there from now on, as it is when its retention has done its work."""
-    replica.append_change(encode_change(BeginMoved(log_offset=begin)), 1)
+    replica.append_change(encode_change(LogStartMoved(log_offset=begin)), 1)
     confirm(replica)
     replica.begin_moved(begin, replica.begins_behind(begin))
     flush(replica)
@@ -371,9 +371,9 @@ def test_a_start_follows_leaps_in_front_of_the_checkpoint_that_declares_the_queu
     full, short, _ = declare(replica, "full"), declare(replica, "short"), declare(replica, "empty")
     fill_segment(replica, full)
     publish(replica, short, 3)
-    leap(replica)
+    jump(replica)
     publish(replica, short)
-    leap(replica)
+    jump(replica)
     checkpoint(replica)
     confirm(replica)
     before = told(replica)
@@ -393,7 +393,7 @@ def test_a_gap_is_whole_where_only_its_last_leap_is_read(tmp_path: Path, late: b
     master = open_master(tmp_path / "n1", SETTINGS)
     full, short, empty = declare(master, "full"), declare(master, "short"), declare(master, "empty")
     publish(master, short, 3)
-    leap(master)
+    jump(master)
     writer = CheckpointWriter(master.queues, master.producers, master.index.next_appended, gaps=master.index.gaps)
     first = writer.next_batch(master.end)
     assert first is not None
@@ -402,7 +402,7 @@ def test_a_gap_is_whole_where_only_its_last_leap_is_read(tmp_path: Path, late: b
     queues = writer.next_batch(master.end)
     assert queues is not None
     master.append_change(queues, 1)
-    leap(master)
+    jump(master)
     confirm(master)
     begin = master.log._chain.segments[-1].start
     mirror = Replica(SETTINGS_2.cluster.logs[0], log_id_of(SETTINGS_2), SETTINGS_2)
@@ -435,9 +435,9 @@ def test_a_queue_whose_records_before_a_leap_went_begins_with_a_record(tmp_path:
     full, short = declare(replica, "full"), declare(replica, "short")
     publish(replica, short, 3)
     fill_segment(replica, full)
-    leap(replica)
+    jump(replica)
     kept = publish(replica, short)
-    leap(replica)
+    jump(replica)
     begin = checkpoint(replica)
     confirm(replica)
     replica.close()
@@ -481,7 +481,7 @@ def _run(directory: Path, steps: Sequence[tuple[str, int]]) -> None:
             assert run.base_queue_offset == _following(entries, declared, queue_id, replica.end)
             entries.append((run.log_offset, queue_id, run.base_queue_offset, run.next_queue_offset))
         elif step == "leap":
-            stamped = leap(replica)
+            stamped = jump(replica)
             top = max(replica.index.next_appended(each) for each in declared)
             entries.append((stamped.log_offset, 0, top, top))
         elif step == "checkpoint":
@@ -534,7 +534,7 @@ def test_the_batch_says_epoch_and_distance(tmp_path: Path, epoch: int) -> None:
     publish(replica, long, 5)
     if epoch > 1:
         start_epoch(replica, "n1", epoch)
-    leap(replica, lost_from=4096)
+    jump(replica, lost_from=4096)
     assert {replica.index.next_appended(each) for each in (short, long)} == {5 + epoch * FAR}
     replica.close()
 

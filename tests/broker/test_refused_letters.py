@@ -124,7 +124,7 @@ def packed(queue_id: int, value: bytes, *, producer_id: int, is_bad: bool = Fals
 
 async def settled(node: Any, queue: Queue) -> None:
     """Nothing leaves the queue any more."""
-    await until(lambda: queue.queue_id not in replica_of(node).departures.leaving)
+    await until(lambda: queue.queue_id not in replica_of(node).forwardings.leaving)
 
 
 def test_what_a_full_queue_refuses_comes_to_its_dead_letters_and_the_producer_is_told(tmp_path: Path) -> None:
@@ -318,7 +318,7 @@ def test_without_an_exchange_for_dead_letters_it_is_refused_and_no_more(tmp_path
             queue = await declared(client, **REFUSING)
             assert await queue.taken(5) == 3
             assert replica_of(node).index.next_appended(queue.queue_id) == 3
-            assert queue.queue_id not in replica_of(node).departures.leaving
+            assert queue.queue_id not in replica_of(node).forwardings.leaving
 
     run(test)
 
@@ -451,7 +451,7 @@ def test_a_transaction_is_refused_whole_and_nothing_of_it_goes_to_dead_letters(t
 
             with pytest.raises(QueueFull):
                 admitting.admit([read_header(encode_batch([Record(b"3")], queue_id=queue.queue_id))])
-            assert queue.queue_id not in replica_of(node).departures.leaving
+            assert queue.queue_id not in replica_of(node).forwardings.leaving
 
     run(test)
 
@@ -471,7 +471,7 @@ def test_a_letter_for_a_full_queue_that_sends_on_goes_where_that_one_leads(tmp_p
                     await producer.send(b"v")
             (record,) = await letters(client, 1, "c")
             assert [each["queue"] for each in deaths_of(record)] == ["b", "a"]
-            await until(lambda: not replica_of(node).departures.leaving)
+            await until(lambda: not replica_of(node).forwardings.leaving)
 
     run(test)
 
@@ -480,7 +480,7 @@ def test_while_nobody_takes_its_dead_letters_a_full_queue_stores_no_more_than_ma
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One departure may wait: what comes behind it is refused and not stored, until it has left."""
-    monkeypatch.setattr(lengths, "DEPARTURES_MAX", 1)
+    monkeypatch.setattr(lengths, "FORWARDINGS_MAX", 1)
     settings = settings_for(tmp_path, 1)
 
     async def test() -> None:
@@ -545,7 +545,7 @@ def test_a_circle_of_full_queues_ends(tmp_path: Path) -> None:
                 with pytest.raises(SentToDeadLetters):
                     await producer.send(b"v")
             replica = replica_of(node)
-            await until(lambda: not replica.departures.leaving)
+            await until(lambda: not replica.forwardings.leaving)
             assert [replica.index.next_appended(replica.queues.find(name).queue_id) for name in "ab"] == [1, 1]
 
     run(test)

@@ -38,8 +38,8 @@ def test_what_is_given_out_is_exactly_what_lies_between_the_position_and_the_end
     cursor.seek(start)
     expected: list[int] = []
     base = 0
-    for count, leap in shapes:
-        base += leap
+    for count, jump in shapes:
+        base += jump
         cursor.hold([batch(base, count)])
         expected += range(base, base + count)
         base += count

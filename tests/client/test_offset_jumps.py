@@ -38,11 +38,11 @@ async def publish(client: Client, count: int) -> None:
             await producer.send(b"%d" % number)
 
 
-async def leap(node: Node) -> int:
+async def jump(node: Node) -> int:
     """Let the queue offsets leap, as a master does after a loss; where the queue goes on."""
     log = hosted_by(node)
     told: list[MirrorlogError | None] = []
-    log.publisher.append_change(log.replica.leap_batch(lost_from=log.replica.end), told.append)
+    log.publisher.append_change(log.replica.jump_batch(lost_from=log.replica.end), told.append)
     await until(lambda: told == [None])
     return log.replica.index.next_confirmed(log.replica.queues.find("q").queue_id)
 
@@ -62,7 +62,7 @@ async def read_to_the_loss(consumer: Consumer) -> tuple[list[int], PositionLost]
 async def test_a_reader_is_told_and_goes_on(nodes: list[Node], client: Client, read_from: str) -> None:
     """Goal: nothing is left out in silence, also not for who began at the earliest record, and nothing is stuck. Read
     to the gap, twice; then seek to where the error says, and read what comes there."""
-    go_on_at = await leap(nodes[0])
+    go_on_at = await jump(nodes[0])
     async with client.consumer("q", start="earliest", read_from=read_from) as consumer:
         for expected in (list(range(COUNT)), []):
             found, error = await read_to_the_loss(consumer)
@@ -84,7 +84,7 @@ async def test_a_reader_that_waits_is_told(nodes: list[Node], client: Client) ->
         reading = [asyncio.ensure_future(read_to_the_loss(each)) for each in (at_end, at_start)]
         fetcher = hosted_by(nodes[0]).fetcher
         await until(lambda: fetcher._count == 2)
-        go_on_at = await leap(nodes[0])
+        go_on_at = await jump(nodes[0])
         for found, error in await asyncio.gather(*reading):
             assert (found, error.details["go_on_at"]) == ([], go_on_at)
 
@@ -95,7 +95,7 @@ async def test_a_group_s_position_at_the_end_is_lost(nodes: list[Node], client: 
     async with client.consumer("q", group="g", start="earliest") as consumer:
         await consumer.read(COUNT, timeout_ms=30_000)
         await consumer.commit()
-    go_on_at = await leap(nodes[0])
+    go_on_at = await jump(nodes[0])
     async with client.consumer("q", group="g") as consumer:
         found, error = await read_to_the_loss(consumer)
         assert (found, error.details["go_on_at"]) == ([], go_on_at)
@@ -109,7 +109,7 @@ async def test_a_group_s_position_at_the_end_is_lost(nodes: list[Node], client: 
 async def test_who_starts_behind_the_gap_hears_nothing_of_it(nodes: list[Node], client: Client) -> None:
     """Goal: no error for who wants only what comes. Start at latest, and at the earliest record of an empty queue."""
     await client.admin.declare("empty")
-    go_on_at = await leap(nodes[0])
+    go_on_at = await jump(nodes[0])
     for queue, start in (("q", "latest"), ("empty", "earliest")):
         async with client.consumer(queue, start=start) as consumer:
             assert consumer.position.queue_offset == go_on_at

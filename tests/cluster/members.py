@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from mirrorlog import versions
-from mirrorlog.cluster.coordination.coordinator import Wanted
+from mirrorlog.cluster.coordination.coordinator import CoordinatorSettings
 from mirrorlog.cluster.coordination.liveness import Change, Life
 from mirrorlog.cluster.coordination.promotion import FenceReport
 from mirrorlog.cluster.membership.founding import founding
@@ -66,7 +66,7 @@ class ServiceNode:
             NodeStarted(node=self.name, start_id=self.start_id, addresses=self.addresses, kind=kind, before=before),
             host=self,
             hello=self._hello,
-            wanted=Wanted(),
+            wanted=CoordinatorSettings(),
             timing=TIMING,
             node_timeout_s=1.0,
             helper=self._helper,

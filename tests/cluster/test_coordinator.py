@@ -13,10 +13,10 @@ from mirrorlog.cluster.coordination.coordinator import (
     Away,
     ChangeMembers,
     Coordinator,
+    CoordinatorSettings,
     Fence,
     Observation,
     Propose,
-    Wanted,
     away_from_home,
 )
 from mirrorlog.cluster.coordination.liveness import Life
@@ -50,7 +50,7 @@ STEPS_MAX = 200
 class World:
     """Nodes that do what they are told at once: commands are applied, fences answered, new copies grow in sync."""
 
-    def __init__(self, *, wanted: Wanted | None = None) -> None:
+    def __init__(self, *, wanted: CoordinatorSettings | None = None) -> None:
         self.state = ClusterState(CLUSTER_ID, "c")
         self.members = Members(())
         self.down: set[str] = set()
@@ -58,7 +58,7 @@ class World:
         self.now = 0.0
         self.reports: dict[str, tuple[int, int]] = {}
         self.done: list[Action] = []
-        self.coordinator = Coordinator(wanted or Wanted())
+        self.coordinator = Coordinator(wanted or CoordinatorSettings())
         self.unregistered: set[str] = set()
         """Up, in a run that the state does not know."""
         self.promoted: Counter[tuple[str, int]] = Counter()
@@ -149,7 +149,7 @@ class World:
         return sum(isinstance(action, Propose) and isinstance(action.command, kind) for action in self.done)
 
 
-def cluster(*nodes: str, wanted: Wanted | None = None) -> World:
+def cluster(*nodes: str, wanted: CoordinatorSettings | None = None) -> World:
     world = World(wanted=wanted)
     for node in nodes:
         world.join(node)
@@ -269,7 +269,7 @@ def test_a_copy_whose_node_has_just_come_back_is_waited_for() -> None:
 
 def test_a_silent_copy_is_waited_for_and_then_not() -> None:
     """One that answers is enough for level all; by a copy that is up and does not answer."""
-    world = cluster("a", "b", "c", wanted=Wanted(promote_wait_s=2.0))
+    world = cluster("a", "b", "c", wanted=CoordinatorSettings(promote_wait_s=2.0))
     world.down, world.silent = {"a"}, {"c"}
     world.settle()
     assert world.master("a") == "a"
@@ -291,7 +291,7 @@ def test_a_restarted_master_is_promoted_again() -> None:
 
 def test_a_node_that_is_gone_for_long_is_replaced() -> None:
     """Its copies are made elsewhere, then taken from it, and it keeps its place in Raft; by four nodes and time."""
-    world = cluster(*"abcd", wanted=Wanted(replace_after_s=600))
+    world = cluster(*"abcd", wanted=CoordinatorSettings(replace_after_s=600))
     world.down = {"d"}
     world.settle()
     before = {name: world.log(name).replicas for name in "abcd"}
@@ -305,7 +305,7 @@ def test_a_node_that_is_gone_for_long_is_replaced() -> None:
 def test_a_copy_that_cannot_be_spared_yet_is_not_taken_away() -> None:
     """Nothing is proposed that is refused; by a node that is gone for long while another one, which holds the only
     other copy beside the master's, is drained."""
-    world = cluster("a", "b", "c", wanted=Wanted(replace_after_s=600))
+    world = cluster("a", "b", "c", wanted=CoordinatorSettings(replace_after_s=600))
     world.down = {"c"}
     world.settle()
     world.drain("a")
@@ -341,7 +341,7 @@ def test_a_new_coordinator_goes_on_where_the_old_one_stood() -> None:
     world = cluster("a", "b", "c")
     world.down, world.silent = {"a"}, {"b", "c"}
     world.settle()
-    world.coordinator, world.silent = Coordinator(Wanted()), set()
+    world.coordinator, world.silent = Coordinator(CoordinatorSettings()), set()
     world.settle()
     assert world.master("a") in ("b", "c")
 
@@ -442,7 +442,7 @@ def test_a_log_that_nobody_can_take_over_stays() -> None:
 
 def test_a_master_that_hangs_when_it_shall_hand_over_is_waited_for_like_any_other() -> None:
     """Then the others decide; by a master that answers no fence."""
-    world = cluster("a", "b", "c", wanted=Wanted(promote_wait_s=2.0))
+    world = cluster("a", "b", "c", wanted=CoordinatorSettings(promote_wait_s=2.0))
     world.silent = {"a"}
     world.drain("a")
     world.settle()
@@ -458,7 +458,7 @@ def test_a_handover_is_ended_by_whoever_coordinates_next() -> None:
     world.silent = {"b", "c"}
     world.drain("a")
     world.settle()
-    world.coordinator, world.silent = Coordinator(Wanted()), set()
+    world.coordinator, world.silent = Coordinator(CoordinatorSettings()), set()
     world.settle()
     assert world.master("a") in ("b", "c")
 
@@ -564,7 +564,7 @@ class Storm:
             self._world.wish(log, self._random.choice(self._names))
 
     def _replace(self) -> None:
-        self._world.coordinator = Coordinator(Wanted())
+        self._world.coordinator = Coordinator(CoordinatorSettings())
 
     def _report(self) -> None:
         self._world.reports[self._random.choice(self._names)] = (

@@ -111,13 +111,13 @@ def step(group: Group) -> str:
         return ""
     replica = there[1].replica
     queue_id = replica.queues.find("q").queue_id
-    departures = replica.departures.of(queue_id)
-    if departures.piece is not None:
-        target = departures.piece.targets[0]
+    forwardings = replica.forwardings.of(queue_id)
+    if forwardings.piece is not None:
+        target = forwardings.piece.targets[0]
         return "sent" if held(group, "dead") >= target.sequence + target.records else "addressed"
-    if not departures.departures:
+    if not forwardings.forwardings:
         return ""
-    return "departed" if departures.sequences else "departing"
+    return "departed" if forwardings.sequences else "departing"
 
 
 async def reached(group: Group, wanted: str, *, within_s: float = 30.0) -> None:
@@ -137,7 +137,7 @@ async def departed(group: Group, count: int = RECORDS) -> None:
         replica = found[1].replica
         with suppress(MirrorlogError):
             queue_id = replica.queues.find("q").queue_id
-            return replica.groups.find(queue_id, "").floor >= count and queue_id not in replica.departures.leaving
+            return replica.groups.find(queue_id, "").floor >= count and queue_id not in replica.forwardings.leaving
         return False
 
     await group.world.until(there, within_s=60, otherwise=f"{count} records have not left")

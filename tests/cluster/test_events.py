@@ -13,7 +13,6 @@ from mirrorlog.cluster.state.commands import (
     Holder,
     InSyncGrown,
     InSyncShrunk,
-    LeapConfirmed,
     LogMade,
     LossEndFound,
     MasterWished,
@@ -22,6 +21,7 @@ from mirrorlog.cluster.state.commands import (
     NodeJoined,
     NodeStarted,
     NodeStopped,
+    OffsetJumpConfirmed,
     PermissionsCleared,
     PermissionsSet,
     Promoted,
@@ -142,7 +142,7 @@ def test_a_loss_is_told_from_its_declaration_to_its_end() -> None:
     assert not promoted.details["clean"]
     assert (declared.kind, declared.details) == ("loss_declared", {"epoch": 2, "start": 4_096})
     assert promoted.index == declared.index
-    assert kinds(history.tell(LeapConfirmed(log_id="log", seen=history.seen))) == [("leap_confirmed", "", "main")]
+    assert kinds(history.tell(OffsetJumpConfirmed(log_id="log", seen=history.seen))) == [("leap_confirmed", "", "main")]
     (found,) = history.tell(LossEndFound(log_id="log", epoch=2, end=8_192))
     assert found.text == "log main: lost when epoch 2 began is 4096..8192 or further"
 

@@ -64,14 +64,14 @@ def test_what_was_on_its_way_to_a_queue_that_went_with_its_node_keeps_nothing_ba
         await group.do(declaring({"durable": False}), to=[victim])
         await group.do(rejected)
         queue_id = replica.queues.find("q").queue_id
-        departures = replica.departures
-        await world.until(lambda: departures.of(queue_id).piece is not None, within_s=20, otherwise="no piece")
+        forwardings = replica.forwardings
+        await world.until(lambda: forwardings.of(queue_id).piece is not None, within_s=20, otherwise="no piece")
         group.nodes[victim].machine.kill()
         if forgotten:
             left = [name for name in group.nodes if name != victim]
             await group.do(lambda client: client.admin.forget_node(victim, force=True), to=left)
         dead.set()
         assert await group.do(reading("stays", 1)) == [b"stays"]
-        await world.until(lambda: queue_id not in departures.leaving, within_s=60, otherwise="something still leaves")
+        await world.until(lambda: queue_id not in forwardings.leaving, within_s=60, otherwise="something still leaves")
 
     tell(story, f"gone {forgotten}")

@@ -267,10 +267,10 @@ def test_a_letter_for_more_queues_than_a_change_can_name_comes_to_each_of_them_o
             return 0
         replica = found[1].replica
         queue_id = replica.queues.find("q").queue_id
-        there = replica.departures.of(queue_id)
+        there = replica.forwardings.of(queue_id)
         if there.piece is not None:
             return int(bool(there.piece.targets[0].name > names[0]))
-        return -1 if there.sequences and queue_id not in replica.departures.leaving else 0
+        return -1 if there.sequences and queue_id not in replica.forwardings.leaving else 0
 
     tell(story, f"wide {killed}")
 

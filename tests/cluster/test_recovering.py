@@ -12,7 +12,7 @@ from mirrorlog.cluster.membership.recovering import (
     RAFT_NAME,
     RAISED,
     Survivor,
-    aside_of,
+    backup_of,
     decode_survivor,
     encode_survivor,
     plan,
@@ -146,7 +146,7 @@ def test_the_old_files_are_kept(disks: dict[str, Disk]) -> None:
     disks["b"].read()
     old = {path.name: path.read_bytes() for path in store.iterdir()}
     recover(FILES, disks["b"].path, plan([disks["b"].read()]))
-    aside = aside_of(disks["b"].path, 2)
+    aside = backup_of(disks["b"].path, 2)
     assert {path.name: path.read_bytes() for path in aside.iterdir()} == old
 
 

@@ -17,7 +17,6 @@ from mirrorlog.cluster.state.commands import (
     Holder,
     InSyncGrown,
     InSyncShrunk,
-    LeapConfirmed,
     LogMade,
     LossEndFound,
     NodeDraining,
@@ -25,6 +24,7 @@ from mirrorlog.cluster.state.commands import (
     NodeJoined,
     NodeStarted,
     NodeStopped,
+    OffsetJumpConfirmed,
     Promoted,
     QueueIdsGranted,
     ReplicaAdded,
@@ -350,7 +350,7 @@ def test_a_log_begins_without_a_master() -> None:
     decided.make("a", "b", "c")
     assert decided.log == LogFacts(number=0, name="x", flush="memory", replicas=("a", "b", "c"), copies_wanted=2)
     assert not decided.log.recovering
-    assert not decided.log.owes_leap
+    assert not decided.log.owes_jump
 
 
 @pytest.mark.parametrize(
@@ -494,9 +494,9 @@ def test_an_unclean_promotion_says_what_may_be_lost_and_owes_a_leap() -> None:
     assert decided.log.losses == (Loss(2, 4096),)
     decided.start("c")
     decided.promote("c")
-    assert decided.log.owes_leap
-    decided.do(LeapConfirmed(log_id="x", seen=decided.log.seen))
-    assert not decided.log.owes_leap
+    assert decided.log.owes_jump
+    decided.do(OffsetJumpConfirmed(log_id="x", seen=decided.log.seen))
+    assert not decided.log.owes_jump
     assert decided.log.losses == (Loss(2, 4096, leapt=True),)
 
 
@@ -505,10 +505,10 @@ def test_a_leap_is_confirmed_by_a_master_of_now() -> None:
     decided = in_sync("a", "b")
     seen = decided.log.seen
     decided.start("a")
-    assert "has no master" in decided.ask(LeapConfirmed(log_id="x", seen=decided.log.seen))
+    assert "has no master" in decided.ask(OffsetJumpConfirmed(log_id="x", seen=decided.log.seen))
     decided.promote("b", lost_from=10)
-    assert "has moved on" in decided.ask(LeapConfirmed(log_id="x", seen=seen))
-    assert decided.log.owes_leap
+    assert "has moved on" in decided.ask(OffsetJumpConfirmed(log_id="x", seen=seen))
+    assert decided.log.owes_jump
 
 
 def test_the_end_of_a_loss_becomes_known_as_copies_return() -> None:
@@ -687,7 +687,7 @@ def test_every_change_of_a_log_is_refused_once_it_has_moved_on() -> None:
         decided.promotion("b", seen=seen),
         InSyncShrunk(log_id="x", seen=seen, nodes=("b",)),
         InSyncGrown(log_id="x", seen=seen, holder=Holder("c", "c1")),
-        LeapConfirmed(log_id="x", seen=seen),
+        OffsetJumpConfirmed(log_id="x", seen=seen),
     ):
         assert "log x has moved on" in decided.ask(command)
 
@@ -835,7 +835,7 @@ def everything() -> Decided:
     decided.do(decided.grow("c"), NodeDraining(node="b", draining=True))
     decided.promote("b", lost_from=77)
     decided.do(LossEndFound(log_id="x", epoch=2, end=99), NodeStopped(node="w", start_id="w1"))
-    decided.do(LeapConfirmed(log_id="x", seen=decided.log.seen))
+    decided.do(OffsetJumpConfirmed(log_id="x", seen=decided.log.seen))
     decided.do(decided.shrink("a"))
     decided.do(ReplicaRemoved(log_id="x", seen=decided.log.seen, node="z"), NodeForgotten(node="w", member=7))
     return decided

@@ -18,7 +18,6 @@ from mirrorlog.cluster.state.commands import (
     Holder,
     InSyncGrown,
     InSyncShrunk,
-    LeapConfirmed,
     LogMade,
     LossEndFound,
     MasterWished,
@@ -27,6 +26,7 @@ from mirrorlog.cluster.state.commands import (
     NodeJoined,
     NodeStarted,
     NodeStopped,
+    OffsetJumpConfirmed,
     Promoted,
     ReplicaAdded,
     ReplicaRemoved,
@@ -108,7 +108,7 @@ class StateMachine(RuleBasedStateMachine):
             assert after.epoch > before.epoch
             assert after.master == command.holder
             if before.epoch > 0 and command.holder.node not in before.promotable:
-                assert after.owes_leap
+                assert after.owes_jump
                 assert command.unclean
             else:
                 assert not left
@@ -300,8 +300,8 @@ class StateMachine(RuleBasedStateMachine):
         self.apply(InSyncGrown(log_id=log_id, seen=self.seen(log_id), holder=self.holder(node)))
 
     @rule(log_id=logs)
-    def leap(self, log_id: str) -> None:
-        self.apply(LeapConfirmed(log_id=log_id, seen=self.seen(log_id)))
+    def jump(self, log_id: str) -> None:
+        self.apply(OffsetJumpConfirmed(log_id=log_id, seen=self.seen(log_id)))
 
     @rule(log_id=logs, end=st.integers(0, 1000))
     def find_end(self, log_id: str, end: int) -> None:

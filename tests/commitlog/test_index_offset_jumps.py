@@ -29,9 +29,9 @@ class Log:
         self.index.add(header(self.end, queue_id=queue_id, base=base, records=records))
         self._added(confirm)
 
-    def leap(self, queue_ids: Sequence[int] = (1,), go_on_at: int = FAR, *, confirm: bool = True) -> None:
+    def jump(self, queue_ids: Sequence[int] = (1,), go_on_at: int = FAR, *, confirm: bool = True) -> None:
         self.index.add(header(self.end, queue_id=0, base=0, kind=Kind.CONTROL))
-        self.index.leap(self.end, queue_ids, go_on_at)
+        self.index.jump(self.end, queue_ids, go_on_at)
         self._added(confirm)
 
     def cut(self, log_offset: int) -> None:
@@ -57,7 +57,7 @@ def test_a_leap_counts_from_its_confirm() -> None:
     is among those that gained."""
     log = Log()
     log.data()
-    log.leap(confirm=False)
+    log.jump(confirm=False)
     assert offsets(log.index) == (0, 10, FAR)
     assert log.index.gap_end(1, 10) is None
     assert log.index.confirm(log.end) == {1}
@@ -70,7 +70,7 @@ def test_what_stands_on_both_sides_of_a_gap_is_found() -> None:
     confirmed together with them; a look-up in the gap finds the first one behind it, before there is one nothing."""
     log = Log()
     log.data()
-    log.leap()
+    log.jump()
     assert bases(log.index, 0) == [0]
     assert bases(log.index, 10) == []
     with pytest.raises(OffsetOutOfRange):
@@ -87,7 +87,7 @@ def test_leap_and_records_confirmed_in_one_step_leave_the_same_gap() -> None:
     slow, fast = Log(), Log()
     for log, confirm in ((slow, True), (fast, False)):
         log.data(confirm=confirm)
-        log.leap(confirm=confirm)
+        log.jump(confirm=confirm)
         log.data(confirm=confirm)
     fast.index.confirm(fast.end)
     assert dict(fast.index.gaps()) == dict(slow.index.gaps()) == {1: ((10, FAR),)}
@@ -98,7 +98,7 @@ def test_a_queue_without_records_begins_behind_the_leap() -> None:
     """Goal: nobody knows that it lost nothing. Its begin is where it goes on, whoever stood at 0 stands in the gap; a
     queue that comes later begins at 0."""
     log = Log()
-    log.leap([1])
+    log.jump([1])
     log.data(2)
     assert offsets(log.index) == (FAR, FAR, FAR)
     assert log.index.gap_end(1, 0) == FAR
@@ -113,7 +113,7 @@ def test_an_emptied_queue_with_a_logged_begin_begins_behind_the_leap() -> None:
         log.data()
         if said_first:
             log.index.set_begin(1, 10)
-        log.leap()
+        log.jump()
         log.index.set_begin(1, 10)
         assert offsets(log.index) == (FAR, FAR, FAR)
 
@@ -122,9 +122,9 @@ def test_applying_a_leap_twice_is_applying_it_once() -> None:
     """Goal: invariant 8. The same leap again, behind records that were numbered by the first, moves nothing."""
     log = Log()
     log.data()
-    log.leap()
+    log.jump()
     log.data()
-    log.leap()
+    log.jump()
     assert offsets(log.index) == (0, FAR + 10, FAR + 10)
     assert dict(log.index.gaps()) == {1: ((10, FAR),)}
 
@@ -134,13 +134,13 @@ def test_two_leaps_with_nothing_between_are_one_gap() -> None:
     between they are two, and both are known."""
     log = Log()
     log.data()
-    log.leap(go_on_at=FAR)
-    log.leap(go_on_at=2 * FAR, confirm=False)
+    log.jump(go_on_at=FAR)
+    log.jump(go_on_at=2 * FAR, confirm=False)
     assert dict(log.index.gaps()) == {1: ((10, 2 * FAR),)}
     log.index.confirm(log.end)
     assert log.index.gap_end(1, 10) == 2 * FAR
     log.data()
-    log.leap(go_on_at=3 * FAR)
+    log.jump(go_on_at=3 * FAR)
     assert dict(log.index.gaps()) == {1: ((10, 2 * FAR), (2 * FAR + 10, 3 * FAR))}
     assert log.index.gap(1) == (2 * FAR + 10, 3 * FAR)
     ends = [log.index.gap_end(1, at) for at in (9, 10, 2 * FAR, 2 * FAR + 9, 2 * FAR + 10, 3 * FAR)]
@@ -156,7 +156,7 @@ def test_a_leap_is_cut_with_its_batch(before: int) -> None:
     for _ in range(before):
         log.data()
     place = log.end
-    log.leap(confirm=False)
+    log.jump(confirm=False)
     log.data(confirm=False)
     log.cut(place + LENGTH)
     assert log.index.next_appended(1) == FAR
@@ -174,7 +174,7 @@ def test_a_checkpoint_s_gap_counts_unless_a_newer_one_is_known() -> None:
     log.index.set_next(1, FAR)
     log.index.set_gap(1, (10, FAR))
     assert log.index.gap_end(1, 10) == FAR
-    log.leap(go_on_at=2 * FAR, confirm=False)
+    log.jump(go_on_at=2 * FAR, confirm=False)
     log.index.set_gap(1, (10, 2 * FAR))
     assert log.index.gap_end(1, 10) == FAR
     log.index.confirm(log.end)
@@ -188,8 +188,8 @@ def test_a_checkpoint_s_gap_begins_where_leaps_did_that_were_not_followed(confir
     not, one or two of them. What would be shorter changes nothing."""
     log = Log()
     log.index.set_next(1, FAR)
-    log.leap(go_on_at=2 * FAR, confirm=confirm)
-    log.leap(go_on_at=3 * FAR, confirm=False)
+    log.jump(go_on_at=2 * FAR, confirm=confirm)
+    log.jump(go_on_at=3 * FAR, confirm=False)
     for gap in ((10, 3 * FAR), (12, FAR // 2), (2 * FAR, 3 * FAR)):
         log.index.set_gap(1, gap)
     assert dict(log.index.gaps()) == {1: ((10, 3 * FAR),)}
@@ -205,7 +205,7 @@ def test_a_checkpoint_s_gaps_are_put_together_with_those_that_are_known() -> Non
     for said in (gaps, gaps[::-1], gaps[:1], gaps[:2] * 2):
         log = Log()
         log.index.set_next(1, 2 * FAR + 10)
-        log.leap(go_on_at=3 * FAR)
+        log.jump(go_on_at=3 * FAR)
         for gap in said:
             log.index.set_gap(1, gap)
         assert set(log.index.gaps_of(1)) == {*said, gaps[2]}
@@ -218,7 +218,7 @@ def test_a_checkpoint_leaves_out_gaps_that_the_begin_has_passed() -> None:
     log = Log()
     for go_on_at in (FAR, 2 * FAR):
         log.data()
-        log.leap(go_on_at=go_on_at)
+        log.jump(go_on_at=go_on_at)
     log.data()
     both = ((10, FAR), (FAR + 10, 2 * FAR))
     for begin, expected in ((9, both), (FAR, both), (FAR + 1, both[1:]), (2 * FAR + 5, both[1:])):
@@ -231,10 +231,10 @@ def test_a_leap_that_is_cut_takes_its_gap_alone() -> None:
     """Goal: what was confirmed of earlier losses stays."""
     log = Log()
     log.data()
-    log.leap()
+    log.jump()
     log.data()
     place = log.end
-    log.leap(go_on_at=2 * FAR, confirm=False)
+    log.jump(go_on_at=2 * FAR, confirm=False)
     assert dict(log.index.gaps()) == {1: ((10, FAR), (FAR + 10, 2 * FAR))}
     assert log.index.gaps_of(1) == ((10, FAR),)
     log.cut(place)
@@ -246,7 +246,7 @@ def test_a_record_that_comes_as_a_copy_is_in_no_gap() -> None:
     before; the other half comes behind it."""
     log = Log()
     log.data(records=5)
-    log.leap()
+    log.jump()
     assert log.index.gaps_of(1) == ((5, FAR),)
     log.index.add(header(log.end, queue_id=1, base=5, records=5, copied=True))
     log.index.confirm(log.end + LENGTH)
@@ -260,10 +260,10 @@ def test_where_memory_begins_a_queue_has_its_first_record() -> None:
     given up twice, one record in between: memory begins behind the past, its first record at the leap's end."""
     log = Log()
     log.index.set_queue(1, begin=0, next_offset=10)
-    log.leap()
+    log.jump()
     assert log.index.hot_first(1) == FAR
     log.data()
-    log.leap(go_on_at=2 * FAR)
+    log.jump(go_on_at=2 * FAR)
     assert (log.index.hot_begin(1), log.index.hot_first(1), log.index.hot_first(2)) == (10, FAR, 0)
 
 
@@ -271,7 +271,7 @@ def test_a_leap_reaches_below_what_was_evicted() -> None:
     """Goal: memory that let all records of a queue go still knows the gap behind them."""
     log = Log()
     log.data()
-    log.leap()
+    log.jump()
     log.index.evict(log.end)
     assert log.index.gap_end(1, 10) == FAR
     assert log.index.past_until(1, 5) == FAR
@@ -320,7 +320,7 @@ def test_any_history_numbers_and_shows_as_the_model(steps: list[tuple[str, int]]
             log.data(value, 1, confirm=False)
             model.entries.append((value, model.following(value, count)))
         elif step == "leap":
-            log.leap([1, 2, 3], value, confirm=False)
+            log.jump([1, 2, 3], value, confirm=False)
             model.entries.append((None, value))
         elif step == "confirm":
             model.confirmed = min(count, model.confirmed + value)

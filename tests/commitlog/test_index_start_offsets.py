@@ -101,7 +101,7 @@ def test_a_leap_of_the_past_counts_while_the_copy_is_not_complete() -> None:
     log = Log(partial=True)
     log.index.set_queue(1, begin=0, next_offset=50)
     log.index.set_begin(1, 0)
-    log.index.set_leap(1, 30)
+    log.index.set_jump(1, 30)
     assert log.index.begin(1) == 30
     log.index.partial = False
     assert log.index.begin(1) == 0

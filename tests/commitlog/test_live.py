@@ -118,6 +118,6 @@ def test_a_piece_has_its_limit_of_bytes(past: Past, max_bytes: int, sizes: list[
 def test_the_last_leap_of_each_queue(past: Past) -> None:
     """Of a dense queue it is its first record, copies of its records make none; of one with a gap it is where it goes
     on."""
-    assert past.index.last_leaps() == {1: 0, 2: 0, 3: 50}
+    assert past.index.last_jumps() == {1: 0, 2: 0, 3: 50}
     past.drop(0)
-    assert past.index.last_leaps() == {1: 30, 2: 0}
+    assert past.index.last_jumps() == {1: 30, 2: 0}

@@ -18,7 +18,7 @@ from mirrorlog.errors import NoSuchQueue, OutcomeUnknown, PortTaken, Unsupported
 from mirrorlog.testing import Cluster
 from mirrorlog.testing.ports import free_ports
 from mirrorlog.wire.frames import Level
-from mirrorlog.wire.messages.queues import CommitPosition, Done, HoldGiven, Position, SetHold
+from mirrorlog.wire.messages.queues import CommitPosition, Done, HoldGranted, Position, SetHold
 from mirrorlog.wire.messages.status import LogCounts, NodeCounts
 from tests.attacks.half_open_http import half_open
 from tests.doors.http_door import HOST, HttpDoor, samples, value
@@ -97,7 +97,7 @@ def is_held(raw: Raw, queue: str) -> bool:
     """False while the cluster, new as it is, does not run at a version that has holds."""
     hold = SetHold(queue=queue, name="lake", holder="h", queue_offset=1, lease_ms=3_600_000, location="/lake/flights")
     try:
-        raw.request(hold, HoldGiven)
+        raw.request(hold, HoldGranted)
     except UnsupportedVersion:
         return False
     return True

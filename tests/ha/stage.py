@@ -8,7 +8,7 @@ from mirrorlog.ha.connection import HAConnection
 from mirrorlog.ha.group_transfer import Answer
 from mirrorlog.ha.in_sync import Grow, InSyncSet, Wish
 from mirrorlog.ha.mastership import Mastership
-from mirrorlog.queues.changes import BeginMoved, encode_change
+from mirrorlog.queues.changes import LogStartMoved, encode_change
 from mirrorlog.wire.frames import Durability
 from mirrorlog.wire.messages.replication import EpochEntry, FollowRequest, Pull
 from tests.ha.links import ack_of, connection_of
@@ -88,7 +88,7 @@ class Stage:
 
     def move_begin(self, log_offset: int) -> None:
         """Append the decision that the log begins there."""
-        self.log.append_change(encode_change(BeginMoved(log_offset=log_offset)), 1)
+        self.log.append_change(encode_change(LogStartMoved(log_offset=log_offset)), 1)
         self.grown()
 
     def link(self, run: str, *, holds: int = 0, begin: int = 0) -> HAConnection:

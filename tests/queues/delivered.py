@@ -9,7 +9,7 @@ from typing import Any
 
 from mirrorlog.commitlog.format.attributes import Attributes
 from mirrorlog.queues.changes import Change, GroupReset, Returned, Settled, Watermark, encode_changes
-from mirrorlog.queues.delivery.group import Given, GroupDelivery, LeaseWish, Reach, Rules, Settlement
+from mirrorlog.queues.delivery.group import Dispatch, GroupDelivery, LeaseWish, Reach, Rules, Settlement
 from mirrorlog.queues.delivery.settlement import EXPIRED
 from mirrorlog.queues.delivery.subscribers import SubscriberOptions
 from mirrorlog.queues.groups.ledger import Ledger
@@ -152,7 +152,7 @@ class Stage:
         self.move_watermark()
         return self.given[before:]
 
-    def turn(self, bytes_max: int = 10**6) -> Given | None:
+    def turn(self, bytes_max: int = 10**6) -> Dispatch | None:
         given = self.delivery.grant(self.end, self.now, bytes_max=bytes_max)
         if given is None:
             return None

@@ -44,7 +44,7 @@ class Derived:
         self.tracker = CheckpointTracker()
         self.holds = HoldTable(per_queue_max=4)
         self.groups = GroupTable(per_queue_max=4)
-        self.departures = ForwardingTable()
+        self.forwardings = ForwardingTable()
         self.runs = RunTable(runs_max=1000, floors=self.groups.whole_floors)
         self.appended: dict[int, int] = {}
         self._reads_checkpoints = reads_checkpoints
@@ -52,7 +52,7 @@ class Derived:
     def follow(self, header: BatchHeader, batch: bytes) -> None:
         if header.kind == Kind.CHECKPOINT and self._reads_checkpoints:
             states = decode_checkpoint(batch)
-            tables = (self.registry, self.holds, self.groups, self.runs, self.departures, self.producers, self.tracker)
+            tables = (self.registry, self.holds, self.groups, self.runs, self.forwardings, self.producers, self.tracker)
             for table in tables:
                 table.restore(header, states)
             return
@@ -61,7 +61,7 @@ class Derived:
             self.runs.apply(header, batch, queue_ttl_ms=self.registry.ttls.get(header.queue_id))
         elif header.kind != Kind.CHECKPOINT:
             changes = decode_changes(batch)
-            for table in (self.registry, self.holds, self.groups, self.departures):
+            for table in (self.registry, self.holds, self.groups, self.forwardings):
                 table.follow(header, changes)
             self.runs.follow(header)
             if header.kind == Kind.CONTROL:
@@ -77,13 +77,13 @@ class Derived:
         begins = self.registry.confirm(log_offset)
         self.holds.confirm(log_offset)
         self.groups.confirm(log_offset)
-        self.departures.confirm(log_offset)
+        self.forwardings.confirm(log_offset)
         self.runs.confirm(log_offset)
         self.runs.begin_moved(begins)
         self.tracker.confirm(log_offset)
         for queue_id in (deleted := self.registry.take_deleted()):
             self.groups.forget_queue(queue_id)
-            self.departures.forget_queue(queue_id)
+            self.forwardings.forget_queue(queue_id)
             self.appended.pop(queue_id, None)
         self.holds.forget_queues(deleted)
         self.runs.forget_queues(deleted)
@@ -100,7 +100,7 @@ class Derived:
             holds=self.holds,
             groups=self.groups,
             runs=self.runs,
-            departures=self.departures,
+            forwardings=self.forwardings,
             group_parts_per_batch=queues_per_batch,
             queues_per_batch=queues_per_batch,
             producers_per_batch=producers_per_batch,

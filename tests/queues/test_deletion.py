@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from mirrorlog.errors import NoSuchQueue
-from mirrorlog.queues.changes import GroupReset, HoldSet, QueueBeginsMoved, QueueDeleted, decode_changes, encode_change
+from mirrorlog.queues.changes import GroupReset, HoldSet, QueueDeleted, QueueStartsMoved, decode_changes, encode_change
 from mirrorlog.queues.checkpoint_states import QueueState, decode_checkpoint
 from mirrorlog.queues.registry import QueueRegistry
 from tests.queues.statelog import Master, follow_batch
@@ -153,7 +153,7 @@ def test_a_checkpoint_does_not_carry_it() -> None:
         hold = HoldSet(name="l", holder="h", epoch=1, queue_offset=0, lease_ms=1000)
         master.append(encode_change(hold, queue_id=queue_id))
         master.append(encode_change(GroupReset(group="", queue_offset=0), queue_id=queue_id))
-        master.append(encode_change(QueueBeginsMoved(begins={queue_id: 1})))
+        master.append(encode_change(QueueStartsMoved(begins={queue_id: 1})))
     master.append(master.derived.registry.delete(gone))
     for confirmed in (False, True):
         if confirmed:

@@ -15,7 +15,7 @@ from mirrorlog.commitlog.format.header import BatchHeader, Flag, Kind, read_head
 from mirrorlog.errors import BadBatch, MirrorlogError, OutOfSequence, StaleProducerEpoch
 from mirrorlog.queues.producers import (
     EXPIRY_US,
-    PRODUCER_EPOCH_LEAP_MAX,
+    PRODUCER_EPOCH_JUMP_MAX,
     PRODUCER_EPOCH_MAX,
     REMEMBERED_BATCHES,
     Landed,
@@ -369,10 +369,10 @@ def test_the_floor_is_for_those_who_are_not_known() -> None:
 def test_a_producer_epoch_far_above_is_refused() -> None:
     """Begin at the largest leap and one above it, as someone new and as someone known."""
     table = ProducerTable()
-    for last in (-1, PRODUCER_EPOCH_LEAP_MAX - 1):
+    for last in (-1, PRODUCER_EPOCH_JUMP_MAX - 1):
         with pytest.raises(BadBatch, match=f"above {last}, the last one that ended"):
-            table.check(make_header(0, producer_epoch=last + PRODUCER_EPOCH_LEAP_MAX + 1))
-        append(table, make_header(0, producer_epoch=last + PRODUCER_EPOCH_LEAP_MAX))
+            table.check(make_header(0, producer_epoch=last + PRODUCER_EPOCH_JUMP_MAX + 1))
+        append(table, make_header(0, producer_epoch=last + PRODUCER_EPOCH_JUMP_MAX))
 
 
 def test_the_floor_ends_at_the_last_producer_epoch() -> None:

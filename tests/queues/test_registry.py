@@ -12,7 +12,7 @@ from mirrorlog.errors import BadBatch, BadRequest, NoSuchQueue, Overloaded, Queu
 from mirrorlog.queues.arguments import check_declaration, version_needed
 from mirrorlog.queues.changes import (
     EpochStarted,
-    OffsetsLeapt,
+    OffsetsJumped,
     PositionCommitted,
     QueueDeclared,
     decode_changes,
@@ -193,7 +193,7 @@ def test_no_id_that_may_have_been_lost_is_given_out_again() -> None:
     leap_at = book.end
     for past in (40, 7):
         book.append(_leap(book.registry.id_past(past)))
-    assert book.registry.ids_given == 40
+    assert book.registry.ids_assigned == 40
     assert book.registry.is_gone(base + 40)
     book.declare("second")
     assert book.registry.find("second").queue_id == base + 41
@@ -210,7 +210,7 @@ def test_no_id_that_may_have_been_lost_is_given_out_again() -> None:
 
 
 def _leap(queue_id_max: int) -> bytearray:
-    return encode_change(OffsetsLeapt(epoch=2, lost_from=0, go_on_at=1 << 33, queue_id_max=queue_id_max))
+    return encode_change(OffsetsJumped(epoch=2, lost_from=0, go_on_at=1 << 33, queue_id_max=queue_id_max))
 
 
 def test_data_batches_say_nothing_about_queues() -> None:

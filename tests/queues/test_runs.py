@@ -19,7 +19,7 @@ from mirrorlog.commitlog.format.body import Record
 from mirrorlog.commitlog.format.drafts import encode_batch
 from mirrorlog.commitlog.format.header import ATTRIBUTES_SIZE, HEADER_SIZE, BatchHeader, Kind, read_header
 from mirrorlog.errors import BadBatch, Overloaded
-from mirrorlog.queues.changes import GroupDeleted, QueueBeginsMoved, Settled, encode_change
+from mirrorlog.queues.changes import GroupDeleted, QueueStartsMoved, Settled, encode_change
 from mirrorlog.queues.checkpoint import CheckpointWriter
 from mirrorlog.queues.checkpoint_states import RunState, encode_state
 from mirrorlog.queues.limits.attributes import JOINED_US_MAX, RUNS_PER_STATE, QueueRuns, Run, RunRow, RunTable
@@ -379,7 +379,7 @@ class Walk:
     def move_begins(self) -> None:
         if (queue_id := self.some_queue()) is not None:
             floors = self.live.groups.floors([queue_id])
-            self.append(encode_change(QueueBeginsMoved(begins=floors)))
+            self.append(encode_change(QueueStartsMoved(begins=floors)))
 
     def cut(self) -> None:
         places = [header.log_offset for header, _ in self.log.since(self.confirmed)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from mirrorlog.cluster.coordination.coordinator import Wanted
+from mirrorlog.cluster.coordination.coordinator import CoordinatorSettings
 from mirrorlog.cluster.membership.founding import founding
 from mirrorlog.cluster.service import ClusterService
 from mirrorlog.cluster.state.commands import Addresses, NodeStarted, StartKind
@@ -57,7 +57,7 @@ class SimulatedService(ServiceNode):
             NodeStarted(node=self.name, start_id=self.start_id, addresses=self.addresses, kind=kind, before=before),
             host=self,
             hello=self._hello,
-            wanted=Wanted(),
+            wanted=CoordinatorSettings(),
             timing=TIMING,
             node_timeout_s=1.0,
             helper=self._helper,

@@ -12,7 +12,7 @@ from mirrorlog.cluster.state.commands import Promoted
 from mirrorlog.cluster.state.state import ClusterState
 from mirrorlog.ha import client as ha_client
 from mirrorlog.ha.group_transfer import Progress
-from mirrorlog.queues.changes import OffsetsLeapt, encode_change
+from mirrorlog.queues.changes import OffsetsJumped, encode_change
 from sim.cluster_main import Failure, attempt
 from sim.cluster_plan import Event, Plan
 from sim.disk import SimulatedFile
@@ -130,11 +130,11 @@ def test_an_fsync_that_is_forgotten_is_found(monkeypatch: pytest.MonkeyPatch) ->
 def test_queue_offsets_that_do_not_leap_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """By numbering records anew behind a loss, as if nobody had seen those that are gone."""
 
-    def leap_batch(self: Replica, *, lost_from: int, queue_ids: int = 0) -> bytearray:
+    def jump_batch(self: Replica, *, lost_from: int, queue_ids: int = 0) -> bytearray:
         highest = self.index.next_highest()
-        return encode_change(OffsetsLeapt(epoch=self.log.epochs.current, lost_from=lost_from, go_on_at=highest))
+        return encode_change(OffsetsJumped(epoch=self.log.epochs.current, lost_from=lost_from, go_on_at=highest))
 
-    monkeypatch.setattr(Replica, "leap_batch", leap_batch)
+    monkeypatch.setattr(Replica, "jump_batch", jump_batch)
     assert caught(
         *BLACKOUT, nodes=1, by=("queue offsets are never reused", "readers see what stays", "nothing confirmed is")
     )

@@ -19,8 +19,8 @@ from mirrorlog.broker.log.publish import LogPublisher
 from mirrorlog.broker.session.dead_letter_transport import DeadLetterLinks
 from mirrorlog.commitlog.format.body import Record
 from mirrorlog.errors import MirrorlogError
-from mirrorlog.queues.changes import Addressed, Change, Departing
-from mirrorlog.queues.dead_letters.forwarding import REDRIVEN, Departure, ForwardingTable, QueueForwarding
+from mirrorlog.queues.changes import Addressed, Change, ForwardingStarted
+from mirrorlog.queues.dead_letters.forwarding import REDRIVEN, Forwarding, ForwardingTable, QueueForwarding
 from mirrorlog.queues.dead_letters.message import Death
 from mirrorlog.queues.delivery.settlement import Outcomes, deaths
 from mirrorlog.queues.groups.ledger import State
@@ -129,7 +129,7 @@ def test_a_record_that_is_sent_back_and_stays_is_found(monkeypatch: pytest.Monke
     """By a departure that gives everything back when it is done."""
     settle = DeadLetterJournal.settle
 
-    def stay(self: DeadLetterJournal, queue_id: int, departure: Departure, piece: Addressed) -> None:
+    def stay(self: DeadLetterJournal, queue_id: int, departure: Forwarding, piece: Addressed) -> None:
         if departure.reason == REDRIVEN:
             piece = structs.replace(piece, kept=piece.ranges)
         settle(self, queue_id, departure, piece)
@@ -189,26 +189,26 @@ def test_an_ack_that_is_answered_too_early_is_found(monkeypatch: pytest.MonkeyPa
 
 def test_a_letter_that_tells_of_another_queue_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a node that takes the one for the other."""
-    letter = departure_sending.letter
+    letter = departure_sending.dead_letter
 
     def elsewhere(record: Record, death: Death, **facts: Any) -> Record:
         return letter(record, death._replace(queue="elsewhere"), **facts)
 
-    monkeypatch.setattr(departure_sending, "letter", elsewhere)
+    monkeypatch.setattr(departure_sending, "dead_letter", elsewhere)
     assert caught(monkeypatch, *PEACE, by=("letters tell how they died",))
 
 
 def test_letters_that_overtake_others_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """By nodes that begin with the departure that came last."""
-    departing = QueueForwarding._departing
+    departing = QueueForwarding._started
 
-    def first(self: QueueForwarding, change: Departing) -> QueueForwarding:
+    def first(self: QueueForwarding, change: ForwardingStarted) -> QueueForwarding:
         made = departing(self, change)
         if made is self:
             return made
-        return replace(made, departures=(made.departures[-1], *made.departures[:-1]))
+        return replace(made, forwardings=(made.forwardings[-1], *made.forwardings[:-1]))
 
-    monkeypatch.setattr(QueueForwarding, "_departing", first)
+    monkeypatch.setattr(QueueForwarding, "_started", first)
     storm = (Event(0.4, "isolate", ("b", "nodes", 2.5)), Event(0.4, "isolate", ("c", "nodes", 2.5)))
     assert caught(monkeypatch, *storm, by=("letters keep their order",), source="fresh")
 

@@ -10,7 +10,7 @@ import pytest
 
 from mirrorlog.broker.consumer_groups.coordinator import Deliverer
 from mirrorlog.client.subscription.settlements import SettlementBatch
-from mirrorlog.queues.delivery.group import Given, GroupDelivery
+from mirrorlog.queues.delivery.group import Dispatch, GroupDelivery
 from mirrorlog.queues.delivery.ready import FreeRecords
 from mirrorlog.queues.delivery.settlement import Outcomes
 from mirrorlog.queues.delivery.subscribers import Subscribers
@@ -114,7 +114,7 @@ def test_a_watermark_that_is_not_confirmed_ahead_is_found(monkeypatch: pytest.Mo
     """By giving out what no watermark covers."""
     grant = GroupDelivery.grant
 
-    def uncovered(self: GroupDelivery, end: int, now: float, *, bytes_max: int) -> Given | None:
+    def uncovered(self: GroupDelivery, end: int, now: float, *, bytes_max: int) -> Dispatch | None:
         self.front.covered = end
         return grant(self, end, now, bytes_max=bytes_max)
 

@@ -12,12 +12,12 @@ from mirrorlog.commitlog.format.body import Record
 from mirrorlog.commitlog.format.codec import compress_draft
 from mirrorlog.commitlog.format.drafts import draft_columns
 from mirrorlog.commitlog.format.header import BatchHeader, Codec, Flag
-from mirrorlog.queues.changes import OffsetsLeapt, QueueBeginsMoved, encode_change
+from mirrorlog.queues.changes import OffsetsJumped, QueueStartsMoved, encode_change
 from mirrorlog.queues.checkpoint_states import (
-    BeginsState,
     CheckpointBegan,
     CheckpointEnded,
     GapsState,
+    QueueStartsState,
     QueueState,
     State,
     encode_checkpoint,
@@ -68,7 +68,7 @@ class StoryLog(LogMaker):
         queues = [QueueState(each, f"q{each}", "", {}, following, {}, 0) for each, following in self._next.items()]
         self._states(*queues)
         self.data(1)
-        self._states(BeginsState(log_begin=self.log.begin, begins=self.begins), GapsState(gaps=self.gaps))
+        self._states(QueueStartsState(log_begin=self.log.begin, begins=self.begins), GapsState(gaps=self.gaps))
         if ended:
             self._states(CheckpointEnded(began.log_offset, 0))
             self.state = began.log_offset
@@ -89,13 +89,13 @@ class StoryLog(LogMaker):
 
     def say_begin(self, queue_id: int, begin: int) -> None:
         """Log where the queue begins."""
-        self.change(encode_change(QueueBeginsMoved(begins={queue_id: begin})))
+        self.change(encode_change(QueueStartsMoved(begins={queue_id: begin})))
         self.begins[queue_id] = begin
 
-    def leap(self) -> int:
+    def jump(self) -> int:
         """Every queue goes on far above; where."""
         go_on_at = max(self._next.values()) + 2**32
-        self.change(encode_change(OffsetsLeapt(epoch=1, lost_from=self.log.end, go_on_at=go_on_at)))
+        self.change(encode_change(OffsetsJumped(epoch=1, lost_from=self.log.end, go_on_at=go_on_at)))
         self.gaps = {queue_id: (stood, go_on_at) for queue_id, stood in self._next.items()}
         self._next = dict.fromkeys(self._next, go_on_at)
         return go_on_at

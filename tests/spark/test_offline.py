@@ -234,7 +234,7 @@ def test_a_queue_whose_records_are_all_gone_begins_and_ends_at_its_next_one(tmp_
 def test_no_answer_runs_over_a_gap_and_who_may_skip_it_hears_of_it(tmp_path: Path, sealed: bool) -> None:
     log = StoryLog(tmp_path, segment_bytes=8 * 1024)
     log.publish(1, records(30))
-    go_on_at = log.leap()
+    go_on_at = log.jump()
     for _ in range(10):
         log.publish(1, records(20))
     log.checkpoint()
@@ -258,7 +258,7 @@ def test_no_answer_runs_over_a_gap_and_who_may_skip_it_hears_of_it(tmp_path: Pat
 def test_a_range_that_ends_in_a_gap_ends_with_it(tmp_path: Path) -> None:
     log = StoryLog(tmp_path)
     log.publish(1, records(3))
-    go_on_at = log.leap()
+    go_on_at = log.jump()
     log.close()
     logs = LogDirectories.open(str(tmp_path))
     facts = logs.facts(["q1"])[0]

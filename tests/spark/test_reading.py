@@ -33,7 +33,7 @@ from mirrorlog.spark.reading.stream import QueueStreamReader
 from mirrorlog.spark.source import planned
 from mirrorlog.wire.messages.queues import Metadata, NodeInfo, QueueInfo
 from tests.broker.hosting import running_all, settings_for
-from tests.client.test_offset_jumps import leap
+from tests.client.test_offset_jumps import jump
 from tests.ha.nodes import Node
 from tests.spark.batches import LOG_ID, consumed
 from tests.spark.offline_logs import StoryLog
@@ -162,7 +162,7 @@ def story(tmp_path: Path) -> StoryLog:
     """A log with a gap in its queues: five records on either side."""
     log = StoryLog(tmp_path / "logs" / "log")
     log.data(1)
-    log.leap()
+    log.jump()
     log.data(1)
     log.close()
     return log
@@ -250,7 +250,7 @@ async def test_nodes_give_every_record_once(nodes: list[Node], read_from: str) -
 async def test_a_gap_on_nodes_is_an_error_or_left_out(nodes: list[Node]) -> None:
     """Goal: a declared loss is named by the plan with where to go on, never a task for so many numbers, and one that
     comes after the plan is met by the task. Method: a leap before the plan, and one between plan and read."""
-    go_on_at = await leap(nodes[0])
+    go_on_at = await jump(nodes[0])
     async with Client(nodes[0].settings.client_bind) as client:
         await publish(client, 10)
     with pytest.raises(PositionLost, match=rf"{COUNT} up to {go_on_at} are lost.*go on at {go_on_at}"):

@@ -15,7 +15,7 @@ from mirrorlog.commitlog.index.past import PastIndex
 from mirrorlog.commitlog.index.tables import table_from_segment
 from mirrorlog.commitlog.segments.scan import BatchRules
 from mirrorlog.commitlog.segments.segment import segment_name
-from mirrorlog.queues.changes import BeginMoved, EpochStarted, QueueDeclared, encode_change
+from mirrorlog.queues.changes import EpochStarted, LogStartMoved, QueueDeclared, encode_change
 from mirrorlog.queues.checkpoint_states import (
     CheckpointBegan,
     CheckpointEnded,
@@ -146,7 +146,7 @@ class LogMaker:
 
     def move_begin(self, log_offset: int) -> None:
         """Decide, log and confirm a new begin, and free what is below; the files become spares."""
-        self.change(encode_change(BeginMoved(log_offset=log_offset)))
+        self.change(encode_change(LogStartMoved(log_offset=log_offset)))
         self.confirm()
         self.log.move_begin(log_offset)
         for start in [start for start, head in self.log.tables.heads.items() if head.end <= log_offset]:

@@ -6,7 +6,7 @@ import pytest
 
 from mirrorlog.commitlog.format.header import BatchHeader, Kind, read_header
 from mirrorlog.commitlog.recovery.damage import Range
-from mirrorlog.queues.changes import BeginMoved, Change, EpochStarted, encode_change
+from mirrorlog.queues.changes import Change, EpochStarted, LogStartMoved, encode_change
 from mirrorlog.queues.checkpoint_states import (
     CheckpointBegan,
     CheckpointEnded,
@@ -75,7 +75,7 @@ def faults(*batches: tuple[BatchHeader, memoryview] | Range, order: Order | None
         (data(0, 5), BAD, data(800, 45)),
         (data(0, 5), BAD, data(800, 45, producer_epoch=3, sequence=70)),
         (change(0, EpochStarted(epoch=1, node_id="n", start_id="s")), data(400, 5)),
-        (change(400, BeginMoved(log_offset=400)),),
+        (change(400, LogStartMoved(log_offset=400)),),
         (data(0, 5), states(400, queue_state(15), producer_state(0, 15)), data(800, 15)),
         (states(0, queue_state(15), producer_state(2, 5)), data(400, 15, producer_epoch=2, sequence=5)),
         (data(0, 5), BAD, states(800, queue_state(35), producer_state(4, 7))),
@@ -101,7 +101,7 @@ def test_what_a_node_writes_is_no_fault(batches: tuple[tuple[BatchHeader, memory
         ((data(0, 5), data(400, 15, append_time_us=-1)), "append time -1 after 0"),
         ((data(0, 5), change(400, EpochStarted(epoch=1, node_id="", start_id=""))), "epoch 1 stands within epoch 1"),
         ((change(0, EpochStarted(epoch=2, node_id="", start_id="")),), "epoch 2 stands within epoch 1"),
-        ((change(400, BeginMoved(log_offset=401)),), "the begin moves to 401, above this place"),
+        ((change(400, LogStartMoved(log_offset=401)),), "the begin moves to 401, above this place"),
         ((data(0, 5), states(400, queue_state(25))), "goes on at queue offset 25 and not at 15"),
         ((data(0, 5), states(400, producer_state(0, 25))), "is said to stand at epoch 0, sequence 25 and not at 0, 15"),
         ((_placed(0, bytearray(make_batch(kind=Kind.CONTROL)), 1),), "neither a map with a type nor an array"),

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from mirrorlog.commitlog.index.gaps import NO_GAPS, Gaps
 from mirrorlog.errors import MirrorlogError
-from mirrorlog.queues.changes import Change, Departing, Returned, Settled, Watermark, split_ranges
+from mirrorlog.queues.changes import Change, ForwardingStarted, Returned, Settled, Watermark, split_ranges
 from mirrorlog.queues.delivery.group import EPOCH_BITS, GroupDelivery, Settlement
 from mirrorlog.queues.ranges import RangeSet
 
@@ -116,14 +116,14 @@ def merged(group: str, changes: Iterable[Change]) -> list[Change]:
     """Settlements and returns of one group that differ in nothing but their ranges as one; others as they are."""
     settled: dict[str, list[int]] = {}
     returned: dict[tuple[int, bool], list[int]] = {}
-    departing: dict[int, list[Departing]] = {}
+    departing: dict[int, list[ForwardingStarted]] = {}
     others: list[Change] = []
     for change in changes:
         if isinstance(change, Settled):
             settled.setdefault(change.why, []).extend(change.ranges)
         elif isinstance(change, Returned):
             returned.setdefault((change.delay_ms, change.counted), []).extend(change.ranges)
-        elif isinstance(change, Departing):
+        elif isinstance(change, ForwardingStarted):
             departing.setdefault(change.departure, []).append(change)
         else:
             others.append(change)
@@ -161,13 +161,15 @@ def in_batches(changes: Iterable[Change]) -> Iterator[list[Change]]:
 
 def ranges_of(changes: Iterable[Change]) -> tuple[tuple[int, int], ...]:
     """What settlements and returns among them are about, ascending."""
-    flat = [border for each in changes if isinstance(each, Settled | Returned | Departing) for border in each.ranges]
+    flat = [
+        border for each in changes if isinstance(each, Settled | Returned | ForwardingStarted) for border in each.ranges
+    ]
     borders = _joined(flat)
     return tuple(zip(borders[::2], borders[1::2], strict=True))
 
 
 def _parts(change: Change) -> Iterator[Change]:
-    if isinstance(change, Settled | Returned | Departing):
+    if isinstance(change, Settled | Returned | ForwardingStarted):
         for ranges in split_ranges(change.ranges):
             yield replace(change, ranges=ranges)
     else:

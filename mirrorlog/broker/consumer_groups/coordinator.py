@@ -72,9 +72,9 @@ class Deliverer:
         self._works = works = ActiveGroups(self._soon)
         self._log = log = GroupLog(replica, publisher, works)
         self._numbers = numbers = LeaseNumbers(lambda: replica.epochs.current)
-        self._departures = departures = GroupForwarding(replica)
+        self._forwardings = forwardings = GroupForwarding(replica)
         self._deliveries = deliveries = Deliveries(
-            replica, works, log, reached=reached, leases=numbers, departures=departures, begun=begun, now=now
+            replica, works, log, reached=reached, leases=numbers, forwardings=forwardings, begun=begun, now=now
         )
         self._watermarks = watermarks = Watermarks(replica, works, log, deliveries)
         self._pushed = pushed = PushedTable(book, deliveries)
@@ -92,7 +92,7 @@ class Deliverer:
             book=book, numbers=numbers, deliveries=deliveries, settling=settling, limits=limits, clock=clock, now=now,
         )  # fmt: skip
         self._ready = ReadyRecords(
-            replica, publisher, log, deliveries=deliveries, settling=settling, departures=departures
+            replica, publisher, log, deliveries=deliveries, settling=settling, forwardings=forwardings
         )
         self._ends = GroupEnds(
             replica, publisher, works,
@@ -216,15 +216,15 @@ class Deliverer:
 
     def die(self, queue_id: int, group: str, ranges: Sequence[Range], why: str) -> list[Change]:
         """The changes by which records of a group end that nobody has acknowledged: they are settled, or leave."""
-        return self._departures.die(queue_id, group, ranges, why)
+        return self._forwardings.die(queue_id, group, ranges, why)
 
-    def departing(self, queue_id: int, group: str) -> int:
+    def forwarding(self, queue_id: int, group: str) -> int:
         """How many records of a group leave for other queues."""
-        return self._departures.departing(queue_id, group)
+        return self._forwardings.forwarding(queue_id, group)
 
     def holding(self, queue_id: int, group: str, ranges: Sequence[Range]) -> Change:
         """The change by which records that were to leave, and cannot, are held."""
-        return self._departures.holding(queue_id, group, ranges)
+        return self._forwardings.holding(queue_id, group, ranges)
 
     def stayed(self, queue_id: int, group: str, ranges: Sequence[Range]) -> None:
         """Records that were to leave are free again; that is appended."""
@@ -280,7 +280,7 @@ class Deliverer:
             "subscribed": len(work.delivery.subscribers) if work is not None else 0,
             "waiting for leases": work.delivery.subscribers.waiting if work is not None else 0,
             "records in hand": ledger.out - self.held_back(queue_id, group),
-            "records leased": ledger.leased - self.departing(queue_id, group),
+            "records leased": ledger.leased - self.forwarding(queue_id, group),
         }
         return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
 

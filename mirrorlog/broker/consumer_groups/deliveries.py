@@ -23,7 +23,7 @@ from mirrorlog.commitlog.index.queue_order import QueuedBatch
 from mirrorlog.errors import MirrorlogError, OffsetOutOfRange, OutcomeUnknown, Overloaded
 from mirrorlog.queues.arguments import dead_letters_of
 from mirrorlog.queues.changes import Change, encode_changes
-from mirrorlog.queues.dead_letters.forwarding import HELD, REDRIVEN, Departure, DepartureNumbers
+from mirrorlog.queues.dead_letters.forwarding import HELD, REDRIVEN, Forwarding, ForwardingNumbers
 from mirrorlog.queues.delivery.group import GroupDelivery, Reach, Rules
 from mirrorlog.queues.delivery.settlement import REASONS, deaths
 from mirrorlog.queues.groups.ledger import Ledger
@@ -41,7 +41,7 @@ class GroupForwarding:
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
-        self._numbers = DepartureNumbers(replica.departures, self._is_open)
+        self._numbers = ForwardingNumbers(replica.forwardings, self._is_open)
 
     def die(self, queue_id: int, group: str, ranges: Sequence[Range], why: str) -> list[Change]:
         """The changes by which records of a group end that nobody has acknowledged: they are settled, or leave."""
@@ -51,7 +51,7 @@ class GroupForwarding:
         if way is None or not ranges:
             return deaths(group, ranges, why)
         return [
-            self._numbers.departing(
+            self._numbers.forwarding(
                 queue_id, group, _flat(ranges), REASONS[why], at_us=now_us(),
                 exchange=way.exchange, routing_key=way.routing_key,
             )
@@ -61,11 +61,11 @@ class GroupForwarding:
         """Before a redrive; `to`: see `redriven`. Raises Overloaded when no more may leave."""
         if self._numbers.is_full(queue_id):
             raise Overloaded(
-                f"{len(self._replica.departures.of(queue_id).departures)} departures of this queue wait "
+                f"{len(self._replica.forwardings.of(queue_id).forwardings)} departures of this queue wait "
                 "(max_departures); mqtool doctor says for whom",
                 limit="max_departures",
             )
-        if not self._replica.departures.of(queue_id).has_room_for(to):
+        if not self._replica.forwardings.of(queue_id).has_room_for(to):
             raise Overloaded(
                 "records of this queue leave for many others by name; ask again when some have arrived (mqtool doctor "
                 "says for whom they wait)",
@@ -74,23 +74,23 @@ class GroupForwarding:
 
     def redriven(self, queue_id: int, ranges: Sequence[Range], to: str) -> Change:
         """The change by which records of the queue's own group leave. `to`: a queue; empty: where each came from."""
-        return self._numbers.departing(
+        return self._numbers.forwarding(
             queue_id, OWN_GROUP, _flat(ranges), REDRIVEN, at_us=now_us(), exchange="", routing_key=to or None
         )
 
     def holding(self, queue_id: int, group: str, ranges: Sequence[Range]) -> Change:
         """The change by which records that were to leave, and cannot, are held."""
-        return self._numbers.departing(
+        return self._numbers.forwarding(
             queue_id, group, _flat(ranges), HELD, at_us=now_us(), exchange="", routing_key=None
         )
 
-    def departing(self, queue_id: int, group: str) -> int:
+    def forwarding(self, queue_id: int, group: str) -> int:
         """How many records of a group leave for other queues."""
         ledger = self._replica.groups.get(queue_id, group)
-        there = {each.number for each in self._replica.departures.of(queue_id).departures if each.group == group}
+        there = {each.number for each in self._replica.forwardings.of(queue_id).forwardings if each.group == group}
         return sum(map(ledger.lease_records, there)) if ledger is not None else 0
 
-    def _is_open(self, queue_id: int, departure: Departure) -> bool:
+    def _is_open(self, queue_id: int, departure: Forwarding) -> bool:
         ledger = self._replica.groups.get(queue_id, departure.group)
         return ledger is not None and ledger.lease_records(departure.number) > 0
 
@@ -135,7 +135,7 @@ class BatchReader:
             return Reach(at, at + records, records * _COLD_RECORD_BYTES)
         try:
             run = index.find(queue_id, at)
-        except OffsetOutOfRange:  # in a leap that no record has followed
+        except OffsetOutOfRange:  # in a jump that no record has followed
             there = max(at + 1, index.next_confirmed(queue_id))
             return Reach(there, there, 0)
         if run.base_queue_offset > at:
@@ -277,7 +277,7 @@ class Deliveries:
         *,
         reached: BatchReader,
         leases: LeaseNumbers,
-        departures: GroupForwarding,
+        forwardings: GroupForwarding,
         begun: Callable[[], bool],
         now: Callable[[], float],
     ) -> None:
@@ -286,10 +286,10 @@ class Deliveries:
         self._log = log
         self._reached = reached
         self._leases = leases
-        self._departures = departures
+        self._forwardings = forwardings
         self._begun = begun
         self._now = now
-        self._leapt = False
+        self._jumped = False
         self._found: dict[Key, int] = {}
         """Watermarks as this mastership found them, of the groups that were delivered from in it."""
         self._fronts: dict[Key, int] = {}
@@ -297,13 +297,13 @@ class Deliveries:
 
     def begin(self, *, leapt: bool) -> None:
         """See `Deliverer.begin`."""
-        self._leapt = leapt
+        self._jumped = leapt
         for queue_id, group, ledger in list(self._replica.groups):
             ledger.drop_volatile()
             # It runs ahead of the queue. What comes from here on nobody has had before.
             following = self._replica.index.next_appended(queue_id)
             self._found[queue_id, group] = following if leapt else min(ledger.watermark, following)
-            leased = ledger.leased and ledger.leased > self._departures.departing(queue_id, group)
+            leased = ledger.leased and ledger.leased > self._forwardings.forwarding(queue_id, group)
             if (leased or ledger.parked) and self._replica.queues.has_id(queue_id):
                 self._works.plan(self.of((queue_id, group)))
 
@@ -354,7 +354,7 @@ class Deliveries:
         begin, void = self._replica.index.begin(queue_id), self._leases.last + 1
         made = self._replica.groups.reset(queue_id, group, begin, streams=queue.newest, void=void)
         self._log.append(queue_id, [made])
-        if self._leapt:  # it may have been there before, and its making be a part of what was lost
+        if self._jumped:  # it may have been there before, and its making be a part of what was lost
             following = self._replica.index.next_appended(queue_id)
             self._found[key] = self._replica.index.gap(queue_id)[1] if self._begun() else following
 
@@ -372,5 +372,5 @@ class Deliveries:
             appended=partial(self._replica.index.next_appended, queue_id),
             now=self._now(),
             front=self._fronts.pop(key, 0),
-            die=partial(self._departures.die, queue_id),
+            die=partial(self._forwardings.die, queue_id),
         )

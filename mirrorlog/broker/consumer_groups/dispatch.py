@@ -20,8 +20,8 @@ from mirrorlog.broker.log.clock import LogClock
 from mirrorlog.broker.log.replica import Replica
 from mirrorlog.broker.subscription_index import SubscriptionBook
 from mirrorlog.errors import ConsumerTimedOut, MirrorlogError, Overloaded
-from mirrorlog.queues.changes import Change, Departing, Settled
-from mirrorlog.queues.delivery.group import Given
+from mirrorlog.queues.changes import Change, ForwardingStarted, Settled
+from mirrorlog.queues.delivery.group import Dispatch
 from mirrorlog.queues.delivery.settlement import EXPIRED, REASONS
 from mirrorlog.wire.frames import Grant, deliver_head
 
@@ -164,7 +164,7 @@ class Pump:
         changes, logged = delivery.expired(now), list[Change]()
         whole = not changes or self._log.append_if_possible(work, changes, logged) is not None
         delivery.expired_done(logged, whole=whole)
-        old = [each for each in logged if isinstance(each, Settled | Departing) and _is_old(each)]
+        old = [each for each in logged if isinstance(each, Settled | ForwardingStarted) and _is_old(each)]
         records = sum(sum(each.ranges[1::2]) - sum(each.ranges[::2]) for each in old)
         self._replica.counters.queue(work.key[0]).expired += records
         self._works.wake(work)
@@ -190,7 +190,7 @@ class Pump:
         if turns or delivery.front.covered < end:
             self._watermarks.move(work, end)
 
-    def _hand_out(self, work: Work, given: Given) -> bool:
+    def _hand_out(self, work: Work, given: Dispatch) -> bool:
         """Whether it could be."""
         end = None
         if given.change is not None:
@@ -216,6 +216,6 @@ class Pump:
         self._subscribing.end(number, self._pushed[number], error)
 
 
-def _is_old(change: Settled | Departing) -> bool:
+def _is_old(change: Settled | ForwardingStarted) -> bool:
     """Whether its records end by their time to live."""
     return change.why == EXPIRED if isinstance(change, Settled) else change.reason == REASONS[EXPIRED]

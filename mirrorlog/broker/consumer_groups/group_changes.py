@@ -108,14 +108,14 @@ class ReadyRecords:
         *,
         deliveries: Deliveries,
         settling: SettlementService,
-        departures: GroupForwarding,
+        forwardings: GroupForwarding,
     ) -> None:
         self._replica = replica
         self._publisher = publisher
         self._log = log
         self._deliveries = deliveries
         self._settling = settling
-        self._departures = departures
+        self._forwardings = forwardings
 
     def purge(self, queue_id: int, group: str, respond: Respond) -> None:
         """See `Deliverer.purge`."""
@@ -124,7 +124,7 @@ class ReadyRecords:
 
     def redrive(self, message: Redrive, queue_id: int, respond: Respond) -> None:
         """See `Deliverer.redrive`."""
-        self._departures.check_room(queue_id, message.to)
+        self._forwardings.check_room(queue_id, message.to)
         work = self._deliveries.of((queue_id, OWN_GROUP))
         self._settling.flush(work)
         try:
@@ -168,6 +168,6 @@ class ReadyRecords:
 
     def _have_leave(self, work: Work, ready: list[Range], to: str) -> None:
         if ready:
-            change = self._departures.redriven(work.key[0], ready, to)
+            change = self._forwardings.redriven(work.key[0], ready, to)
             self._log.append(work.key[0], [change])
             work.delivery.settling.done(ready)

@@ -18,7 +18,7 @@ from mirrorlog.config import LimitSettings
 from mirrorlog.errors import BadRequest, LimitReached, MirrorlogError, NotGranted, Overloaded
 from mirrorlog.ha.group_transfer import ALL_MEMBERS
 from mirrorlog.queues.changes import Change, RecordsLeased
-from mirrorlog.queues.delivery.group import Given, LeaseClaim, LeaseWish
+from mirrorlog.queues.delivery.group import Dispatch, LeaseClaim, LeaseWish
 from mirrorlog.wire.messages.groups import ExtendLease, Lease, LeasedRange, Leases, LeasesSettled, SettleLease
 
 LEASE_MS_MAX: Final = 366 * 24 * 3600 * 1000
@@ -119,7 +119,7 @@ class Leasing:
                 queue_id = self._waiters[number].work.key[0]
                 self.leave(number).respond(self._answer(queue_id, []))
 
-    def lend(self, work: Work, given: Given, end: int) -> None:
+    def lend(self, work: Work, given: Dispatch, end: int) -> None:
         """Answer who waited. `end`: where the change ends in the log by which he was given these."""
         waiter = self._waiters.pop(given.number)
         change = given.change

@@ -21,7 +21,7 @@ from mirrorlog.broker.dead_letters.journal import DeadLetterJournal
 from mirrorlog.broker.dead_letters.reader import READ_BYTES_MAX, DeadLetterReader, Room
 from mirrorlog.commitlog.format.body import Record
 from mirrorlog.queues.changes import Addressed, DeadLetterTarget
-from mirrorlog.queues.dead_letters.forwarding import REDRIVEN, Departure
+from mirrorlog.queues.dead_letters.forwarding import REDRIVEN, Forwarding
 from mirrorlog.queues.dead_letters.routes import Routes, routes
 from mirrorlog.queues.flat_ranges import flat_of, joined, pairs, without
 from mirrorlog.wire.names import qualified, split
@@ -76,7 +76,7 @@ class Addressing:
         self._room = Room(PIECE_RECORDS, min(PIECE_BYTES, batch_bytes_max // PIECE_PART), READ_BYTES_MAX)
         self._target_bytes_max = min(TARGET_BYTES, batch_bytes_max // TARGET_PART)
 
-    async def begin(self, queue_id: int, departure: Departure, transport: DeadLetterTransport) -> Addressed | None:
+    async def begin(self, queue_id: int, departure: Forwarding, transport: DeadLetterTransport) -> Addressed | None:
         """The next piece of a departure, logged if it goes anywhere; None when no record was there. Raises
         MirrorlogError."""
         ranges = list(islice(self._log.left(queue_id, departure), RANGES_MAX))
@@ -109,7 +109,7 @@ class Addressing:
         return piece
 
     async def go_on(
-        self, queue_id: int, departure: Departure, piece: Addressed, transport: DeadLetterTransport
+        self, queue_id: int, departure: Forwarding, piece: Addressed, transport: DeadLetterTransport
     ) -> Addressed:
         """The next part of a piece of which all targets so far have what they were to get, logged if it goes anywhere.
         Raises MirrorlogError."""
@@ -130,7 +130,7 @@ class Addressing:
     async def _routes(
         self,
         queue_id: int,
-        departure: Departure,
+        departure: Forwarding,
         records: Sequence[tuple[int, Record]],
         transport: DeadLetterTransport,
         behind: str | None = None,
@@ -155,7 +155,7 @@ class Addressing:
                 break
         return part
 
-    def _note_dropped(self, queue_id: int, departure: Departure, nowhere: Sequence[int], part: _Part) -> None:
+    def _note_dropped(self, queue_id: int, departure: Forwarding, nowhere: Sequence[int], part: _Part) -> None:
         """Of what goes in several parts it is not known yet."""
         had = {at for target in part.targets for first, until in pairs(target.ranges) for at in range(first, until)}
         dropped = [at for at in nowhere if at not in had]

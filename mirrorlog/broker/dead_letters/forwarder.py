@@ -31,8 +31,8 @@ from mirrorlog.commitlog.format.body import Record
 from mirrorlog.commitlog.format.drafts import encode_batch
 from mirrorlog.errors import MirrorlogError
 from mirrorlog.queues.changes import Addressed, DeadLetterTarget
-from mirrorlog.queues.dead_letters.forwarding import Departure
-from mirrorlog.queues.dead_letters.message import DEATHS_MAX, Death, letter
+from mirrorlog.queues.dead_letters.forwarding import Forwarding
+from mirrorlog.queues.dead_letters.message import DEATHS_MAX, Death, dead_letter
 from mirrorlog.queues.dead_letters.pieces import Step, reduced, refused, served
 from mirrorlog.queues.flat_ranges import count, pairs
 from mirrorlog.queues.ranges import flat
@@ -72,7 +72,7 @@ class Sending:
         self._helper = helper
 
     async def send(
-        self, queue_id: int, departure: Departure, piece: Addressed, transport: DeadLetterTransport, *, is_new: bool
+        self, queue_id: int, departure: Forwarding, piece: Addressed, transport: DeadLetterTransport, *, is_new: bool
     ) -> Addressed:
         """Until all copies of each target have what it was to get, or it is known that it will not: the piece without
         targets then. `is_new`: nobody can have sent it. Raises MirrorlogError."""
@@ -89,7 +89,7 @@ class Sending:
         return piece
 
     async def _serve(
-        self, queue_id: int, departure: Departure, piece: Addressed, transport: DeadLetterTransport, *, sent: bool
+        self, queue_id: int, departure: Forwarding, piece: Addressed, transport: DeadLetterTransport, *, sent: bool
     ) -> Step:
         """One batch for the first target, and what follows from the answer. Raises MirrorlogError."""
         target = piece.targets[0]
@@ -135,7 +135,7 @@ def _encode(
     tables = DEATHS_MAX if target.tables < 0 else target.tables
     return bytes(
         encode_batch(
-            [letter(record, death, tables_max=tables) for record in records],
+            [dead_letter(record, death, tables_max=tables) for record in records],
             queue_id=target.queue_id,
             producer_id=producer_id,
             producer_epoch=target.producer_epoch,
@@ -267,7 +267,7 @@ class DeadLetterForwarder:
         await self._carry(queue_id, departure, piece, transport, is_new=there.piece is None)
 
     async def _carry(
-        self, queue_id: int, departure: Departure, piece: Addressed, transport: DeadLetterTransport, *, is_new: bool
+        self, queue_id: int, departure: Forwarding, piece: Addressed, transport: DeadLetterTransport, *, is_new: bool
     ) -> None:
         piece = await self._sending.send(queue_id, departure, piece, transport, is_new=is_new)
         while piece.more:

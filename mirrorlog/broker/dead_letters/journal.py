@@ -11,8 +11,8 @@ from mirrorlog.broker.log.publish import LogPublisher
 from mirrorlog.broker.log.replica import Replica
 from mirrorlog.errors import MirrorlogError
 from mirrorlog.ha.group_transfer import ALL_MEMBERS
-from mirrorlog.queues.changes import Addressed, Change, Departed, Returned, Settled, encode_changes
-from mirrorlog.queues.dead_letters.forwarding import HELD, REDRIVEN, Departure, QueueForwarding, producer_of
+from mirrorlog.queues.changes import Addressed, Change, PieceForwarded, Returned, Settled, encode_changes
+from mirrorlog.queues.dead_letters.forwarding import HELD, REDRIVEN, Forwarding, QueueForwarding, producer_of
 from mirrorlog.queues.dead_letters.message import Death
 from mirrorlog.queues.delivery.settlement import WHYS
 from mirrorlog.queues.flat_ranges import pairs, set_of
@@ -43,17 +43,17 @@ class DeadLetterJournal:
     @property
     def leaving(self) -> set[int]:
         """The queues that something leaves."""
-        return self._replica.departures.leaving
+        return self._replica.forwardings.leaving
 
     def of(self, queue_id: int) -> QueueForwarding:
-        return self._replica.departures.of(queue_id)
+        return self._replica.forwardings.of(queue_id)
 
     def name(self, queue_id: int) -> str:
         """Qualified."""
         queues = self._replica.queues
         return queues.find_id(queue_id).name if queues.has_id(queue_id) else str(queue_id)
 
-    def death(self, queue_id: int, departure: Departure) -> Death:
+    def death(self, queue_id: int, departure: Forwarding) -> Death:
         """Raises NoSuchQueue."""
         queue = self._replica.queues.find_id(queue_id)
         return Death(split(queue.name)[1], departure.reason, departure.at_us)
@@ -69,7 +69,7 @@ class DeadLetterJournal:
 
     def held(self, queue_id: int) -> str:
         """What of a queue is held, for people; empty for nothing."""
-        for departure in self.of(queue_id).departures:
+        for departure in self.of(queue_id).forwardings:
             first = self._first_there(queue_id, departure) if departure.reason == HELD else None
             if first is not None:
                 told = "letters_held in a node's log says why"
@@ -79,7 +79,7 @@ class DeadLetterJournal:
                 )
         return ""
 
-    def left(self, queue_id: int, departure: Departure) -> Iterator[Range]:
+    def left(self, queue_id: int, departure: Forwarding) -> Iterator[Range]:
         """What of the group leaves by it, still; to be asked in one step of the loop."""
         ledger = self._replica.groups.get(queue_id, departure.group)
         return iter(()) if ledger is None else ledger.lease_ranges(departure.number)
@@ -108,7 +108,7 @@ class DeadLetterJournal:
         self._publisher.wait_at(self._replica.end, ALL_MEMBERS, tell)
         await done
 
-    def settle(self, queue_id: int, departure: Departure, piece: Addressed) -> None:
+    def settle(self, queue_id: int, departure: Forwarding, piece: Addressed) -> None:
         """What of the piece still leaves is done, or free again. Only the piece is looked at, however much leaves.
         Raises MirrorlogError."""
         there = self._of_piece(queue_id, departure, pairs(piece.ranges))
@@ -119,11 +119,11 @@ class DeadLetterJournal:
         changes = [*_settled(departure, done)]
         if back:
             changes.append(self._kept(queue_id, departure, back))
-        self._append(queue_id, [*changes, Departed(departure=departure.number, last=last)])
+        self._append(queue_id, [*changes, PieceForwarded(departure=departure.number, last=last)])
         self._deliverer.dropped(queue_id, departure.group, done)
         self._tell_kept(queue_id, departure, back)
 
-    def keep(self, queue_id: int, departure: Departure, ranges: Sequence[Range], why: str = "") -> None:
+    def keep(self, queue_id: int, departure: Forwarding, ranges: Sequence[Range], why: str = "") -> None:
         """What nobody can send is in no piece: it is held, or free again. Raises MirrorlogError."""
         if why:
             self._why[queue_id] = f"queue offset {ranges[0][0]}: {why}"
@@ -132,35 +132,35 @@ class DeadLetterJournal:
             self._append(queue_id, [self._kept(queue_id, departure, there)])
             self._tell_kept(queue_id, departure, there)
 
-    def settle_gone(self, queue_id: int, departure: Departure, gone: Sequence[Range]) -> None:
+    def settle_gone(self, queue_id: int, departure: Forwarding, gone: Sequence[Range]) -> None:
         """What is not there any more is done, and in no piece. Raises MirrorlogError."""
         there = self._of_piece(queue_id, departure, gone)
         if there:
             self._append(queue_id, _settled(departure, there))
             self._deliverer.dropped(queue_id, departure.group, there)
 
-    def end_empty(self, queue_id: int, departure: Departure) -> None:
+    def end_empty(self, queue_id: int, departure: Forwarding) -> None:
         """A departure of which nothing is left is done. Raises MirrorlogError."""
         if not self._records(queue_id, departure):
-            self._append(queue_id, [Departed(departure=departure.number, last=True)])
+            self._append(queue_id, [PieceForwarded(departure=departure.number, last=True)])
 
     def give_up_piece(self, queue_id: int, piece: Addressed) -> None:
         """Its departure is over. Raises MirrorlogError."""
-        self._append(queue_id, [Departed(departure=piece.departure)])
+        self._append(queue_id, [PieceForwarded(departure=piece.departure)])
 
     # --- inside ---
 
-    def _kept(self, queue_id: int, departure: Departure, ranges: Sequence[Range]) -> Change:
+    def _kept(self, queue_id: int, departure: Forwarding, ranges: Sequence[Range]) -> Change:
         """What somebody wanted to have elsewhere is free again; what died is held, for it was to be in no hands."""
         if departure.reason == REDRIVEN:
             return Returned(group=departure.group, ranges=flat(ranges))
         return self._deliverer.holding(queue_id, departure.group, ranges)
 
-    def _tell_kept(self, queue_id: int, departure: Departure, ranges: Sequence[Range]) -> None:
+    def _tell_kept(self, queue_id: int, departure: Forwarding, ranges: Sequence[Range]) -> None:
         if ranges and departure.reason == REDRIVEN:
             self._deliverer.stayed(queue_id, departure.group, ranges)
 
-    def _first_there(self, queue_id: int, departure: Departure) -> int | None:
+    def _first_there(self, queue_id: int, departure: Forwarding) -> int | None:
         """The first queue offset that it has, of what is not freed."""
         ledger, index = self._replica.groups.get(queue_id, departure.group), self._replica.index
         if ledger is None:
@@ -168,13 +168,13 @@ class DeadLetterJournal:
         there = ledger.lease_within(departure.number, index.begin(queue_id), index.next_appended(queue_id))
         return next((first for first, _ in there), None)
 
-    def _of_piece(self, queue_id: int, departure: Departure, ranges: Sequence[Range]) -> list[Range]:
+    def _of_piece(self, queue_id: int, departure: Forwarding, ranges: Sequence[Range]) -> list[Range]:
         ledger = self._replica.groups.get(queue_id, departure.group)
         if ledger is None:
             return []
         return [part for run in ranges for part in ledger.lease_within(departure.number, *run)]
 
-    def _records(self, queue_id: int, departure: Departure) -> int:
+    def _records(self, queue_id: int, departure: Forwarding) -> int:
         ledger = self._replica.groups.get(queue_id, departure.group)
         return 0 if ledger is None else ledger.lease_records(departure.number)
 
@@ -185,7 +185,7 @@ class DeadLetterJournal:
         self._publisher.append_settlement(encode_changes(changes, queue_id=queue_id))
 
 
-def _settled(departure: Departure, ranges: Sequence[Range]) -> list[Change]:
+def _settled(departure: Forwarding, ranges: Sequence[Range]) -> list[Change]:
     if not ranges:
         return []
     return [Settled(group=departure.group, ranges=flat(ranges), why=WHYS[departure.reason])]

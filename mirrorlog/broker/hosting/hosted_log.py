@@ -230,7 +230,7 @@ class HostedLog:
 
     def departure_waits(self, queue_id: int) -> str:
         """Why nothing leaves a queue at the moment, though something is to; empty elsewhere than on the master."""
-        return self.role.departures.waits(queue_id) if isinstance(self.role, MasterRole) else ""
+        return self.role.forwardings.waits(queue_id) if isinstance(self.role, MasterRole) else ""
 
     @property
     def leapt(self) -> bool:

@@ -26,8 +26,8 @@ from mirrorlog.cluster.membership.fenced_epochs import FencedEpochs
 from mirrorlog.cluster.state.commands import (
     Command,
     Holder,
-    LeapConfirmed,
     LossEndFound,
+    OffsetJumpConfirmed,
     QueueIdsGranted,
     QueuesPlaced,
 )
@@ -68,7 +68,7 @@ class LogKeeper:
         self._done: Duty | None = None
         self._told = ""
         self._elect_at = inf
-        self._owes_leap = False
+        self._owes_jump = False
         self._fences: dict[asyncio.Task[FenceReport], None] = {}
         self.task = asyncio.ensure_future(self._keep())
 
@@ -133,7 +133,7 @@ class LogKeeper:
         """Until the log is none of this node's."""
         self._changed.set()
         while True:
-            waits = self._done is None or _wants_election(self._done) or self._owes_leap
+            waits = self._done is None or _wants_election(self._done) or self._owes_jump
             timeout_s = RETRY_S if waits else None
             try:
                 async with asyncio.timeout(timeout_s):
@@ -180,10 +180,10 @@ class LogKeeper:
         return False
 
     def _tell_leap(self, duty: Duty, log: HostedLog, facts: LogFacts) -> None:
-        """Until the cluster knows that the queue offsets have leapt, whoever masters the log lets them leap again."""
-        self._owes_leap = facts.owes_leap and isinstance(duty, Lead)
-        if self._owes_leap and log.leapt:
-            self._hosting.propose_soon(LeapConfirmed(log_id=self.log_id, seen=facts.seen))
+        """Until the cluster knows that the queue offsets have jumped, whoever masters the log lets them jump again."""
+        self._owes_jump = facts.owes_jump and isinstance(duty, Lead)
+        if self._owes_jump and log.leapt:
+            self._hosting.propose_soon(OffsetJumpConfirmed(log_id=self.log_id, seen=facts.seen))
 
     def _ask_election(self, duty: Duty) -> None:
         now = asyncio.get_running_loop().time()
@@ -339,7 +339,7 @@ class Hosting:
         """The cluster shall know of every queue of a log, also of one that was there before it, and of the ids that
         were given out before it granted any."""
         assert self.state is not None
-        given = log.replica.queues.ids_given
+        given = log.replica.queues.ids_assigned
         if given > self.state.queue_ids(log_id) and self.state.cluster_version >= versions.DELETION:
             self.propose_soon(QueueIdsGranted(log_id=log_id, until=given))
         if self.is_transient(log_id):

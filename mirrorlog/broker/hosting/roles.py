@@ -167,14 +167,14 @@ class MasterRole:
         self.lengths = QueueLengths(replica, self.publisher, self.deliverer, past_helper=host.helpers.index)
         self.publisher.admit = self.lengths.admit
         self.publisher.leaving = self.lengths.leaving
-        self.departures = DeadLetterForwarder(replica, self.publisher, self.deliverer, host)
+        self.forwardings = DeadLetterForwarder(replica, self.publisher, self.deliverer, host)
         self._reads: list[asyncio.Task[None]] = []
         self._leapt_at: int | None = None
         self.checks = (self._state.wake, self.retention.check)
 
     def begin(self, *, lost_from: int | None = None, queue_ids: int = 0, without_queues: bool = False) -> None:
         """Append the epoch's first batch and let mirrors come. `lost_from`: the log offset from which on confirmed
-        records may be lost: then the queue offsets leap, before anything else is taken, and queue ids above those that
+        records may be lost: then the queue offsets jump, before anything else is taken, and queue ids above those that
         may have been given out, `queue_ids`. `without_queues`: those that are there went with a former run of the node:
         they are deleted, before anybody can find them. Raises DiskFull or DiskFailed.
         """
@@ -184,7 +184,7 @@ class MasterRole:
         started = EpochStarted(epoch=epoch, node_id=self._host.settings.node.id, start_id=self._host.start_id)
         replica.append_change(encode_change(started), now_us())
         if lost_from is not None:
-            replica.append_change(replica.leap_batch(lost_from=lost_from, queue_ids=queue_ids), now_us())
+            replica.append_change(replica.jump_batch(lost_from=lost_from, queue_ids=queue_ids), now_us())
             self._leapt_at = replica.end
         if without_queues:
             self._delete_queues()
@@ -215,7 +215,7 @@ class MasterRole:
 
     @property
     def leapt(self) -> bool:
-        """Whether this mastership has let the queue offsets leap, and that is confirmed."""
+        """Whether this mastership has let the queue offsets jump, and that is confirmed."""
         return self._leapt_at is not None and self._replica.confirmed >= self._leapt_at
 
     def tick(self, now: float) -> None:
@@ -226,7 +226,7 @@ class MasterRole:
         if self.begun:
             self.holds.tick(now)
             self.lengths.tick()
-            self.departures.tick(now)
+            self.forwardings.tick(now)
         self.deliverer.tick(now)
         self.publisher.tick(now)
 
@@ -265,14 +265,14 @@ class MasterRole:
         self._in_sync.stop()
         self.deliverer.fence(elsewhere)
         self.lengths.fence()
-        self.departures.fence()
+        self.forwardings.fence()
         self.publisher.abandon(elsewhere.unknown)
 
     async def end(self) -> None:
         await self.retention.stop()
         await self.holds.stop()
         await self.lengths.end()
-        await self.departures.end()
+        await self.forwardings.end()
         await asyncio.gather(*self._reads, return_exceptions=True)
 
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-_LEAP_US = 100_000
+_JUMP_US = 100_000
 
 
 def now_us() -> int:
@@ -55,7 +55,7 @@ class LogClock:
         """Whether it was set, at once or little by little, since this was said last: what was planned by it comes at
         another time."""
         ahead = self() - int(self._seen_at * 1_000_000)
-        if self._ahead is not None and abs(ahead - self._ahead) <= _LEAP_US:
+        if self._ahead is not None and abs(ahead - self._ahead) <= _JUMP_US:
             return False
         first, self._ahead = self._ahead is None, ahead
         return not first

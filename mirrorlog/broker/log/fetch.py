@@ -215,7 +215,7 @@ class Fetcher:
             return
         index = self._replica.index
         if (go_on_at := index.gap_end(fetch.queue_id, fetch.queue_offset)) is not None:
-            # Waiters come here when the leap is confirmed.
+            # Waiters come here when the jump is confirmed.
             endpoint.send([error_frame(self._lost(fetch, go_on_at), correlation_id)])
             return
         if fetch.queue_offset < index.begin(fetch.queue_id):

@@ -403,7 +403,7 @@ class StateKeeper:
                 holds=replica.holds,
                 groups=replica.groups,
                 runs=replica.runs,
-                departures=replica.departures,
+                forwardings=replica.forwardings,
             )
             asyncio.get_running_loop().call_later(DELAY_S, self._turn)
 

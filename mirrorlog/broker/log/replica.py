@@ -52,14 +52,14 @@ from mirrorlog.errors import (
     LogUnavailable,
     MirrorlogError,
 )
-from mirrorlog.queues.changes import Change, OffsetsLeapt, decode_changes, encode_change
+from mirrorlog.queues.changes import Change, OffsetsJumped, decode_changes, encode_change
 from mirrorlog.queues.checkpoint import CheckpointTracker
 from mirrorlog.queues.checkpoint_states import GapsState, QueueState, decode_checkpoint
 from mirrorlog.queues.dead_letters.forwarding import ForwardingTable
 from mirrorlog.queues.groups.table import GroupTable
 from mirrorlog.queues.limits.attributes import RunTable
 from mirrorlog.queues.limits.holds import HoldTable
-from mirrorlog.queues.log_state import BeginTracker, DerivedState
+from mirrorlog.queues.log_state import DerivedState, LogStartTracker
 from mirrorlog.queues.producers import ProducerTable
 from mirrorlog.queues.registry import QueueRegistry, id_base_of
 
@@ -125,16 +125,16 @@ class Replica:
             acking=lambda queue_id, group: self.groups.get(queue_id, group) is not None,
         )
         self.groups = GroupTable(per_queue_max=settings.limits.max_groups_per_queue)
-        self.departures = ForwardingTable()
+        self.forwardings = ForwardingTable()
         self.runs = RunTable(runs_max=settings.limits.attribute_runs_max, floors=self.groups.whole_floors)
         self.holds = HoldTable(per_queue_max=settings.limits.max_holds_per_queue)
         self.producers = self._no_producers()
         self._producers_left: ProducerTable | None = None
         self._attributes_unknown = False
         self.checkpoints = CheckpointTracker()
-        self.begins = BeginTracker()
+        self.begins = LogStartTracker()
         self._states: tuple[DerivedState, ...] = (
-            *(self.queues, self.holds, self.groups, self.departures, self.checkpoints, self.begins),
+            *(self.queues, self.holds, self.groups, self.forwardings, self.checkpoints, self.begins),
         )
         # Of which of them something is not confirmed, and up to where in the log.
         self._unconfirmed: dict[DerivedState | RunTable, int] = {}
@@ -178,8 +178,8 @@ class Replica:
         self.log = self._log
         if self.index.partial and self.past is not None:
             # Of queues whose begin is not logged yet, too: it may come, and be below what is missing here.
-            for queue_id, leap in self.past.index.last_leaps().items():
-                self.index.set_leap(queue_id, leap)
+            for queue_id, jump in self.past.index.last_jumps().items():
+                self.index.set_jump(queue_id, jump)
         if self.log.begin > self.log.first_segment:
             # The begin is within a segment (a mirror's files may end elsewhere than its master's).
             self.begin_moved(self.log.begin, self.begins_behind(self.log.begin))
@@ -207,7 +207,7 @@ class Replica:
     def _recorded(self, log_offset: int) -> None:
         """What was confirmed when the copy was closed, or died; before its batches come."""
         self.groups.confirm(log_offset)
-        self.departures.confirm(log_offset)
+        self.forwardings.confirm(log_offset)
         self.runs.confirm(log_offset)
 
     def _open_damaged(self, error: LogCorrupt) -> None:
@@ -363,18 +363,18 @@ class Replica:
         """Master: append a control or queue-state batch. `changes`: see `append`."""
         return self.append(memoryview(batch), read_header(batch), now_us, changes)
 
-    def leap_batch(self, *, lost_from: int, queue_ids: int = 0) -> bytearray:
-        """Master: the change by which all queue offsets leap, to be appended in an epoch that follows a loss before any
-        record of that epoch; see `OffsetsLeapt`. `lost_from`: the first log offset of what may be lost;
+    def jump_batch(self, *, lost_from: int, queue_ids: int = 0) -> bytearray:
+        """Master: the change by which all queue offsets jump, to be appended in an epoch that follows a loss before any
+        record of that epoch; see `OffsetsJumped`. `lost_from`: the first log offset of what may be lost;
         `queue_ids`: see `ClusterState.queue_ids`, all numbers of queues that may have been given out.
 
-        By 2^32 times the epoch: above the leap of an earlier epoch too, should that be what was lost. Near the end of
+        By 2^32 times the epoch: above the jump of an earlier epoch too, should that be what was lost. Near the end of
         the numbers half of what is left.
         """
         epoch, highest = self.log.epochs.current, self.index.next_highest()
         go_on_at = highest + min(epoch << _LEAP_BITS, (_QUEUE_OFFSETS - highest) // 2)
         past = self.queues.id_past(queue_ids)
-        return encode_change(OffsetsLeapt(epoch=epoch, lost_from=lost_from, go_on_at=go_on_at, queue_id_max=past))
+        return encode_change(OffsetsJumped(epoch=epoch, lost_from=lost_from, go_on_at=go_on_at, queue_id_max=past))
 
     def append_run(self, run: memoryview, *, log_offset: int) -> None:
         """Mirror: append whole batches as the master stamped them. Raises BadBatch, DiskFull or DiskFailed."""
@@ -423,7 +423,7 @@ class Replica:
         self.runs.forget_queues(deleted)
         for queue_id in deleted:
             self.groups.forget_queue(queue_id)
-            self.departures.forget_queue(queue_id)
+            self.forwardings.forget_queue(queue_id)
         for tell in self.on_deleted:
             tell(deleted)
 
@@ -758,16 +758,16 @@ class Replica:
         if header.kind == _CONTROL or self.runs.total:
             self.runs.follow(header)
             self._unconfirmed[self.runs] = header.log_offset + header.length
-        if OffsetsLeapt in kinds:
-            self._apply_leaps(header, changes)
+        if OffsetsJumped in kinds:
+            self._apply_jumps(header, changes)
 
-    def _apply_leaps(self, header: BatchHeader, changes: Iterable[Change]) -> None:
+    def _apply_jumps(self, header: BatchHeader, changes: Iterable[Change]) -> None:
         for change in changes:
-            if isinstance(change, OffsetsLeapt):
+            if isinstance(change, OffsetsJumped):
                 # Also of queues that only records tell of: a start, or a copy that begins late, may come to the
-                # checkpoint that declares them behind the leap.
+                # checkpoint that declares them behind the jump.
                 queue_ids = {*self.queues.queue_ids(), *self.index.queue_ids()}
-                self.index.leap(header.log_offset, queue_ids, change.go_on_at)
+                self.index.jump(header.log_offset, queue_ids, change.go_on_at)
 
     def _apply_checkpoint(self, header: BatchHeader, batch: memoryview) -> None:
         states = decode_checkpoint(batch)

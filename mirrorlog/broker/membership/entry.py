@@ -130,7 +130,7 @@ class Entry:
                             "node joins anew",
                             found=str(other.owner),
                         ) from None
-                    self._set_aside(other.owner)
+                    self._back_up(other.owner)
         finally:
             if self._prober is not None:
                 self._prober.stop()
@@ -353,7 +353,7 @@ class Entry:
             logs = files.listdir(path / LOGS_NAME) if files.exists(path / LOGS_NAME) else []
         return not logs and all(name.startswith(ASIDE_NAME) for name in there)
 
-    def _set_aside(self, owner: UUID) -> None:
+    def _back_up(self, owner: UUID) -> None:
         """Everything gets another name, the identity last: what is begun is seen and done again."""
         path, files = self._path, self._files
         identity = _identity(files, path)

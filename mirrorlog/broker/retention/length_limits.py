@@ -27,7 +27,7 @@ from mirrorlog.commitlog.index.queue_order import QueuedBatch
 from mirrorlog.errors import MirrorlogError, Overloaded, QueueFull
 from mirrorlog.queues.arguments import REJECT_PUBLISH_DLX, dead_letters_of
 from mirrorlog.queues.changes import Change, encode_changes
-from mirrorlog.queues.dead_letters.forwarding import DEPARTURES_MAX
+from mirrorlog.queues.dead_letters.forwarding import FORWARDINGS_MAX
 from mirrorlog.queues.delivery.settlement import DROPPED
 from mirrorlog.queues.groups.table import OWN_GROUP
 from mirrorlog.queues.limits.length import QueueLength, QueueLengthView
@@ -89,7 +89,7 @@ class QueueLengths:
             return None
         if dead_letters_of(self._replica.queues.find_id(queue_id).arguments) is None:
             return None
-        if len(self._replica.departures.of(queue_id).departures) >= DEPARTURES_MAX:
+        if len(self._replica.forwardings.of(queue_id).forwardings) >= FORWARDINGS_MAX:
             return None
         first = self._replica.index.next_appended(queue_id)
         until = first + header.record_count

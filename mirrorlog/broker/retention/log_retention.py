@@ -10,7 +10,7 @@ from mirrorlog.broker.log.replica import Replica
 from mirrorlog.broker.retention.queue_retention import QueueRetention
 from mirrorlog.commitlog.retention import RetentionLimits, next_begin
 from mirrorlog.errors import MirrorlogError
-from mirrorlog.queues.changes import BeginMoved, encode_change
+from mirrorlog.queues.changes import LogStartMoved, encode_change
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class Retention:
         if begin is None or self._publisher.stopping:
             return
         try:
-            self._publisher.append_control(encode_change(BeginMoved(log_offset=begin)))
+            self._publisher.append_control(encode_change(LogStartMoved(log_offset=begin)))
             self._asked = begin
         except MirrorlogError as error:
             # The next check tries again; meanwhile the log keeps more than it must.

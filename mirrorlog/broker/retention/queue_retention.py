@@ -36,7 +36,7 @@ from mirrorlog.commitlog.retention import (
 from mirrorlog.commitlog.segments.cold import ColdRead
 from mirrorlog.errors import IndexDoubtful, LogUnavailable, MirrorlogError
 from mirrorlog.queues.arguments import tier_keep_us
-from mirrorlog.queues.changes import BeginMoved, QueueBeginsMoved, encode_change
+from mirrorlog.queues.changes import LogStartMoved, QueueStartsMoved, encode_change
 
 logger = logging.getLogger(__name__)
 
@@ -180,7 +180,7 @@ class QueueRetention:
         if not await self._raise_begins(decision.queue_begins, held_at=held_at):
             return True
         if decision.begin is not None:
-            self._publisher.append_control(encode_change(BeginMoved(log_offset=decision.begin)))
+            self._publisher.append_control(encode_change(LogStartMoved(log_offset=decision.begin)))
             self._asked = decision.begin
         return decision.copy is not None and await self._copy(decision.copy)
 
@@ -256,7 +256,7 @@ class QueueRetention:
             # Of one that was deleted meanwhile nothing is said any more.
             there = {queue_id: begin for queue_id, begin in some.items() if self._replica.queues.has_id(queue_id)}
             if there:
-                self._publisher.append_control(encode_change(QueueBeginsMoved(begins=there)))
+                self._publisher.append_control(encode_change(QueueStartsMoved(begins=there)))
             await self._let_others()
         return False
 

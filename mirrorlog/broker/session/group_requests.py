@@ -383,7 +383,7 @@ def _found(log: HostedLog, deliverer: Deliverer, queue: Queue) -> GroupsFound:
             ready=_there(ledger.ready, begin, gaps, following),
             unsettled=_there(ledger.unsettled_total, begin, gaps, following),
             out=ledger.out - (held := deliverer.held_back(queue.queue_id, group)),
-            leased=ledger.leased - (departing := deliverer.departing(queue.queue_id, group)),
+            leased=ledger.leased - (departing := deliverer.forwarding(queue.queue_id, group)),
             departing=departing,
             departing_waits=log.departure_waits(queue.queue_id) if departing else "",
             parked=ledger.parked + held,

@@ -20,7 +20,7 @@ from mirrorlog.queues.changes import HoldEnded, encode_change
 from mirrorlog.queues.limits.holds import RELEASED, Hold, HoldRequest, gone, taken
 from mirrorlog.queues.registry import Queue
 from mirrorlog.wire.messages.base import Message
-from mirrorlog.wire.messages.queues import Done, EndHold, HoldGiven, HoldsFound, ListHolds, SetHold
+from mirrorlog.wire.messages.queues import Done, EndHold, HoldGranted, HoldsFound, ListHolds, SetHold
 
 
 class HoldRequests:
@@ -90,7 +90,7 @@ class HoldRequests:
         while replica.usable and replica.begin < decided and loop_time() < give_up_at:  # noqa: ASYNC110  (nobody tells)
             await asyncio.sleep(FOLLOW_LOOK_S)
         hold = self._standing(log, queue, wish)
-        respond(HoldGiven(hold=hold_info(replica, queue, hold, keeper, loop_time())))
+        respond(HoldGranted(hold=hold_info(replica, queue, hold, keeper, loop_time())))
 
     def _standing(self, log: HostedLog, queue: Queue, wish: HoldRequest) -> Hold:
         """As confirmed, while nothing else is appended: what comes behind it is not its landing's any more. Raises

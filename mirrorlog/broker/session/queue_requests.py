@@ -275,11 +275,11 @@ class Requests:
         """Whether the next id is above those that the cluster knows may be given out. An older one cannot say more."""
         if not log.masters or self._view.cluster_version() < versions.DELETION:
             return False
-        return log.replica.queues.ids_given >= min(self._view.queue_ids(log.log_id), IDS_PER_LOG - 1)
+        return log.replica.queues.ids_assigned >= min(self._view.queue_ids(log.log_id), IDS_PER_LOG - 1)
 
     async def _declare_with_ids(self, log: HostedLog, message: DeclareQueue, respond: Respond) -> None:
         """Once there are more; what else holds for a declaration is looked at again."""
-        await self._view.grant_queue_ids(log.log_id, given=log.replica.queues.ids_given)
+        await self._view.grant_queue_ids(log.log_id, given=log.replica.queues.ids_assigned)
         answer = self._declare(message, respond)
         if answer is not None:
             respond(answer)

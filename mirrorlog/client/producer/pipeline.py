@@ -308,7 +308,7 @@ class Pipeline:
         while count < len(self._batches) and self._batches[count].deadline <= now:
             count += 1
         expired = self._batches[:count]
-        outcomes = [self._given_up(batch) for batch in expired]
+        outcomes = [self._abandoned(batch) for batch in expired]
         gave_up_numbers = self._numbered > 0
         del self._batches[:count]
         self._cursor = max(0, self._cursor - count)
@@ -406,7 +406,7 @@ class Pipeline:
         self._renumber = False
         # Only what has left, under a number, can be unknown.
         for batch in [batch for batch in self._batches[: self._numbered] if batch.unknown]:
-            self._end(batch, self._given_up(batch))
+            self._end(batch, self._abandoned(batch))
         self.producer_epoch = min(self.producer_epoch + 1, _PRODUCER_EPOCH_MAX)
         self._next_sequence = self._numbered = 0
 
@@ -430,7 +430,7 @@ class Pipeline:
             self._stats.failed += batch.count
         batch.resolve(outcome)
 
-    def _given_up(self, batch: PendingBatch) -> MirrorlogError:
+    def _abandoned(self, batch: PendingBatch) -> MirrorlogError:
         held_by = None if self.allowance.open else self.allowance.why()
         reason = self.last_error or held_by or ConnectionLost("no answer came")
         if not isinstance(reason, Refused) and not batch.in_flight and not batch.unknown:

@@ -41,7 +41,7 @@ HANDOVER_AGAIN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class CoordinatorSettings:
     """`copies`: of each log, as far as there are nodes; `promote_wait_s`: for copies that are silent when a master is
     looked for; `replace_after_s`: a copy whose node is gone for so long is made elsewhere."""
 
@@ -96,7 +96,7 @@ class Observation:
 class Coordinator:
     """`waits`: by log, whom it waits for and cannot go on without."""
 
-    def __init__(self, wanted: Wanted) -> None:
+    def __init__(self, wanted: CoordinatorSettings) -> None:
         self.waits: dict[str, tuple[str, ...]] = {}
         self._wanted = wanted
         self._promotions: dict[str, Promotion] = {}

@@ -232,7 +232,7 @@ def recover(files: Files, directory: Path, agreed: SurvivorPlan) -> bool:
                 raise Refused(f"node {node} has gone on as incarnation {known.incarnation} of its cluster already")
             if store.own != agreed.state.nodes[node].member:
                 raise BadInput(f"node {node} is member {store.own} on its disk, not {agreed.state.nodes[node].member}")
-            _set_aside(files, directory, agreed.state.incarnation)
+            _back_up(files, directory, agreed.state.incarnation)
             term = max(agreed.snapshot.term, stored.hard_state.term)
             store.save(Effects(hard_state=HardState(term), snapshot=agreed.snapshot))
         finally:
@@ -240,7 +240,7 @@ def recover(files: Files, directory: Path, agreed: SurvivorPlan) -> bool:
     return True
 
 
-def aside_of(directory: Path, incarnation: int) -> Path:
+def backup_of(directory: Path, incarnation: int) -> Path:
     """Where a survivor's old Raft files are copied to when it begins as that incarnation."""
     return directory / f"{RAFT_NAME}.before-incarnation-{incarnation}"
 
@@ -252,9 +252,9 @@ def _opened(files: Files, directory: Path) -> tuple[RaftStore, Stored]:
     return found
 
 
-def _set_aside(files: Files, directory: Path, incarnation: int) -> None:
+def _back_up(files: Files, directory: Path, incarnation: int) -> None:
     """Copied, not moved: at every moment the store is whole, and a node that is started by mistake finds it."""
-    store, aside = directory / RAFT_NAME, aside_of(directory, incarnation)
+    store, aside = directory / RAFT_NAME, backup_of(directory, incarnation)
     with disk_named("copy", store):
         files.make_directory(aside)
         for name in files.listdir(store):

@@ -285,8 +285,9 @@ class InSyncGrown(Command, frozen=True):
     holder: Holder
 
 
-class LeapConfirmed(Command, frozen=True):
-    """The master's: all queue offsets have leapt over what was lost so far, and the batch that says so is confirmed."""
+class OffsetJumpConfirmed(Command, frozen=True, tag="LeapConfirmed"):
+    """The master's: all queue offsets have jumped over what was lost so far, and the batch that says so is
+    confirmed."""
 
     log_id: str
     seen: Seen

@@ -282,7 +282,7 @@ def _grown(step: AppliedEntry, command: commands.InSyncGrown) -> Iterator[Event]
     )
 
 
-def _leap_confirmed(step: AppliedEntry, command: commands.LeapConfirmed) -> Iterator[Event]:
+def _jump_confirmed(step: AppliedEntry, command: commands.OffsetJumpConfirmed) -> Iterator[Event]:
     name = _name(step.after, command.log_id)
     yield Event(kind="leap_confirmed", text=f"log {name}: the queue offsets are past what was lost", log=name)
 
@@ -316,7 +316,7 @@ _TELLERS: Final[Mapping[type[commands.Command], Callable[[AppliedEntry, Any], It
     commands.MasterWished: _wished,
     commands.InSyncShrunk: _shrunk,
     commands.InSyncGrown: _grown,
-    commands.LeapConfirmed: _leap_confirmed,
+    commands.OffsetJumpConfirmed: _jump_confirmed,
     commands.LossEndFound: _loss_end_found,
     commands.VersionRaised: _raised,
     commands.QueuesRemoved: _queues_removed,

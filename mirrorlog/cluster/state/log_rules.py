@@ -13,10 +13,10 @@ from mirrorlog.cluster.state.commands import (
     Holder,
     InSyncGrown,
     InSyncShrunk,
-    LeapConfirmed,
     LogMade,
     LossEndFound,
     MasterWished,
+    OffsetJumpConfirmed,
     Promoted,
     QueueIdsGranted,
     ReplicaAdded,
@@ -165,11 +165,11 @@ def in_sync_grown(state: ClusterState, index: int, command: InSyncGrown) -> Clus
     return _with_log(state, command.log_id, with_needed(changed))
 
 
-def leap_confirmed(state: ClusterState, index: int, command: LeapConfirmed) -> ClusterState:
+def jump_confirmed(state: ClusterState, index: int, command: OffsetJumpConfirmed) -> ClusterState:
     log = _log(state, command.log_id, command.seen)
     if log.master is None:
-        raise Forbidden(f"log {log.name} has no master that could have let its queue offsets leap")
-    if not log.owes_leap:
+        raise Forbidden(f"log {log.name} has no master that could have let its queue offsets jump")
+    if not log.owes_jump:
         return state
     return _with_log(
         state, command.log_id, replace(log, losses=tuple(replace(loss, leapt=True) for loss in log.losses))

@@ -138,7 +138,7 @@ HANDLERS: Final[Mapping[type[Command], Callable[[ClusterState, int, Any], Cluste
     commands.MasterWished: log_rules.master_wished,
     commands.InSyncShrunk: log_rules.in_sync_shrunk,
     commands.InSyncGrown: log_rules.in_sync_grown,
-    commands.LeapConfirmed: log_rules.leap_confirmed,
+    commands.OffsetJumpConfirmed: log_rules.jump_confirmed,
     commands.LossEndFound: log_rules.loss_end_found,
     commands.QueueIdsGranted: log_rules.queue_ids_granted,
     commands.VersionRaised: node_rules.version_raised,

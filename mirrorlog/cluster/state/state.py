@@ -103,8 +103,8 @@ class LogFacts(msgspec.Struct, frozen=True, omit_defaults=True):
         return bool(self.in_sync) and not self.promotable
 
     @property
-    def owes_leap(self) -> bool:
-        """Whether something was lost and the queue offsets may not be past it: whoever is master lets them leap, and
+    def owes_jump(self) -> bool:
+        """Whether something was lost and the queue offsets may not be past it: whoever is master lets them jump, and
         delivers nothing before that is confirmed."""
         return not all(loss.leapt for loss in self.losses)
 

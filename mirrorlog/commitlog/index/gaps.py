@@ -1,7 +1,7 @@
 """The gaps that losses have left in a queue, as one value. Pure.
 
-A gap is a range of queue offsets, [first, next), that a leap gave up: no record stands there, and none ever will. They
-are in order, and never touch, for leaps with no record between them leave one gap. That something is in a gap is never
+A gap is a range of queue offsets, [first, next), that a jump gave up: no record stands there, and none ever will. They
+are in order, and never touch, for jumps with no record between them leave one gap. That something is in a gap is never
 taken back, so what several places say of a queue may be put together in any order.
 
 `GAPS_MAX` bounds what a queue costs in memory and in each checkpoint. Of more, the oldest are forgotten. Rejected: to

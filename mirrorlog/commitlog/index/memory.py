@@ -9,11 +9,11 @@ Copied batches (flag `COPIED`) carry old queue offsets, so the order of a queue 
 log; where two batches hold the same records, the later one counts. They take their place when they are confirmed. A
 queue with copied batches begins where the log says (`set_begin`), not where its first batch stands.
 
-After a loss the queue offsets leap (`leap`): the gap between is known as lost (`gaps`), `gap_end` says where to go on,
-and no answer runs over it. A leap counts from its confirm, in its place among the records.
+After a loss the queue offsets jump (`jump`): the gap between is known as lost (`gaps`), `gap_end` says where to go on,
+and no answer runs over it. A jump counts from its confirm, in its place among the records.
 
 A copy that began at a decided begin and has not come to that decision yet may hold records behind others that are still
-to come as copies. While it is `partial`, a queue begins at its last leap: nothing is passed over in silence.
+to come as copies. While it is `partial`, a queue begins at its last jump: nothing is passed over in silence.
 
 Knows no file and no clock. Rejected: one array per column and queue (a half more time to add a batch, a memmove of
 megabytes to forget a segment); trimming every queue at the moment of `evict` (milliseconds on the loop with 10,000
@@ -52,7 +52,7 @@ class QueueIndex:
     """The hot index of one log. Queue offsets of unknown queues count from 0 to 0."""
 
     __slots__ = (
-        "_confirmed", "_gapped", "_leaps", "_past_time", "_queues", "_rows", "_sweeping", "_visible", "partial",
+        "_confirmed", "_gapped", "_jumps", "_past_time", "_queues", "_rows", "_sweeping", "_visible", "partial",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -61,9 +61,9 @@ class QueueIndex:
         self._past_time = TIME_MAX
         self._visible = 0
         self._confirmed = 0
-        # The queues that have a gap, and the leaps that are not confirmed, in log order.
+        # The queues that have a gap, and the jumps that are not confirmed, in log order.
         self._gapped: set[int] = set()
-        self._leaps: deque[_OffsetJump] = deque()
+        self._jumps: deque[_OffsetJump] = deque()
         self._sweeping: Iterator[QueueOrder] | None = None
         self.partial = False
 
@@ -106,7 +106,7 @@ class QueueIndex:
         if log_offset < self._confirmed:
             self.confirm(self._confirmed)
 
-    def leap(self, log_offset: int, queue_ids: Iterable[int], go_on_at: int) -> None:
+    def jump(self, log_offset: int, queue_ids: Iterable[int], go_on_at: int) -> None:
         """The batch at `log_offset`, which was just added, says that these queues go on at the queue offset `go_on_at`;
         those that are there already, or beyond, stay. What comes in between was lost."""
         stood: dict[int, int] = {}
@@ -115,18 +115,18 @@ class QueueIndex:
             if following < go_on_at:
                 stood[queue_id] = following
                 self._order(queue_id).next_appended = go_on_at
-        self._leaps.append(_OffsetJump(log_offset, go_on_at, stood))
+        self._jumps.append(_OffsetJump(log_offset, go_on_at, stood))
         if log_offset < self._confirmed:
             self.confirm(self._confirmed)
 
     def confirm(self, log_offset: int) -> set[int]:
         """Everything below `log_offset` is confirmed and becomes visible, never back. Gives the queues that gained."""
         self._confirmed = confirmed = log_offset if log_offset > self._confirmed else self._confirmed
-        if not self._leaps:
+        if not self._jumps:
             return self._show(confirmed)
         gained: set[int] = set()
-        while self._leaps and self._leaps[0].log_offset < confirmed:
-            gained |= self._show(self._leaps[0].log_offset) | self._confirm_leap(self._leaps.popleft())
+        while self._jumps and self._jumps[0].log_offset < confirmed:
+            gained |= self._show(self._jumps[0].log_offset) | self._confirm_jump(self._jumps.popleft())
         return gained | self._show(confirmed)
 
     def _show(self, confirmed: int) -> set[int]:
@@ -145,7 +145,7 @@ class QueueIndex:
                 queue = queues[queue_id]
                 if base >= queue.next_confirmed:
                     if base != queue.next_confirmed:
-                        self._leapt(queue, base)
+                        self._jumped(queue, base)
                     queue.next_confirmed = base + records
                 else:
                     queue.insert(base, number, records)
@@ -163,16 +163,16 @@ class QueueIndex:
         if count >= rows.count:
             return
         touched = {rows.row(number)[3] for number in range(count, rows.count)}
-        while self._leaps and self._leaps[-1].log_offset >= log_offset:
-            touched.update(self._leaps.pop().stood)
+        while self._jumps and self._jumps[-1].log_offset >= log_offset:
+            touched.update(self._jumps.pop().stood)
         rows.cut(count)
         for queue_id in touched & self._queues.keys():
             queue = self._queues[queue_id]
             queue.cut(count)
             pending = len(queue.bases) > queue.visible
             following = self._next_of(queue, -1) if pending else queue.next_confirmed
-            leaps = [leap.go_on_at for leap in self._leaps if queue_id in leap.stood]
-            queue.next_appended = max(following, *leaps) if leaps else following
+            jumps = [jump.go_on_at for jump in self._jumps if queue_id in jump.stood]
+            queue.next_appended = max(following, *jumps) if jumps else following
 
     def set_queue(self, queue_id: int, *, begin: int, next_offset: int) -> None:
         """What the past knows of a queue, before its batches from `next_offset` on are added: nothing of it is in
@@ -191,7 +191,7 @@ class QueueIndex:
         if queue is None or not queue.next_appended:
             self.set_queue(queue_id, begin=next_offset, next_offset=next_offset)
         queue = self._queues[queue_id]
-        self._leapt(queue, next_offset)
+        self._jumped(queue, next_offset)
         queue.next_confirmed = queue.next_appended = next_offset
 
     def set_begin(self, queue_id: int, queue_offset: int) -> None:
@@ -199,22 +199,22 @@ class QueueIndex:
         queue = self._order(queue_id)
         queue.logged_begin = max(queue.logged_begin, queue_offset)
 
-    def set_leap(self, queue_id: int, queue_offset: int) -> None:
+    def set_jump(self, queue_id: int, queue_offset: int) -> None:
         """From there on the past has the queue without a gap; what is below may be missing, or be copies."""
         queue = self._queues.get(queue_id)
         if queue is not None:
-            queue.leap = max(queue.leap, queue_offset)
+            queue.jump = max(queue.jump, queue_offset)
 
     def set_gap(self, queue_id: int, gap: Gap) -> None:
         """A checkpoint says that these queue offsets of the queue were given up after a loss."""
         queue = self._order(queue_id)
         first, following = gap
-        # Leaps that are still to be confirmed here say so themselves, in their place: what is before them they join.
-        for leap in self._leaps:
-            if first <= leap.stood.get(queue_id, -1) < following:
-                following = leap.stood[queue_id]
+        # Jumps that are still to be confirmed here say so themselves, in their place: what is before them they join.
+        for jump in self._jumps:
+            if first <= jump.stood.get(queue_id, -1) < following:
+                following = jump.stood[queue_id]
         if first < following:
-            # It may begin before the one that is known here: of that, only the last leap was followed.
+            # It may begin before the one that is known here: of that, only the last jump was followed.
             queue.gaps = with_gap(queue.gaps, (first, following))
             self._gapped.add(queue_id)
 
@@ -223,8 +223,8 @@ class QueueIndex:
         for queue_id in queue_ids:
             self._queues.pop(queue_id, None)
             self._gapped.discard(queue_id)
-            for leap in self._leaps:
-                leap.stood.pop(queue_id, None)
+            for jump in self._jumps:
+                jump.stood.pop(queue_id, None)
 
     def set_past(self, *, first: int, end: int, first_append_time_us: int, records: int) -> None:
         """How many records the segment [first, end), log offsets, of the past holds, in log order and before any
@@ -272,7 +272,7 @@ class QueueIndex:
         return queue.hot_begin if queue is not None else 0
 
     def hot_first(self, queue_id: int) -> int:
-        """The first confirmed record of the queue in memory, behind a leap if one comes before it; the next one to come
+        """The first confirmed record of the queue in memory, behind a jump if one comes before it; the next one to come
         when there is none."""
         queue = self._fresh(queue_id)
         return queue.confirmed_from(0) if queue is not None else 0
@@ -350,18 +350,18 @@ class QueueIndex:
     def gaps(self) -> Iterator[tuple[int, Gaps]]:
         """(queue id, its gaps) of the queues that have some now, as appended when they are asked for; without those
         that the queue's begin has passed, but for the newest."""
-        for queue_id in self._gapped.union(*(leap.stood for leap in self._leaps)):
+        for queue_id in self._gapped.union(*(jump.stood for jump in self._jumps)):
             if (queue := self._queues.get(queue_id)) is None:
                 continue  # it was deleted meanwhile
             gaps, begin = queue.gaps, 0 if self.partial else self._begin_of(queue)
-            for leap in self._leaps:
-                if (stood := leap.stood.get(queue_id)) is not None:
-                    gaps = with_gap(gaps, (stood, leap.go_on_at))
-            if gaps:  # its leap may have been cut meanwhile
+            for jump in self._jumps:
+                if (stood := jump.stood.get(queue_id)) is not None:
+                    gaps = with_gap(gaps, (stood, jump.go_on_at))
+            if gaps:  # its jump may have been cut meanwhile
                 yield queue_id, (*(each for each in gaps[:-1] if each[1] >= begin), gaps[-1])
 
     def find(self, queue_id: int, queue_offset: int) -> QueuedBatch:
-        """The visible batch that holds a queue offset; within a leap, the first one after it.
+        """The visible batch that holds a queue offset; within a jump, the first one after it.
 
         Raises OffsetOutOfRange with `begin` and `next`. Only where `past_until` is None.
         """
@@ -382,7 +382,7 @@ class QueueIndex:
 
     def entries(self, queue_id: int, from_queue_offset: int, max_bytes: int) -> list[QueuedBatch]:
         """Visible batches in order, from the one that holds `from_queue_offset`, or the first one after it, on: as many
-        as fit into `max_bytes`, at least one if there is one. They end before a leap and where the past comes in.
+        as fit into `max_bytes`, at least one if there is one. They end before a jump and where the past comes in.
 
         Raises OffsetOutOfRange as `find`. Only where `past_until` is None.
         """
@@ -390,7 +390,7 @@ class QueueIndex:
             return []
         queue, index = self._locate(queue_id, from_queue_offset)
         if index >= queue.visible:
-            return []  # in a leap that no record has followed yet
+            return []  # in a jump that no record has followed yet
         runs = [self._run(queue, index)]
         left = max_bytes - runs[0].length
         for following in range(index + 1, queue.visible):
@@ -419,8 +419,8 @@ class QueueIndex:
     def _begin_of(self, queue: QueueOrder) -> int:
         begin = queue.begin if queue.logged_begin < 0 else min(queue.logged_begin, queue.next_confirmed)
         if queue.gaps and (gap := gap_at(queue.gaps, begin)) is not None:
-            begin = gap[1]  # it has nothing from before the leap
-        return max(begin, queue.leap) if self.partial else begin
+            begin = gap[1]  # it has nothing from before the jump
+        return max(begin, queue.jump) if self.partial else begin
 
     def _order(self, queue_id: int) -> QueueOrder:
         queue = self._queues.get(queue_id)
@@ -428,25 +428,25 @@ class QueueIndex:
             queue = self._queues[queue_id] = QueueOrder(self._rows.floor)
         return queue
 
-    def _confirm_leap(self, leap: _OffsetJump) -> set[int]:
+    def _confirm_jump(self, jump: _OffsetJump) -> set[int]:
         """All before it in the log is visible, and nothing behind it."""
         gained: set[int] = set()
-        for queue_id in leap.stood:
+        for queue_id in jump.stood:
             queue = self._queues[queue_id]
-            if queue.next_confirmed < leap.go_on_at:
+            if queue.next_confirmed < jump.go_on_at:
                 if queue.begin >= queue.next_confirmed:
-                    queue.begin = leap.go_on_at  # it is empty
-                queue.gaps = with_gap(queue.gaps, (queue.next_confirmed, leap.go_on_at))
-                self._leapt(queue, leap.go_on_at)
-                queue.next_confirmed = leap.go_on_at
+                    queue.begin = jump.go_on_at  # it is empty
+                queue.gaps = with_gap(queue.gaps, (queue.next_confirmed, jump.go_on_at))
+                self._jumped(queue, jump.go_on_at)
+                queue.next_confirmed = jump.go_on_at
                 gained.add(queue_id)
         self._gapped |= gained
         return gained
 
     @staticmethod
-    def _leapt(queue: QueueOrder, base: int) -> None:
+    def _jumped(queue: QueueOrder, base: int) -> None:
         """Its next confirmed record is `base` and not the one that was expected."""
-        queue.leap = base
+        queue.jump = base
         if not queue.next_confirmed:
             queue.begin = base
 

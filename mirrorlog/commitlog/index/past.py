@@ -1,6 +1,6 @@
 """Which segment holds which stretch of a queue, for all that the memory has let go: sparse, in LMDB.
 
-One entry per queue and segment (a few more where copied batches or leaps divide it), made of the directories of the
+One entry per queue and segment (a few more where copied batches or jumps divide it), made of the directories of the
 segments' tables; the table knows the rest. The stretches of a queue never overlap: where a later segment holds copies
 of records of an earlier one, the copies take their part of the older stretch, which is cut in two. So a lookup is one
 seek in a tree, and dropping a segment drops exactly its own entries.
@@ -186,18 +186,18 @@ class PastIndex:
         place = self.segment_of(queue_id, 0)
         return place.base if place is not None else None
 
-    def last_leaps(self) -> dict[int, int]:
+    def last_jumps(self) -> dict[int, int]:
         """From where on each queue is without a gap up to its last record in the past, by queue id. A walk over all
         places, a second per million."""
-        leaps: dict[int, int] = {}
+        jumps: dict[int, int] = {}
         last, expected = -1, 0
         with self._cursor() as cursor:
             for key, value in cursor:
                 queue_id, base = _KEY.unpack(key)
                 if queue_id != last or base != expected:
-                    leaps[queue_id] = base
+                    jumps[queue_id] = base
                 last, expected = queue_id, _VALUE.unpack(value)[1]
-        return leaps
+        return jumps
 
     def begins(self) -> dict[int, int]:
         """The first queue offset of every queue in the past, by queue id: a seek per queue."""
@@ -302,7 +302,7 @@ class Past:
     def entries(self, queue_id: int, from_queue_offset: int, max_bytes: int, *, until: int) -> list[QueuedBatch]:
         """Batches in order, from the one that holds `from_queue_offset` or the first after it, of those that begin
         below the queue offset `until`: as many as fit into `max_bytes`, at least one, out of at most 16 stretches; they
-        end before a leap. Empty when there is none: then the memory goes on at `until` (`QueueIndex.past_until`)."""
+        end before a jump. Empty when there is none: then the memory goes on at `until` (`QueueIndex.past_until`)."""
         runs: list[QueuedBatch] = []
         for _ in range(_SEGMENTS_AT_ONCE):
             place = self.index.segment_of(queue_id, from_queue_offset)

@@ -16,14 +16,14 @@ class QueueOrder:
     `next_confirmed` are pending.
 
     `begin`: first queue offset that the log has. `logged_begin`: the same as the log itself says it, -1 while it does
-    not. `leap`: where the queue offsets went on above the expected one, the last time. `gaps`: those that losses left,
+    not. `jump`: where the queue offsets went on above the expected one, the last time. `gaps`: those that losses left,
     as far as they are confirmed and known. `hot_begin`: from here on all of it is in
     memory; below are at most some copied batches. `floor`: rows below it were forgotten when this queue was
     last looked at. `mixed`: the row numbers do not rise with the queue offsets.
     """
 
     __slots__ = (
-        "bases", "begin", "floor", "gaps", "hot_begin", "leap", "logged_begin", "mixed", "next_appended",
+        "bases", "begin", "floor", "gaps", "hot_begin", "jump", "logged_begin", "mixed", "next_appended",
         "next_confirmed", "numbers",
     )  # fmt: skip
 
@@ -32,7 +32,7 @@ class QueueOrder:
         self.numbers = array("Q")
         self.begin = 0
         self.logged_begin = -1
-        self.leap = 0
+        self.jump = 0
         self.gaps: Gaps = NO_GAPS
         self.hot_begin = 0
         self.next_confirmed = 0
@@ -51,7 +51,7 @@ class QueueOrder:
 
     def insert(self, base: int, number: int, records: int) -> None:
         """A copied batch, somewhere below the last one; it takes the place of one that holds the same records. A copy
-        that began late may have followed a leap before it heard of these: they are not lost."""
+        that began late may have followed a jump before it heard of these: they are not lost."""
         self.mixed = True
         if self.gaps:
             self.gaps = without(self.gaps, base, base + records)

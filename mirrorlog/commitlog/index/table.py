@@ -23,7 +23,7 @@ Rows in checked blocks (`blocks`), little endian. Block 0 is the head:
 
 - stretches, 48 bytes: u32 queue id, first batch row, batches, copied batches; u64 first and next queue offset; i64
   first and last append time. A stretch is dense: each of its batches begins where the one before ends. Most queues
-  have one; a leap or copied batches make more. In order of queue and queue offset.
+  have one; a jump or copied batches make more. In order of queue and queue offset.
 - batches, 28 bytes: u64 base queue offset, i64 append time, u32 position in units of 8 from the segment's start, u32
   length, u32 records. In the same order. Of two that hold the same records the one later in the log is here.
 - states, 16 bytes: u32 position, u32 length, u32 queue id, u8 kind, 3 zero bytes: what is no data, in log order, so

@@ -1,17 +1,18 @@
 """Records that leave a queue for others, exactly once (docs/decisions/0041): what leaves, and under which numbers.
 
-A *departure* is some records of one group that leave for one reason and in one way; they leave in *pieces*, one of a
+A *forwarding* is some records of one group that leave for one reason and in one way; they leave in *pieces*, one of a
 queue at a time. Each step stands in the log of the queue before the next one is taken:
 
-    Departing    they leave: the ledger has them leased under the departure's number, so nobody is given them
-    Addressed    a piece of it: which of its records go to which queues, as which sequences of which producer epoch
-    Departed     together with what settles the piece's records: every target has confirmed them
+    ForwardingStarted  they leave: the ledger has them leased under the forwarding's number, so nobody is given them
+    Addressed          a piece of it: which of its records go to which queues, as which sequences of which producer
+                       epoch
+    PieceForwarded     together with what settles the piece's records: every target has confirmed them
 
 So a master that takes over between two steps knows what the one before may have sent, and sends the same again: the
 target's own check of sequences answers it as the first time.
 
-What a queue's departures are is one value that is never changed, so what a truncation takes back is the value before
-it, and a checkpoint has it whole. It is small: departures that do the same are joined, a piece is bounded, and of the
+What a queue's forwardings are is one value that is never changed, so what a truncation takes back is the value before
+it, and a checkpoint has it whole. It is small: forwardings that do the same are joined, a piece is bounded, and of the
 targets the oldest are forgotten for a higher producer epoch.
 
 Pure: batches in, state out; deciding gives what is to be logged. Queue offsets; ranges are flat, first, until, ….
@@ -28,8 +29,15 @@ from typing import ClassVar, Final, NamedTuple
 import msgspec
 
 from mirrorlog.commitlog.format.header import OWN_PRODUCERS, BatchHeader
-from mirrorlog.queues.changes import Addressed, Change, DeadLetterTarget, Departed, Departing, OffsetsLeapt
-from mirrorlog.queues.checkpoint_states import DepartureRow, DeparturesState, PieceRow, State
+from mirrorlog.queues.changes import (
+    Addressed,
+    Change,
+    DeadLetterTarget,
+    ForwardingStarted,
+    OffsetsJumped,
+    PieceForwarded,
+)
+from mirrorlog.queues.checkpoint_states import ForwardingRow, ForwardingState, PieceRow, State
 
 REJECTED: Final = "rejected"
 DELIVERY_LIMIT: Final = "delivery_limit"
@@ -39,28 +47,28 @@ REDRIVEN: Final = "redriven"
 """Why records leave: by RabbitMQ's names they died, or somebody sends them back to where they did."""
 
 HELD: Final = "held"
-"""Why they do not, and nobody is given them: they died, and cannot be sent. One departure of a group has them all."""
+"""Why they do not, and nobody is given them: they died, and cannot be sent. One forwarding of a group has them all."""
 
 NUMBERS: Final = 1 << 32
-"""Numbers of departures are below, those of leases are not."""
-DEPARTURES_MAX: Final = 256
-"""Of a queue, before what dies joins a departure of its kind whenever that began."""
+"""Numbers of forwardings are below, those of leases are not."""
+FORWARDINGS_MAX: Final = 256
+"""Of a queue, before what dies joins a forwarding of its kind whenever that began."""
 WAYS_BYTES_MAX: Final = 8 * 1024
-"""Of the names that departures of a queue lead to, before a redrive has to wait: a checkpoint has all that leaves a
+"""Of the names that forwardings of a queue lead to, before a redrive has to wait: a checkpoint has all that leaves a
 queue in one batch, and that has 64 KiB where batches are the smallest."""
 JOINED_US: Final = 1_000_000
-"""What dies within that of the first of a departure joins it."""
+"""What dies within that of the first of a forwarding joins it."""
 TARGETS_MAX: Final = 1000
 """Queues whose sequences are remembered, of one that records leave."""
 
-EPOCHS_LEAPT: Final = 1 << 16
+EPOCHS_SKIPPED: Final = 1 << 16
 """Producer epochs that a declared loss passes over: more than what is forgotten may have gone through, one for each
 refusal, and few beside those that there are."""
 
 
 @dataclass(frozen=True, slots=True)
-class Departure:
-    """Fields as of `Departing`."""
+class Forwarding:
+    """Fields as of `ForwardingStarted`."""
 
     number: int
     group: str
@@ -82,19 +90,19 @@ class QueueForwarding:
     """Those of one queue, in their order. `piece`: what leaves now. `sequences`: (producer epoch, next sequence) by the
     target's queue id, the one used last at the end; of any other queue the epoch is `epoch_floor`."""
 
-    departures: tuple[Departure, ...] = ()
+    forwardings: tuple[Forwarding, ...] = ()
     piece: Addressed | None = None
-    next_departure: int = 1
+    next_forwarding: int = 1
     epoch_floor: int = 0
     sequences: Mapping[int, tuple[int, int]] = field(default_factory=dict)
 
     @property
-    def first(self) -> Departure | None:
+    def first(self) -> Forwarding | None:
         """The one whose turn it is; None when nothing leaves: what is held does not."""
-        return next((each for each in self.departures if each.reason != HELD), None)
+        return next((each for each in self.forwardings if each.reason != HELD), None)
 
-    def find(self, number: int) -> Departure | None:
-        return next((each for each in self.departures if each.number == number), None)
+    def find(self, number: int) -> Forwarding | None:
+        return next((each for each in self.forwardings if each.number == number), None)
 
     def numbering(self, target: int) -> tuple[int, int]:
         """Producer epoch and sequence of the next record that leaves for the queue `target`."""
@@ -102,25 +110,25 @@ class QueueForwarding:
 
     def follow(self, change: Change) -> QueueForwarding:
         match change:
-            case Departing():
-                return self._departing(change)
+            case ForwardingStarted():
+                return self._started(change)
             case Addressed():
                 return replace(self, piece=change)._numbered(change.targets)
-            case Departed():
-                left = tuple(each for each in self.departures if each.number != change.departure or not change.last)
+            case PieceForwarded():
+                left = tuple(each for each in self.forwardings if each.number != change.departure or not change.last)
                 piece = None if self.piece is not None and self.piece.departure == change.departure else self.piece
-                return replace(self, departures=left, piece=piece)
+                return replace(self, forwardings=left, piece=piece)
             case _:
                 return self
 
-    def _departing(self, change: Departing) -> QueueForwarding:
+    def _started(self, change: ForwardingStarted) -> QueueForwarding:
         if self.find(change.departure) is not None:
             return self
-        made = Departure(
+        made = Forwarding(
             change.departure, change.group, change.reason, change.at_us, change.exchange, change.routing_key
         )
-        following = max(self.next_departure, change.departure + 1)
-        return replace(self, departures=(*self.departures, made), next_departure=following)
+        following = max(self.next_forwarding, change.departure + 1)
+        return replace(self, forwardings=(*self.forwardings, made), next_forwarding=following)
 
     def _numbered(self, targets: Iterable[DeadLetterTarget]) -> QueueForwarding:
         """An epoch below the floor goes on only where it is known that it has not ended."""
@@ -135,12 +143,12 @@ class QueueForwarding:
             floor = max(floor, epoch + 1)
         return replace(self, sequences=sequences, epoch_floor=floor)
 
-    def leapt(self) -> QueueForwarding:
+    def after_jump(self) -> QueueForwarding:
         """Records of the log were lost, and with them numbers under which some were sent: none of those that may be is
         used again, by the piece under way neither. It may come twice."""
         targets = [] if self.piece is None else self.piece.targets
         epochs = [epoch for epoch, _ in self.sequences.values()] + [each.producer_epoch for each in targets]
-        floor = max((self.epoch_floor, *epochs)) + EPOCHS_LEAPT
+        floor = max((self.epoch_floor, *epochs)) + EPOCHS_SKIPPED
         there = replace(self, sequences={}, epoch_floor=floor)
         if self.piece is None:
             return there
@@ -150,23 +158,23 @@ class QueueForwarding:
     @property
     def _ways(self) -> dict[tuple[str, str | None], int]:
         """Each once, as they came."""
-        return {way: at for at, way in enumerate(dict.fromkeys(each.way for each in self.departures))}
+        return {way: at for at, way in enumerate(dict.fromkeys(each.way for each in self.forwardings))}
 
     def has_room_for(self, to: str) -> bool:
         """Whether one more may begin that leads to the queue of this name: a checkpoint has all of them in one."""
         ways = {*self._ways, ("", to)}
         return sum(len(exchange.encode()) + len((key or "").encode()) for exchange, key in ways) <= WAYS_BYTES_MAX
 
-    def state(self, queue_id: int) -> DeparturesState:
+    def state(self, queue_id: int) -> ForwardingState:
         piece, ways = self.piece, self._ways
-        return DeparturesState(
+        return ForwardingState(
             queue_id,
-            self.next_departure,
+            self.next_forwarding,
             self.epoch_floor,
             list(ways),
             [
-                DepartureRow(each.number, each.group, each.reason, each.at_us, ways[each.way])
-                for each in self.departures
+                ForwardingRow(each.number, each.group, each.reason, each.at_us, ways[each.way])
+                for each in self.forwardings
             ],
             None if piece is None else PieceRow(piece.departure, piece.ranges, piece.targets, piece.kept, piece.more),
             dict(self.sequences),
@@ -191,13 +199,13 @@ class _Before(NamedTuple):
 
     log_offset: int
     queue_id: int
-    departures: QueueForwarding | None
+    forwardings: QueueForwarding | None
 
 
 class ForwardingTable:
-    """The departures of one log, by queue."""
+    """The forwardings of one log, by queue."""
 
-    follows: ClassVar[frozenset[type]] = frozenset({Departing, Addressed, Departed, OffsetsLeapt})
+    follows: ClassVar[frozenset[type]] = frozenset({ForwardingStarted, Addressed, PieceForwarded, OffsetsJumped})
 
     def __init__(self) -> None:
         self._queues: dict[int, QueueForwarding] = {}
@@ -221,11 +229,11 @@ class ForwardingTable:
             return
         self._followed_to = header.next_log_offset
         for change in changes:
-            if isinstance(change, Departing | Addressed | Departed):
+            if isinstance(change, ForwardingStarted | Addressed | PieceForwarded):
                 self._put(header, header.queue_id, self.of(header.queue_id).follow(change))
-            elif isinstance(change, OffsetsLeapt):
+            elif isinstance(change, OffsetsJumped):
                 for queue_id, there in list(self._queues.items()):
-                    self._put(header, queue_id, there.leapt())
+                    self._put(header, queue_id, there.after_jump())
 
     def restore(self, header: BatchHeader, states: Iterable[State]) -> None:
         """A batch of a checkpoint was appended: what it says of a queue is all that there is of it."""
@@ -233,7 +241,7 @@ class ForwardingTable:
             return
         self._followed_to = header.next_log_offset
         for state in states:
-            if isinstance(state, DeparturesState):
+            if isinstance(state, ForwardingState):
                 self._put(header, state.queue_id, _restored(state))
 
     def confirm(self, log_offset: int) -> None:
@@ -247,7 +255,7 @@ class ForwardingTable:
         self._followed_to = min(self._followed_to, log_offset)
         while self._undo and self._undo[-1].log_offset > log_offset:
             before = self._undo.pop()
-            self._set(before.queue_id, before.departures)
+            self._set(before.queue_id, before.forwardings)
 
     def forget_queue(self, queue_id: int) -> None:
         """A queue is gone, for good."""
@@ -260,38 +268,38 @@ class ForwardingTable:
         """The queues of which a checkpoint that begins now has something to tell."""
         return iter(list(self._queues))
 
-    def state(self, queue_id: int) -> DeparturesState | None:
+    def state(self, queue_id: int) -> ForwardingState | None:
         """What it tells of one; None when nothing is known of it any more."""
         there = self._queues.get(queue_id)
         return None if there is None else there.state(queue_id)
 
     # --- inside ---
 
-    def _put(self, header: BatchHeader, queue_id: int, departures: QueueForwarding) -> None:
+    def _put(self, header: BatchHeader, queue_id: int, forwardings: QueueForwarding) -> None:
         if header.next_log_offset > self._confirmed:
             self._undo.append(_Before(header.next_log_offset, queue_id, self._queues.get(queue_id)))
-        self._set(queue_id, departures)
+        self._set(queue_id, forwardings)
 
-    def _set(self, queue_id: int, departures: QueueForwarding | None) -> None:
-        if departures is None:
+    def _set(self, queue_id: int, forwardings: QueueForwarding | None) -> None:
+        if forwardings is None:
             self._queues.pop(queue_id, None)
         else:
-            self._queues[queue_id] = departures
-        leaves = departures is not None and departures.first is not None
+            self._queues[queue_id] = forwardings
+        leaves = forwardings is not None and forwardings.first is not None
         (self.leaving.add if leaves else self.leaving.discard)(queue_id)
 
 
-class DepartureNumbers:
-    """Numbers departures in one mastership: what dies now joins one that does the same, or begins another one.
-    `is_open`: whether one, by queue id and departure, still has records: one that a reset of its group has emptied
+class ForwardingNumbers:
+    """Numbers forwardings in one mastership: what dies now joins one that does the same, or begins another one.
+    `is_open`: whether one, by queue id and forwarding, still has records: one that a reset of its group has emptied
     sends what it has addressed, and who joined it would be taken for that."""
 
-    def __init__(self, table: ForwardingTable, is_open: Callable[[int, Departure], bool] = lambda *_: True) -> None:
+    def __init__(self, table: ForwardingTable, is_open: Callable[[int, Forwarding], bool] = lambda *_: True) -> None:
         self._table = table
         self._is_open = is_open
-        self._begun: dict[int, Departure] = {}
+        self._begun: dict[int, Forwarding] = {}
 
-    def departing(
+    def forwarding(
         self,
         queue_id: int,
         group: str,
@@ -301,15 +309,15 @@ class DepartureNumbers:
         at_us: int,
         exchange: str,
         routing_key: str | None,
-    ) -> Departing:
+    ) -> ForwardingStarted:
         """The change by which these leave; it may be appended later, or never."""
         found = self._joined(queue_id, lambda each: each.is_like(group, reason, exchange, routing_key), at_us, reason)
         if found is None:
             begun = self._begun.get(queue_id)
-            number = max(self._table.of(queue_id).next_departure, begun.number + 1 if begun is not None else 1)
-            found = Departure(number, group, reason, at_us, exchange, routing_key)
+            number = max(self._table.of(queue_id).next_forwarding, begun.number + 1 if begun is not None else 1)
+            found = Forwarding(number, group, reason, at_us, exchange, routing_key)
             self._begun[queue_id] = found
-        return Departing(
+        return ForwardingStarted(
             group=group,
             departure=found.number,
             ranges=list(ranges),
@@ -321,24 +329,26 @@ class DepartureNumbers:
 
     def is_full(self, queue_id: int) -> bool:
         """Whether no more is to leave that nobody has to let go."""
-        return len(self._table.of(queue_id).departures) >= DEPARTURES_MAX
+        return len(self._table.of(queue_id).forwardings) >= FORWARDINGS_MAX
 
-    def _joined(self, queue_id: int, is_like: Callable[[Departure], bool], at_us: int, reason: str) -> Departure | None:
+    def _joined(
+        self, queue_id: int, is_like: Callable[[Forwarding], bool], at_us: int, reason: str
+    ) -> Forwarding | None:
         there = self._table.of(queue_id)
 
-        def joins(other: Departure) -> bool:
-            is_logged = other.number < there.next_departure
+        def joins(other: Forwarding) -> bool:
+            is_logged = other.number < there.next_forwarding
             return is_like(other) and (not is_logged or self._is_open(queue_id, other))
 
         begun = self._begun.get(queue_id)
         if reason == HELD:
-            known = there.departures if begun is None else (*there.departures, begun)
+            known = there.forwardings if begun is None else (*there.forwardings, begun)
             return next((each for each in known if is_like(each)), None)
         if begun is not None and 0 <= at_us - begun.at_us < JOINED_US and joins(begun):
             return begun
         if not self.is_full(queue_id):
             return None
-        return next((each for each in reversed(there.departures) if joins(each)), None)
+        return next((each for each in reversed(there.forwardings) if joins(each)), None)
 
 
 def producer_of(incarnation: str, log_id: str, queue_id: int) -> int:
@@ -347,18 +357,19 @@ def producer_of(incarnation: str, log_id: str, queue_id: int) -> int:
     return int.from_bytes(hashlib.sha256(told).digest()[:8], "little") | OWN_PRODUCERS
 
 
-def _restored(state: DeparturesState) -> QueueForwarding:
+def _restored(state: ForwardingState) -> QueueForwarding:
     piece = state.piece
     return QueueForwarding(
-        departures=tuple(
-            Departure(row.departure, row.group, row.reason, row.at_us, *state.ways[row.way]) for row in state.departures
+        forwardings=tuple(
+            Forwarding(row.departure, row.group, row.reason, row.at_us, *state.ways[row.way])
+            for row in state.forwardings
         ),
         piece=None
         if piece is None
         else Addressed(
             departure=piece.departure, ranges=piece.ranges, targets=piece.targets, kept=piece.kept, more=piece.more
         ),
-        next_departure=state.next_departure,
+        next_forwarding=state.next_forwarding,
         epoch_floor=state.epoch_floor,
         sequences=dict(state.sequences),
     )

@@ -1,13 +1,13 @@
-"""Letters: what of a record is sent out when it leaves its queue, and whether it may come to another one.
+"""Dead letters: what of a record is sent out when it leaves its queue, and whether it may come to another one.
 
-A letter is its record, with headers in front that tell how it died, by RabbitMQ's names:
+A dead letter is its record, with headers in front that tell how it died, by RabbitMQ's names:
 
     x-death              JSON, a list of tables, the newest first, one for each (queue, reason): queue, reason, count,
                          time (ms UTC, of the first), exchange, routing-keys; forgotten, in the oldest one
     x-first-death-queue, x-first-death-reason, x-first-death-exchange
 
 A record that is sent back to where it died goes without them. It is a function of the record and of what the log says
-of its departure: whoever sends it again sends the same bytes. What a record was published to is not known of it, so
+of its forwarding: whoever sends it again sends the same bytes. What a record was published to is not known of it, so
 `exchange` is empty, and `routing-keys` has its key, as much of it as a routing key may have.
 
 What is written here can be read here: tables that do not fit are forgotten, the oldest first, and the oldest that stays
@@ -36,14 +36,14 @@ _DEATHS_BYTES_MAX: Final = 64 * 1024
 _BRACKETS_BYTES: Final = 64
 """Of the header, beside its tables: brackets, and what says how many are forgotten."""
 ADDED_BYTES_MAX: Final = 5 * 1024
-"""That a letter which tells of one death is larger than its record: the queue's name twice and a routing key, of 255
-characters of up to 6 bytes in JSON each, names of headers, and a column of headers where its batch had none."""
+"""That a dead letter which tells of one death is larger than its record: the queue's name twice and a routing key, of
+255 characters of up to 6 bytes in JSON each, names of headers, and a column of headers where its batch had none."""
 _COUNT_MAX: Final = (1 << 53) - 1
 _FORGOTTEN: Final = "forgotten"
 
 
 class Death(NamedTuple):
-    """`queue`: its name within the virtual host; `reason`: see `queues.departures`; `at_us`: µs UTC."""
+    """`queue`: its name within the virtual host; `reason`: see `dead_letters.forwarding`; `at_us`: µs UTC."""
 
     queue: str
     reason: str
@@ -60,7 +60,7 @@ class Circle(NamedTuple):
         return self.whole or queue in self.queues
 
 
-def letter(record: Record, death: Death, *, tables_max: int = DEATHS_MAX) -> Record:
+def dead_letter(record: Record, death: Death, *, tables_max: int = DEATHS_MAX) -> Record:
     """What is sent out. With fewer tables it is smaller, and less of a circle is seen; with none of them it says
     nothing of having died, and no circle is seen at all."""
     others = [header for header in record.headers if header[0] not in (DEATHS, *FIRST)]

@@ -5,8 +5,8 @@ was to get, or never will. So a piece that is logged anew, because something mus
 logged, names those that are left and no others: what has landed is not sent again, whoever goes on.
 
 What must be the same whoever sends it stands in the log before it is sent: numbers, the records that are not there any
-more, how much a letter tells. Rejected: to find out again what the one before found out, as he may have been answered
-by a target with other limits, or have read what is freed since.
+more, how much a dead letter tells. Rejected: to find out again what the one before found out, as he may have been
+answered by a target with other limits, or have read what is freed since.
 
 Pure.
 """
@@ -64,10 +64,10 @@ def reduced(piece: Addressed, gone: Sequence[int], *, sent: bool = True) -> Step
 
 
 def refused(piece: Addressed, reason: str, error: MirrorlogError) -> Step | None:
-    """The first target does not take its records, of a departure for that `reason`; None: it is to be waited for."""
+    """The first target does not take its records, of a forwarding for that `reason`; None: it is to be waited for."""
     target = piece.targets[0]
     if isinstance(error, NoSuchQueue):
-        return _given_up(piece, reason)
+        return _abandoned(piece, reason)
     if _had_landed(target, error):
         return Step(served(piece), "landed", logged=False)
     if is_numbers_in_use(error) or isinstance(error, OutOfSequence | StaleProducerEpoch):
@@ -75,7 +75,7 @@ def refused(piece: Addressed, reason: str, error: MirrorlogError) -> Step | None
     if isinstance(error, _TOO_LARGE) and (smaller := _smaller(piece, reason)) is not None:
         return smaller
     if isinstance(error, _FOR_EVER) and reason == REDRIVEN:
-        return _given_up(piece, reason)
+        return _abandoned(piece, reason)
     return _kept(piece, "held") if isinstance(error, _TOO_LARGE) else None
 
 
@@ -93,7 +93,7 @@ def is_numbers_in_use(error: MirrorlogError) -> bool:
     return isinstance(error, BadBatch) and isinstance(error.details.get("producer_epoch"), int)
 
 
-def _given_up(piece: Addressed, reason: str) -> Step:
+def _abandoned(piece: Addressed, reason: str) -> Step:
     """What nobody can have is done, but what somebody wanted to have elsewhere stays where it is."""
     if reason != REDRIVEN:
         return Step(served(piece), "dropped", logged=False)
@@ -121,7 +121,7 @@ def _renumbered(piece: Addressed, error: MirrorlogError) -> Addressed:
 
 
 def _smaller(piece: Addressed, reason: str) -> Step | None:
-    """Half of the records first; of a single one, a letter that tells less of how it died. At last only the newest
+    """Half of the records first; of a single one, a dead letter that tells less of how it died. At last only the newest
     time, or nothing, where somebody's rejection is in every circle that it may go: others would never end."""
     target = piece.targets[0]
     if target.records > 1:

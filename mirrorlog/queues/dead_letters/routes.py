@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from mirrorlog.commitlog.format.body import Record
 from mirrorlog.errors import BadRequest, NoSuchExchange
-from mirrorlog.queues.dead_letters.forwarding import REDRIVEN, Departure
+from mirrorlog.queues.dead_letters.forwarding import REDRIVEN, Forwarding
 from mirrorlog.queues.dead_letters.message import Death, circle, died_in, routing_key_of
 from mirrorlog.wire.names import check_name
 from mirrorlog.wire.routing import RoutingTable
@@ -30,7 +30,7 @@ class Routes(NamedTuple):
 
 def routes(
     records: Sequence[tuple[int, Record]],
-    departure: Departure,
+    forwarding: Forwarding,
     death: Death,
     table: RoutingTable,
     *,
@@ -43,7 +43,7 @@ def routes(
     names = _Names()
     count = pairs = 0
     for at, record in records:
-        found = names.usable(_names(record, departure, death, table))
+        found = names.usable(_names(record, forwarding, death, table))
         if behind is None and count and pairs + len(found) > pairs_max:
             break
         count += 1
@@ -71,15 +71,15 @@ class _Names:
         return known
 
 
-def _names(record: Record, departure: Departure, death: Death, table: RoutingTable) -> Iterable[str]:
+def _names(record: Record, forwarding: Forwarding, death: Death, table: RoutingTable) -> Iterable[str]:
     """The queues that it is to go to, but those in which it has died since it was rejected last."""
-    key = departure.routing_key
-    if departure.reason == REDRIVEN:
+    key = forwarding.routing_key
+    if forwarding.reason == REDRIVEN:
         name = died_in(record) if key is None else key
         return () if name is None else (name,)
     own = routing_key_of(record) if key is None else key
     try:
-        names = table.route(departure.exchange, own, dict(record.headers))
+        names = table.route(forwarding.exchange, own, dict(record.headers))
     except NoSuchExchange:
         return ()
     known = circle(record, death)

@@ -55,7 +55,7 @@ class Endings:
         self._leases: dict[int, float] = {}
         self._moments: list[_Moment] = []
         self._ended: list[_Ended] = []
-        # Of what waited before: leases that were not read, the others are departures, and end by what becomes of them;
+        # Of what waited before: leases that were not read, the others are forwardings, and end by what becomes of them;
         # and from where on what is parked was not, None: nowhere.
         self._unread = [lease for lease in ledger.leases if lease >= NUMBERS]
         self._read_from: int | None = 0

@@ -36,7 +36,7 @@ one after the other, and end with a batch rather than within one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class Dispatch:
     """To be sent to `number`, a subscriber or who waits for a lease; 0: to nobody, only the change is to be made.
     `change`: to be appended before; then nothing is sent without it, and it is taken back when it is refused."""
 
@@ -45,7 +45,7 @@ class Given:
     change: Settled | RecordsLeased | None = None
 
 
-class Giving:
+class Dispatcher:
     """`next_lease`: numbers a lease."""
 
     def __init__(
@@ -67,7 +67,7 @@ class Giving:
         self._reach = reach
         self._next_lease = next_lease
 
-    def give(self, end: int, now: float, *, bytes_max: int) -> Given | None:
+    def give(self, end: int, now: float, *, bytes_max: int) -> Dispatch | None:
         """Whoever's turn it is gets what is there below `end`; None when nobody can be given anything. `bytes_max`: for
         this turn; one record may be larger."""
         while (number := self._takers.turns.next()) is not None:
@@ -83,7 +83,7 @@ class Giving:
             self._takers.pass_over(number)  # the next record is larger than what it may have beside the others
         return None
 
-    def take_back(self, given: Given) -> None:
+    def take_back(self, given: Dispatch) -> None:
         """The change that it needed was refused: nobody has it."""
         for grant in given.grants:
             self._ledger.give_back(grant.first, grant.next)
@@ -91,7 +91,7 @@ class Giving:
 
     # --- inside ---
 
-    def _push(self, subscriber: Subscriber, run: Range | None, end: int, now: float, bytes_max: int) -> Given | None:
+    def _push(self, subscriber: Subscriber, run: Range | None, end: int, now: float, bytes_max: int) -> Dispatch | None:
         """From `run` on; None when the first record does not fit beside what it has."""
         limit = min(end, self._front.covered)
         number = subscriber.facts.number
@@ -129,9 +129,9 @@ class Giving:
             return None
         self._takers.served(subscriber)
         settled = self._outcomes.settle([(each.first, each.next) for each in grants], ACKED)
-        return Given(number, tuple(grants), settled if subscriber.facts.auto_ack else None)
+        return Dispatch(number, tuple(grants), settled if subscriber.facts.auto_ack else None)
 
-    def _lend(self, wish: LeaseWish, end: int) -> Given | None:
+    def _lend(self, wish: LeaseWish, end: int) -> Dispatch | None:
         grants: list[Grant] = []
         left = wish.records_max
         while left and len(grants) < GRANTS_MAX and (run := self._free.next(end)) is not None:
@@ -148,11 +148,11 @@ class Giving:
         self._takers.lent(wish)
         ranges = sorted((each.first, each.next) for each in grants)
         leased = self._outcomes.lease(self._next_lease(), wish.holder, ranges, wish.lease_ms)
-        return Given(wish.number, tuple(grants), leased)
+        return Dispatch(wish.number, tuple(grants), leased)
 
-    def _missing(self, first: int, until: int) -> Given:
+    def _missing(self, first: int, until: int) -> Dispatch:
         """Records that are there no more, or never were: a gap that a loss has left, or retention went over them."""
-        return Given(0, (), self._outcomes.settle([(first, until)], GONE))
+        return Dispatch(0, (), self._outcomes.settle([(first, until)], GONE))
 
     def _hand_out(self, reach: Reach, grants_max: int) -> list[Grant]:
         """Take what is reached, as grants in which all records are alike, so many at most."""

@@ -34,8 +34,8 @@ from mirrorlog.queues.changes import Change, Settled, Watermark
 from mirrorlog.queues.delivery.deadlines import Endings
 from mirrorlog.queues.delivery.dispatch import (
     GRANTS_MAX,
-    Given,
-    Giving,
+    Dispatch,
+    Dispatcher,
     Reach,
     ReachOut,
 )
@@ -66,7 +66,7 @@ __all__ = [
     "EPOCH_BITS",
     "GRANTS_MAX",
     "RANGES_AT_ONCE",
-    "Given",
+    "Dispatch",
     "GroupDelivery",
     "LeaseClaim",
     "LeaseWish",
@@ -113,7 +113,7 @@ class GroupDelivery:
         self.free = free = FreeRecords(ledger, attributed)
         self.front = fronted = Front(group, ledger, found=found_watermark, given=front)
         self._outcomes = outcomes = Outcomes(group, ledger, rules, die)
-        self.giving = Giving(
+        self.giving = Dispatcher(
             ledger,
             takers=takers, free=free, front=fronted, outcomes=outcomes, reach=reach, next_lease=next_lease,
         )  # fmt: skip
@@ -213,7 +213,7 @@ class GroupDelivery:
         self.front.confirmed(queue_offset)
         return before < end or not self._attributed.plain
 
-    def grant(self, end: int, now: float, *, bytes_max: int) -> Given | None:
+    def grant(self, end: int, now: float, *, bytes_max: int) -> Dispatch | None:
         """Whoever's turn it is gets what is there below `end`, where what is confirmed ends; None when nobody can be
         given anything. To be asked until then. `bytes_max`: for this turn; one record may be larger."""
         met = self.free.met(end, self._now_us, taken=self.subscribers.turns.next() is not None)

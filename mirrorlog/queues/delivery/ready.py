@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from mirrorlog.queues.changes import Change, Departing, Returned, Settled, Watermark
+from mirrorlog.queues.changes import Change, ForwardingStarted, Returned, Settled, Watermark
 from mirrorlog.queues.delivery.priorities import Attributed
 from mirrorlog.queues.groups.ledger import Ledger
 from mirrorlog.queues.ranges import Range, RangeSet, add_all, pairs_of
@@ -183,7 +183,7 @@ class Front:
     def not_counted(self, changes: Iterable[Change]) -> None:
         """What came back by these could not be logged: these records stay flagged all the same."""
         for change in changes:
-            if isinstance(change, Returned | Settled | Departing):
+            if isinstance(change, Returned | Settled | ForwardingStarted):
                 add_all(self._uncounted, pairs_of(change.ranges))
 
     def settled(self, ranges: Iterable[Range]) -> None:

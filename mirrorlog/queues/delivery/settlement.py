@@ -12,7 +12,7 @@ from itertools import chain, islice
 from typing import Final, NamedTuple
 
 from mirrorlog.errors import BadRequest, NotGranted, ReceiptStale, SettledOtherwise
-from mirrorlog.queues.changes import Change, Departing, RecordsLeased, Returned, Settled
+from mirrorlog.queues.changes import Change, ForwardingStarted, RecordsLeased, Returned, Settled
 from mirrorlog.queues.dead_letters.forwarding import DELIVERY_LIMIT, MAXLEN, REDRIVEN, REJECTED
 from mirrorlog.queues.dead_letters.forwarding import EXPIRED as EXPIRED_AWAY
 from mirrorlog.queues.delivery.deadlines import Endings
@@ -32,10 +32,8 @@ from mirrorlog.wire.frames import How
 #
 # Rejected (`dead`), come back too often (`limit`), too old (`expired`), too many in the queue (`dropped`): a change
 # each that settles them, and says why; or, in a queue with dead letters, one by which they leave for where these go
-# (`queues.departures`), for every way in which records die. Records that are not there any more, or were purged, do
-# not die: nobody can send them anywhere, or wants to.
-#
-# Pure. Ranges are [first, until), queue offsets, ascending.
+# (`dead_letters.forwarding`), for every way in which records die. Records that are not there any more, or were purged,
+# do not die: nobody can send them anywhere, or wants to.  Pure. Ranges are [first, until), queue offsets, ascending.
 
 
 DEAD: Final = "dead"
@@ -146,7 +144,7 @@ class Outcomes:
                 if state == State.SETTLED:
                     yield from (each for each in ledger.verdicts.parts(low, high) if each.stands != own)
                 elif state == State.LEASED and own == ACKED:
-                    yield from (Verdict(*each, DEAD) for each in ledger.departing_within(low, high))
+                    yield from (Verdict(*each, DEAD) for each in ledger.forwarding_within(low, high))
 
     def elsewhere(self, pairs: Sequence[Range], settled: Sequence[Range]) -> tuple[Range, ...]:
         """What of `pairs` is neither settled nor leaves, without `settled`, which are about to be."""
@@ -158,7 +156,7 @@ class Outcomes:
         ledger, done = self._ledger, RangeSet()
         add_all(done, settled)
         for first, until in pairs:
-            add_all(done, ledger.departing_within(first, until))
+            add_all(done, ledger.forwarding_within(first, until))
             for low, high, state in ledger.runs(first, until):
                 if state != State.SETTLED:
                     yield from done.without(low, high)
@@ -200,7 +198,7 @@ class Outcomes:
 
 def ended(change: Change) -> list[Range]:
     """The records that end with it."""
-    return pairs_of(change.ranges) if isinstance(change, Settled | Departing) else []
+    return pairs_of(change.ranges) if isinstance(change, Settled | ForwardingStarted) else []
 
 
 def given_again(change: Change) -> list[Range]:
@@ -313,7 +311,7 @@ class _Leased:
 
     def _leased(self, lease: int, first: int, until: int) -> Iterator[Range]:
         """What the lease has of leased records. What leaves among them is done."""
-        leaves = list(self._ledger.departing_within(first, until))
+        leaves = list(self._ledger.forwarding_within(first, until))
         self.settled += leaves
         own = self.of(lease).within(first, until)
         _check_others(lease, first, until, but=[*own, *leaves])
@@ -423,7 +421,7 @@ class SubscriberSettlement:
         if not counts:
             return settlement
         ledger = self._ledger
-        left = sum(ledger.unsettled(first, until) - ledger.departing(first, until) for first, until in pairs)
+        left = sum(ledger.unsettled(first, until) - ledger.forwarding(first, until) for first, until in pairs)
         passed_over = left - settlement.records
         return replace(
             settlement,
@@ -442,7 +440,7 @@ class SubscriberSettlement:
             if there == [(first, until)]:
                 continue
             for low, high in subscriber.hand.without(first, until):
-                if self._ledger.unsettled(low, high) > self._ledger.departing(low, high):
+                if self._ledger.unsettled(low, high) > self._ledger.forwarding(low, high):
                     raise NotGranted(
                         f"records {low} to {high} are not in the hands of subscription {subscriber.facts.number}",
                         first=low,

@@ -225,11 +225,11 @@ class Ledger:
         row = None if chunk is None else chunk.row_at(first)
         return row is not None and (row.number, row.logged_at) == (lease, NOT_PARKED) and until <= row.until
 
-    def departing(self, first: int, until: int) -> int:
+    def forwarding(self, first: int, until: int) -> int:
         """How many of [first, until) leave for other queues."""
-        return sum(high - low for low, high in self.departing_within(first, until)) if self.leased else 0
+        return sum(high - low for low, high in self.forwarding_within(first, until)) if self.leased else 0
 
-    def departing_within(self, first: int, until: int) -> Iterator[tuple[int, int]]:
+    def forwarding_within(self, first: int, until: int) -> Iterator[tuple[int, int]]:
         """What of [first, until) leaves for other queues, by queue offset: what leases below 2^32 have."""
         for at, end, chunk, _ in self.parts(first, until):
             for row in chunk.rows_in(at, end) if chunk is not None else ():

@@ -24,7 +24,7 @@ from mirrorlog.commitlog.format.header import BatchHeader
 from mirrorlog.errors import BadBatch, BadRequest, NoSuchGroup, Overloaded
 from mirrorlog.queues.changes import (
     Change,
-    Departing,
+    ForwardingStarted,
     GroupDeleted,
     GroupReset,
     RecordsLeased,
@@ -57,8 +57,8 @@ _OFFSETS: Final = 1 << 63
 Key = tuple[int, str]
 """Queue id and group."""
 _OfLedger = LedgerChunk | VerdictsState | LeasesState
-_Update = Settled | Returned | RecordsLeased | Departing | _OfLedger
-_OnLedger = Settled | Returned | Watermark | RecordsLeased | Departing
+_Update = Settled | Returned | RecordsLeased | ForwardingStarted | _OfLedger
+_OnLedger = Settled | Returned | Watermark | RecordsLeased | ForwardingStarted
 
 
 class _Undo(NamedTuple):
@@ -309,7 +309,7 @@ def _follow(update: LedgerUpdate, change: _Update, logged_at: int) -> None:
             _give_or_settle(update, change, logged_at)
         case RecordsLeased():
             _lease(update, change.lease, LeaseRow(change.holder, change.lease_ms, logged_at), change.ranges)
-        case Departing():
+        case ForwardingStarted():
             _lease(update, change.departure, LeaseRow("", 0, logged_at), change.ranges)
         case LedgerChunk():
             restore_chunk(update, change)

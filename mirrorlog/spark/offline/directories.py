@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 
 from mirrorlog.commitlog.directory import LOGS_NAME
 from mirrorlog.commitlog.format.header import BatchHeader
-from mirrorlog.commitlog.log_directory import ASIDE, LogDirectory, read_log_directory
+from mirrorlog.commitlog.log_directory import QUARANTINED, LogDirectory, read_log_directory
 from mirrorlog.commitlog.recovery.opening import IDENTITY_NAME
 from mirrorlog.errors import BadInput, NoSuchLog, NoSuchQueue
 from mirrorlog.spark.errors import BadOption
@@ -46,7 +46,7 @@ class LogDirectories:
         """
         root = _local(path)
         found = sorted({each.parent for pattern in _PATTERNS for each in root.glob(pattern)})
-        logs = [read_log_directory(each) for each in found if not ASIDE.search(each.name)]
+        logs = [read_log_directory(each) for each in found if not QUARANTINED.search(each.name)]
         if not logs:
             raise BadOption(
                 f"option 'path': {root} holds no log; give a node's data directory, a log's directory (it has a "

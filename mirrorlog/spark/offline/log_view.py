@@ -24,15 +24,15 @@ from mirrorlog.commitlog.log_directory import FILES, LogDirectory, SegmentFile, 
 from mirrorlog.commitlog.recovery.damage import Range
 from mirrorlog.errors import BadBatch, DiskFailed, IndexDoubtful, LogCorrupt, MirrorlogError, PositionLost
 from mirrorlog.queues.changes import (
-    BeginMoved,
     Change,
-    OffsetsLeapt,
-    QueueBeginsMoved,
+    LogStartMoved,
+    OffsetsJumped,
     QueueDeclared,
     QueueDeleted,
+    QueueStartsMoved,
     decode_changes,
 )
-from mirrorlog.queues.checkpoint_states import BeginsState, GapsState, QueueState, State, decode_checkpoint
+from mirrorlog.queues.checkpoint_states import GapsState, QueueStartsState, QueueState, State, decode_checkpoint
 from mirrorlog.spark.offline.pieces import LogPiece, checked_batch, sealed_piece, walk_file
 
 # A node frees a segment every few seconds at most.
@@ -119,10 +119,10 @@ class KnownQueues:
             QueueDeclared: self._declared,
             QueueDeleted: self._deleted,
             QueueState: self._restored,
-            QueueBeginsMoved: self._begins_moved,
-            BeginsState: self._begins_said,
-            BeginMoved: self._begin_moved,
-            OffsetsLeapt: self._leapt,
+            QueueStartsMoved: self._begins_moved,
+            QueueStartsState: self._begins_said,
+            LogStartMoved: self._begin_moved,
+            OffsetsJumped: self._jumped,
             GapsState: self._gaps_said,
         }
         changes: Iterable[Change | State] = (
@@ -145,18 +145,18 @@ class KnownQueues:
         self._declared(state)
         self.nexts[state.queue_id] = max(self.nexts[state.queue_id], state.next_queue_offset)
 
-    def _begins_moved(self, change: QueueBeginsMoved | BeginsState) -> None:
+    def _begins_moved(self, change: QueueStartsMoved | QueueStartsState) -> None:
         for queue_id, begin in change.begins.items():
             self.begins[queue_id] = max(begin, self.begins.get(queue_id, 0))
 
-    def _begins_said(self, state: BeginsState) -> None:
+    def _begins_said(self, state: QueueStartsState) -> None:
         self._begins_moved(state)
         self.begin_decided = max(self.begin_decided, state.log_begin)
 
-    def _begin_moved(self, change: BeginMoved) -> None:
+    def _begin_moved(self, change: LogStartMoved) -> None:
         self.begin_decided = max(self.begin_decided, change.log_offset)
 
-    def _leapt(self, change: OffsetsLeapt) -> None:
+    def _jumped(self, change: OffsetsJumped) -> None:
         """Every queue that was declared before goes on there, if it was below."""
         self.gap_ends.add(change.go_on_at)
         for queue_id, following in self.nexts.items():

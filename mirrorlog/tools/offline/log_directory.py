@@ -15,7 +15,7 @@ from mirrorlog.commitlog.files import OsFile, disk_error
 from mirrorlog.commitlog.flush import FILE_NAME as CHECKPOINT_NAME
 from mirrorlog.commitlog.index.past import DIRECTORY_NAME as INDEX_NAME
 from mirrorlog.commitlog.index.table import table_start
-from mirrorlog.commitlog.log_directory import ASIDE, FILES, LogDirectory, SegmentFile
+from mirrorlog.commitlog.log_directory import FILES, QUARANTINED, LogDirectory, SegmentFile
 from mirrorlog.commitlog.recovery.opening import IDENTITY_NAME
 from mirrorlog.commitlog.recovery.recovery import FILE_NAME as LOSS_NAME
 from mirrorlog.commitlog.segments.preallocation import SPARE_PREFIX
@@ -78,7 +78,9 @@ def find_log(path: Path) -> Path:
     if (path / IDENTITY_NAME).is_file():
         return path
     logs = sorted(
-        found.parent for found in path.glob(f"{LOGS_NAME}/*/{IDENTITY_NAME}") if not ASIDE.search(found.parent.name)
+        found.parent
+        for found in path.glob(f"{LOGS_NAME}/*/{IDENTITY_NAME}")
+        if not QUARANTINED.search(found.parent.name)
     )
     if len(logs) == 1:
         return logs[0]
@@ -90,7 +92,7 @@ def find_log(path: Path) -> Path:
 def set_aside(log: LogDirectory) -> list[Path]:
     """Former copies of this log beside it, which the node has put away."""
     found = log.path.absolute().parent.glob(f"{log.path.absolute().name}.aside-*")
-    return sorted(path for path in found if ASIDE.search(path.name))
+    return sorted(path for path in found if QUARANTINED.search(path.name))
 
 
 def with_spares(log: LogDirectory) -> LogDirectory:

@@ -12,7 +12,7 @@ from mirrorlog.cluster.membership.recovering import (
     FILE_BYTES_MAX,
     Survivor,
     SurvivorPlan,
-    aside_of,
+    backup_of,
     decode_survivor,
     encode_survivor,
     plan,
@@ -66,7 +66,7 @@ def recover_cluster(
     _check_names(everybody, survivors)
     agreed = plan(everybody)
     done = {own[path].node: recover(OS_FILES, path, agreed) for path in directories} if accept_loss else {}
-    asides = {own[path].node: str(aside_of(path, agreed.state.incarnation)) for path in directories}
+    asides = {own[path].node: str(backup_of(path, agreed.state.incarnation)) for path in directories}
     if as_json:
         print_json(_fields(agreed, done, asides))
     else:

@@ -84,7 +84,7 @@ class GetMetadata(Message, frozen=True):
 
 class SetHold(Message, frozen=True):
     """A landing registers, or renews its lease and says how far it has come: the queue's records from `queue_offset` on
-    are kept. Answered with HoldGiven once it is confirmed; asking twice gives the same.
+    are kept. Answered with HoldGranted once it is confirmed; asking twice gives the same.
 
     `holder`: who asks, another name in every run; `epoch`: the one that a renewal was given, 0 at the registration;
     `lease_ms`: how long it holds without a renewal. `location`: of the Delta table that has what is below; `tiered`:
@@ -125,7 +125,7 @@ class HoldInfo(msgspec.Struct, frozen=True, kw_only=True):
     kept_bytes: int = -1
 
 
-class HoldGiven(Message, frozen=True):
+class HoldGranted(Message, frozen=True, tag="HoldGiven"):
     hold: HoldInfo
 
 

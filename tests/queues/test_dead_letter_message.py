@@ -14,9 +14,9 @@ from mirrorlog.queues.dead_letters.message import (
     DEATHS_MAX,
     Death,
     circle,
+    dead_letter,
     deaths_of,
     died_in,
-    letter,
     routing_key_of,
     size_of,
 )
@@ -26,7 +26,7 @@ RECORD = Record(b"v", b"the.key", [("a", b"1"), ("a", None)], 77)
 
 def died(record: Record, *deaths: tuple[str, str]) -> Record:
     for at, (queue, reason) in enumerate(deaths):
-        record = letter(record, Death(queue, reason, 1_000_000 * (at + 1)))
+        record = dead_letter(record, Death(queue, reason, 1_000_000 * (at + 1)))
     return record
 
 
@@ -37,7 +37,7 @@ def told(record: Record) -> list[dict[str, Any]]:
 
 
 def test_a_letter_tells_in_front_how_its_record_died_and_keeps_all_else() -> None:
-    sent = letter(RECORD, Death("q", REJECTED, 5_000_999))
+    sent = dead_letter(RECORD, Death("q", REJECTED, 5_000_999))
     assert (sent.value, sent.key, sent.timestamp_us) == (b"v", b"the.key", 77)
     assert [name for name, _ in sent.headers] == [
         "x-death", "x-first-death-queue", "x-first-death-reason", "x-first-death-exchange", "a", "a",
@@ -66,7 +66,7 @@ def test_the_same_record_and_death_make_the_same_bytes() -> None:
 
 
 def test_what_is_sent_back_goes_without_these_headers() -> None:
-    sent = letter(died(RECORD, ("q", REJECTED), ("r", EXPIRED)), Death("dead", REDRIVEN, 0))
+    sent = dead_letter(died(RECORD, ("q", REJECTED), ("r", EXPIRED)), Death("dead", REDRIVEN, 0))
     assert sent == RECORD
 
 
@@ -86,7 +86,7 @@ def test_a_record_says_where_it_died_last() -> None:
 def test_what_somebody_else_wrote_as_that_header_counts_for_nothing(header: bytes | None) -> None:
     record = RECORD._replace(headers=[("x-death", header)])
     assert deaths_of(record) == []
-    assert [each["count"] for each in told(letter(record, Death("q", REJECTED, 0)))] == [1]
+    assert [each["count"] for each in told(dead_letter(record, Death("q", REJECTED, 0)))] == [1]
 
 
 def test_many_deaths_are_bounded_and_the_newest_stay() -> None:
@@ -116,7 +116,7 @@ def rounds(record: Record, *queues: str, reason: str = EXPIRED, tables_max: int 
         death, target = Death(queues[at % len(queues)], reason, at), queues[(at + 1) % len(queues)]
         if circle(record, death).has(target):
             return at + 1
-        record = letter(record, death, tables_max=tables_max)
+        record = dead_letter(record, death, tables_max=tables_max)
     return 1000
 
 
@@ -126,7 +126,7 @@ def test_a_key_of_any_length_and_bytes_lets_a_record_go_round_no_longer_than_ano
 
 
 def test_only_as_much_of_a_key_is_told_as_a_routing_key_may_have() -> None:
-    assert told(letter(Record(b"v", b"k" * 1000), Death("q", REJECTED, 0)))[0]["routing-keys"] == ["k" * 255]
+    assert told(dead_letter(Record(b"v", b"k" * 1000), Death("q", REJECTED, 0)))[0]["routing-keys"] == ["k" * 255]
 
 
 def test_a_circle_of_more_queues_than_are_remembered_ends_all_the_same() -> None:
@@ -143,27 +143,27 @@ def test_a_rejection_lets_a_record_go_on_from_any_circle() -> None:
     tired = died(RECORD, *((f"q{at}", EXPIRED) for at in range(DEATHS_MAX + 5)))
     assert circle(tired, Death("q", EXPIRED, 0)).has("anywhere")
     assert not circle(tired, Death("q", REJECTED, 0)).has("anywhere")
-    assert not circle(letter(tired, Death("q", REJECTED, 0)), Death("r", EXPIRED, 0)).has("anywhere")
+    assert not circle(dead_letter(tired, Death("q", REJECTED, 0)), Death("r", EXPIRED, 0)).has("anywhere")
 
 
 def test_what_was_forgotten_before_a_rejection_counts_no_more() -> None:
     """Sixty deaths, a rejection, and three more deaths in letters that have room for two tables."""
     record = died(RECORD, *((f"q{at}", EXPIRED) for at in range(60)), ("r", REJECTED))
     for queue in ("a", "b", "c"):
-        record = letter(record, Death(queue, EXPIRED, 0), tables_max=2)
+        record = dead_letter(record, Death(queue, EXPIRED, 0), tables_max=2)
     assert [each.get("forgotten", 0) for each in told(record)] == [0, 1]
 
 
 def test_a_letter_with_fewer_tables_has_the_newest_and_says_how_many_are_forgotten() -> None:
     record, death = died(RECORD, ("q", EXPIRED), ("r", EXPIRED), ("s", MAXLEN)), Death("t", EXPIRED, 0)
-    small = letter(record, death, tables_max=2)
+    small = dead_letter(record, death, tables_max=2)
     assert [(each["queue"], each.get("forgotten")) for each in told(small)] == [("t", None), ("s", 2)]
-    assert [(each["queue"], each.get("forgotten")) for each in told(letter(record, death))][-1] == ("q", None)
-    assert size_of(small) < size_of(letter(record, death))
+    assert [(each["queue"], each.get("forgotten")) for each in told(dead_letter(record, death))][-1] == ("q", None)
+    assert size_of(small) < size_of(dead_letter(record, death))
 
 
 def test_a_letter_without_tables_says_nothing_of_having_died() -> None:
-    assert letter(died(RECORD, ("q", EXPIRED)), Death("r", EXPIRED, 0), tables_max=0) == RECORD
+    assert dead_letter(died(RECORD, ("q", EXPIRED)), Death("r", EXPIRED, 0), tables_max=0) == RECORD
 
 
 def test_whatever_a_record_says_its_letter_can_be_read_again() -> None:
@@ -189,7 +189,7 @@ def test_whatever_a_record_says_its_letter_can_be_read_again() -> None:
         record = Record(b"v", dice.randbytes(1) * dice.randrange(70_000), [("x-death", foreign())])
         for _ in range(dice.randrange(1, 4)):
             death = Death(text(255), dice.choice([REJECTED, EXPIRED, MAXLEN]), dice.randrange(1 << 62))
-            record = letter(record, death, tables_max=dice.choice([1, 5, DEATHS_MAX]))
+            record = dead_letter(record, death, tables_max=dice.choice([1, 5, DEATHS_MAX]))
             (header,) = [value or b"" for name, value in record.headers if name == "x-death"]
             assert len(header) <= 64 * 1024
             assert deaths_of(record) == json.loads(header)

@@ -8,7 +8,7 @@ import pytest
 
 from mirrorlog.commitlog.format.body import Record
 from mirrorlog.queues.dead_letters import routes as letter_routes
-from mirrorlog.queues.dead_letters.forwarding import EXPIRED, REDRIVEN, Departure
+from mirrorlog.queues.dead_letters.forwarding import EXPIRED, REDRIVEN, Forwarding
 from mirrorlog.queues.dead_letters.message import Death, circle
 from mirrorlog.queues.dead_letters.routes import Routes, routes
 from mirrorlog.wire.routing import FANOUT, Binding, Exchange, RoutingTable
@@ -29,7 +29,7 @@ def routed(
     *records: Record, exchange: str = "f", key: str | None = None, reason: str = EXPIRED, table: RoutingTable,
     pairs_max: int = ALL, behind: str | None = None,
 ) -> Routes:  # fmt: skip
-    departure = Departure(1, "", reason, 1, exchange, key)
+    departure = Forwarding(1, "", reason, 1, exchange, key)
     death = Death("q", reason, 1)
     return routes(list(enumerate(records)), departure, death, table, pairs_max=pairs_max, behind=behind)
 

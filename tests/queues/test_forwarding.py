@@ -23,9 +23,9 @@ from mirrorlog.queues.changes import (
     Addressed,
     Change,
     DeadLetterTarget,
-    Departed,
-    Departing,
-    OffsetsLeapt,
+    ForwardingStarted,
+    OffsetsJumped,
+    PieceForwarded,
     Settled,
     decode_changes,
     encode_change,
@@ -34,16 +34,16 @@ from mirrorlog.queues.changes import (
 from mirrorlog.queues.checkpoint_states import encode_checkpoint, encode_state
 from mirrorlog.queues.dead_letters.forwarding import (
     DELIVERY_LIMIT,
-    DEPARTURES_MAX,
-    EPOCHS_LEAPT,
+    EPOCHS_SKIPPED,
+    FORWARDINGS_MAX,
     HELD,
     JOINED_US,
     NONE,
     REDRIVEN,
     REJECTED,
     TARGETS_MAX,
-    Departure,
-    DepartureNumbers,
+    Forwarding,
+    ForwardingNumbers,
     ForwardingTable,
     QueueForwarding,
     producer_of,
@@ -115,7 +115,7 @@ class Walk:
         self.master = Master()
         self.queue_id = self.master.declare("q")
         self.append(self.derived.groups.reset(self.queue_id, "", 0))
-        self.numbers = DepartureNumbers(self.derived.departures, self.is_open)
+        self.numbers = ForwardingNumbers(self.derived.forwardings, self.is_open)
         self.aims = {queue_id: Aim(queue_id) for queue_id in TARGETS}
         self.confirmed = self.master.log.end
         self.master.confirm_all()
@@ -130,9 +130,9 @@ class Walk:
 
     @property
     def table(self) -> ForwardingTable:
-        return self.derived.departures
+        return self.derived.forwardings
 
-    def is_open(self, queue_id: int, departure: Departure) -> bool:
+    def is_open(self, queue_id: int, departure: Forwarding) -> bool:
         return self.derived.groups.find(queue_id, "").lease_records(departure.number) > 0
 
     def append(self, *changes: Change) -> BatchHeader:
@@ -153,7 +153,7 @@ class Walk:
         self.master.log.now_us += self.random.choice([1, JOINED_US // 3, 2 * JOINED_US])
         if records := self.some_free():
             self.append(
-                self.numbers.departing(
+                self.numbers.forwarding(
                     self.queue_id, "", flat(records), self.random.choice([REJECTED, "expired"]),
                     at_us=self.master.log.now_us, exchange="x", routing_key=self.random.choice([None, "k"]),
                 )
@@ -165,17 +165,17 @@ class Walk:
 
     def free(self) -> None:
         """Retention does not wait for what leaves."""
-        if (there := self.table.of(self.queue_id)).departures:
-            records = self.left(there.departures[0].number)
+        if (there := self.table.of(self.queue_id)).forwardings:
+            records = self.left(there.forwardings[0].number)
             self.freed.update(self.random.sample(records, min(len(records), 1)))
 
     def leave(self) -> None:
         """One step of whoever sees to departures."""
         there = self.table.of(self.queue_id)
-        if not there.departures:
+        if not there.forwardings:
             return
         if self.going is None and there.piece is None:
-            self.address(there.departures[0])
+            self.address(there.forwardings[0])
         elif self.confirmed < self.master.log.end:
             self.confirm()
         elif self.going is None:
@@ -191,13 +191,13 @@ class Walk:
         ledger = self.derived.groups.find(self.queue_id, "")
         return [at for first, until in ledger.lease_ranges(number) for at in range(first, until)]
 
-    def address(self, departure: Departure) -> None:
+    def address(self, departure: Forwarding) -> None:
         left = self.left(departure.number)
         if gone := [at for at in left if at in self.freed]:
             self.append(Settled(group="", ranges=flat(gone), why="dead"))
         records = [at for at in left if at not in self.freed][:PIECE]
         if not records:
-            self.append(Departed(departure=departure.number, last=True))
+            self.append(PieceForwarded(departure=departure.number, last=True))
             return
         self.goes(Addressed(departure=departure.number, ranges=flat(records), targets=[]), behind="")
 
@@ -246,7 +246,9 @@ class Walk:
     def depart(self, piece: Addressed) -> None:
         last = set(self.left(piece.departure)) <= set(offsets(piece.ranges))
         self.going = None
-        self.append(Settled(group="", ranges=piece.ranges, why="dead"), Departed(departure=piece.departure, last=last))
+        self.append(
+            Settled(group="", ranges=piece.ranges, why="dead"), PieceForwarded(departure=piece.departure, last=last)
+        )
 
     # --- what befalls it ---
 
@@ -268,7 +270,7 @@ class Walk:
         self.master.log.cut(at)
         self.derived.registry.cut(at)
         self.derived.groups.cut(at)
-        self.derived.departures.cut(at)
+        self.derived.forwardings.cut(at)
         self.derived.tracker.cut(at)
         held = [header for header, _ in self.master.log.batches if header.kind == Kind.DATA]
         self.derived.appended[self.queue_id] = held[-1].next_queue_offset if held else 0
@@ -276,7 +278,7 @@ class Walk:
 
     def begin(self) -> None:
         self.going, self.writer = None, None
-        self.numbers = DepartureNumbers(self.table, self.is_open)
+        self.numbers = ForwardingNumbers(self.table, self.is_open)
 
     def restart(self) -> None:
         """A copy that begins with the newest checkpoint knows what all others do."""
@@ -284,8 +286,8 @@ class Walk:
         self.master.derived = Derived()
         self.derived.follow_all(self.master.log.since(state_from), confirmed=self.confirmed)
         self.derived.appended = dict(live.appended)
-        assert self.table.of(self.queue_id) == live.departures.of(self.queue_id)
-        assert self.table.leaving == live.departures.leaving
+        assert self.table.of(self.queue_id) == live.forwardings.of(self.queue_id)
+        assert self.table.leaving == live.forwardings.leaving
         self.begin()
 
     def lose(self) -> None:
@@ -300,7 +302,7 @@ class Walk:
         self.master.derived = Derived()
         self.confirmed = min(self.confirmed, at)
         self.derived.follow_all(batches, confirmed=self.confirmed)
-        self.master.append(encode_change(OffsetsLeapt(epoch=1, lost_from=at, go_on_at=0)))
+        self.master.append(encode_change(OffsetsJumped(epoch=1, lost_from=at, go_on_at=0)))
         self.begin()
 
     def checkpoint(self) -> None:
@@ -337,7 +339,7 @@ class Walk:
             for header, batch in self.master.log.batches
             if header.kind == Kind.QUEUE_STATE
             for change in decode_changes(batch)
-            if isinstance(change, Departing)
+            if isinstance(change, ForwardingStarted)
             for at in offsets(change.ranges)
         }
         ledger = self.derived.groups.find(self.queue_id, "")
@@ -386,11 +388,11 @@ def table_of(*changes: Change) -> ForwardingTable:
     for change in changes:
         master.append(encode_changes([change], queue_id=queue_id))
     assert queue_id == 1
-    return master.derived.departures
+    return master.derived.forwardings
 
 
-def departing(number: int, at_us: int = 0) -> Departing:
-    return Departing(group="", departure=number, ranges=[number, number + 1], reason=REJECTED, at_us=at_us)
+def departing(number: int, at_us: int = 0) -> ForwardingStarted:
+    return ForwardingStarted(group="", departure=number, ranges=[number, number + 1], reason=REJECTED, at_us=at_us)
 
 
 def test_applying_a_batch_twice_equals_applying_it_once() -> None:
@@ -399,18 +401,18 @@ def test_applying_a_batch_twice_equals_applying_it_once() -> None:
     target = DeadLetterTarget("t", "l", 9, 0, 0, [0, 1])
     master.append(encode_changes([departing(1)], queue_id=queue_id))
     master.append(encode_changes([Addressed(departure=1, ranges=[0, 1], targets=[target])], queue_id=queue_id))
-    once = master.derived.departures.of(queue_id)
+    once = master.derived.forwardings.of(queue_id)
     for header, batch in master.log.batches:
         master.derived.follow(header, batch)
-    assert master.derived.departures.of(queue_id) == once
+    assert master.derived.forwardings.of(queue_id) == once
     assert once.numbering(9) == (0, 1)
 
 
 def test_what_dies_joins_what_died_the_same_way_within_a_second() -> None:
-    numbers = DepartureNumbers(ForwardingTable())
+    numbers = ForwardingNumbers(ForwardingTable())
 
     def number(at_us: int, reason: str = REJECTED, key: str | None = None) -> int:
-        return numbers.departing(1, "", [0, 1], reason, at_us=at_us, exchange="x", routing_key=key).departure
+        return numbers.forwarding(1, "", [0, 1], reason, at_us=at_us, exchange="x", routing_key=key).departure
 
     assert [number(0), number(JOINED_US - 1), number(JOINED_US), number(JOINED_US + 1, "expired")] == [1, 1, 2, 3]
     assert number(JOINED_US + 2, "expired", "k") == 4
@@ -419,21 +421,21 @@ def test_what_dies_joins_what_died_the_same_way_within_a_second() -> None:
 def test_what_dies_joins_no_departure_that_a_reset_has_emptied_but_one_that_is_not_logged_yet() -> None:
     """Several deaths of one batch are one departure; it has no records before that batch is appended."""
     table = table_of(departing(1))
-    numbers = DepartureNumbers(table, lambda *_: False)
+    numbers = ForwardingNumbers(table, lambda *_: False)
 
     def number() -> int:
-        return numbers.departing(1, "", [0, 1], REJECTED, at_us=0, exchange="", routing_key=None).departure
+        return numbers.forwarding(1, "", [0, 1], REJECTED, at_us=0, exchange="", routing_key=None).departure
 
     assert [number(), number()] == [2, 2]
 
 
 def test_with_many_departures_waiting_what_dies_joins_one_of_its_kind_whenever_it_began() -> None:
     """A target that is away for long costs memory for so many departures, and not for one each second."""
-    table = table_of(*(departing(number) for number in range(1, DEPARTURES_MAX + 1)))
-    numbers = DepartureNumbers(table)
+    table = table_of(*(departing(number) for number in range(1, FORWARDINGS_MAX + 1)))
+    numbers = ForwardingNumbers(table)
     assert numbers.is_full(1)
-    joined = numbers.departing(1, "", [0, 1], REJECTED, at_us=10**15, exchange="", routing_key=None)
-    assert joined.departure == DEPARTURES_MAX
+    joined = numbers.forwarding(1, "", [0, 1], REJECTED, at_us=10**15, exchange="", routing_key=None)
+    assert joined.departure == FORWARDINGS_MAX
 
 
 def test_a_target_that_was_forgotten_begins_under_a_higher_producer_epoch() -> None:
@@ -448,7 +450,7 @@ def test_a_deleted_queue_leaves_nothing() -> None:
     table = table_of(departing(1))
     assert table.leaving == {1}
     table.forget_queue(1)
-    assert (table.leaving, list(table.queue_ids()), table.of(1).departures) == (set(), [], ())
+    assert (table.leaving, list(table.queue_ids()), table.of(1).forwardings) == (set(), [], ())
 
 
 def test_a_queues_records_leave_under_one_producer_id_of_its_own() -> None:
@@ -463,11 +465,11 @@ def test_a_declared_loss_ends_the_numbers_of_the_piece_under_way_too_and_they_do
     no numbers that a piece of the lost part may have used after a few refusals."""
     there = NONE.follow(departing(1))
     there = there.follow(Addressed(departure=1, ranges=[0, 10], targets=[DeadLetterTarget("t", "l", 9, 0, 0, [0, 10])]))
-    there = there.leapt()
+    there = there.after_jump()
     promised = there.numbering(9)
     assert there.piece is not None
-    assert promised == (EPOCHS_LEAPT, 10)
-    assert [(each.producer_epoch, each.sequence) for each in there.piece.targets] == [(EPOCHS_LEAPT, 0)]
+    assert promised == (EPOCHS_SKIPPED, 10)
+    assert [(each.producer_epoch, each.sequence) for each in there.piece.targets] == [(EPOCHS_SKIPPED, 0)]
     split = refused(there.piece, REJECTED, BatchTooLarge("-"))
     assert split is not None
     there = there.follow(split.piece)
@@ -476,7 +478,7 @@ def test_a_declared_loss_ends_the_numbers_of_the_piece_under_way_too_and_they_do
 
 def test_numbers_of_an_epoch_that_has_ended_are_not_gone_on_with() -> None:
     """Whoever logs them: the next piece begins under one that nobody has used."""
-    there = QueueForwarding(departures=NONE.follow(departing(1)).departures, epoch_floor=7)
+    there = QueueForwarding(forwardings=NONE.follow(departing(1)).forwardings, epoch_floor=7)
     there = there.follow(Addressed(departure=1, ranges=[0, 10], targets=[DeadLetterTarget("t", "l", 9, 3, 0, [0, 10])]))
     assert there.numbering(9) == (7, 0)
 
@@ -496,11 +498,11 @@ def test_what_leaves_a_queue_fits_the_smallest_batch_of_a_checkpoint() -> None:
     while there.has_room_for(key := f"{name}{number:04}"):
         begin(REDRIVEN, "", key)
     assert number > 3
-    while len(there.departures) < DEPARTURES_MAX:
+    while len(there.forwardings) < FORWARDINGS_MAX:
         begin(DELIVERY_LIMIT, name + "dead", name + "dead")
-    targets = [DeadLetterTarget("t", "l", 2**40 + at, EPOCHS_LEAPT, 2**40, [0, 1]) for at in range(TARGETS_MAX)]
+    targets = [DeadLetterTarget("t", "l", 2**40 + at, EPOCHS_SKIPPED, 2**40, [0, 1]) for at in range(TARGETS_MAX)]
     there = there.follow(Addressed(departure=1, ranges=[0, 1], targets=targets))
-    there = replace_piece(there, DeadLetterTarget(name, "l" * 36, 2**40, EPOCHS_LEAPT, 2**40, list(range(600))))
+    there = replace_piece(there, DeadLetterTarget(name, "l" * 36, 2**40, EPOCHS_SKIPPED, 2**40, list(range(600))))
     state = there.state(1)
     assert len(encode_state(state)) < 64 * 1024 - 1024
     table.restore(read_header(encode_checkpoint([encode_state(state)])), [state])
@@ -515,25 +517,25 @@ def replace_piece(there: QueueForwarding, *targets: DeadLetterTarget) -> QueueFo
 def test_all_that_is_held_is_one_departure_whose_turn_never_comes() -> None:
     """Through resets, whenever it came; what leaves beside it has its turn; a queue with nothing else is at rest."""
     table = table_of(departing(1), replace(departing(2), reason=HELD))
-    numbers = DepartureNumbers(table, lambda *_: False)
+    numbers = ForwardingNumbers(table, lambda *_: False)
 
     def held(at_us: int) -> int:
-        return numbers.departing(1, "", [5, 6], HELD, at_us=at_us, exchange="", routing_key=None).departure
+        return numbers.forwarding(1, "", [5, 6], HELD, at_us=at_us, exchange="", routing_key=None).departure
 
     assert (held(0), held(10**15)) == (2, 2)
     first = table.of(1).first
     assert first is not None
     assert first.number == 1
     assert table.leaving == {1}
-    at_rest = table_of(departing(1), replace(departing(2), reason=HELD), Departed(departure=1, last=True))
+    at_rest = table_of(departing(1), replace(departing(2), reason=HELD), PieceForwarded(departure=1, last=True))
     assert at_rest.leaving == set()
     assert at_rest.of(1).first is None
 
 
 def test_what_is_held_first_is_held_by_one_departure_before_it_is_logged() -> None:
-    numbers = DepartureNumbers(ForwardingTable())
+    numbers = ForwardingNumbers(ForwardingTable())
     held = [
-        numbers.departing(1, "", [at, at + 1], HELD, at_us=at * 10**9, exchange="", routing_key=None).departure
+        numbers.forwarding(1, "", [at, at + 1], HELD, at_us=at * 10**9, exchange="", routing_key=None).departure
         for at in range(2)
     ]
     assert held == [1, 1]

@@ -6,7 +6,7 @@ import pytest
 
 from mirrorlog.commitlog.index.gaps import GAPS_MAX, Gaps
 from mirrorlog.errors import BadBatch
-from mirrorlog.queues.changes import OffsetsLeapt, decode_changes, encode_change
+from mirrorlog.queues.changes import OffsetsJumped, decode_changes, encode_change
 from mirrorlog.queues.checkpoint import GAPS_PER_STATE, CheckpointWriter
 from mirrorlog.queues.checkpoint_states import GapsState, decode_checkpoint, encode_checkpoint, encode_state
 from tests.queues.statelog import Master
@@ -35,11 +35,11 @@ def said(states: list[GapsState]) -> dict[int, Gaps]:
 
 def test_the_bytes_of_a_leap() -> None:
     """Goal: the bytes are part of the format. Encode one of each by hand, and read it back."""
-    leap = OffsetsLeapt(epoch=5, lost_from=4096, go_on_at=1 << 32)
-    batch = encode_change(leap)
+    jump = OffsetsJumped(epoch=5, lost_from=4096, go_on_at=1 << 32)
+    batch = encode_change(jump)
     text = b"\x84\xa4type\xacOffsetsLeapt\xa5epoch\x05\xa9lost_from\xcd\x10\x00\xa8go_on_at\xcf\0\0\0\x01\0\0\0\0"
     assert text in batch
-    assert decode_changes(batch) == [leap]
+    assert decode_changes(batch) == [jump]
     newest = b"\xa1G\x81\x01\x92\x02\xcd\x01\x2c"
     assert encode_state(GapsState(gaps={1: (2, 300)})) == b"\x93" + newest + b"\x80"
     several = GapsState(gaps={1: (2, 300)}, former={1: [(0, 1)]})

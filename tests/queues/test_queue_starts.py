@@ -6,17 +6,17 @@ import pytest
 
 from mirrorlog.commitlog.retention import QueueLimits
 from mirrorlog.errors import BadBatch, BadRequest
-from mirrorlog.queues.changes import BeginMoved, QueueBeginsMoved, decode_changes, encode_change
+from mirrorlog.queues.changes import LogStartMoved, QueueStartsMoved, decode_changes, encode_change
 from mirrorlog.queues.checkpoint import BEGINS_PER_STATE, CheckpointWriter
-from mirrorlog.queues.checkpoint_states import BeginsState, decode_checkpoint, encode_checkpoint, encode_state
-from mirrorlog.queues.log_state import BeginTracker
+from mirrorlog.queues.checkpoint_states import QueueStartsState, decode_checkpoint, encode_checkpoint, encode_state
+from mirrorlog.queues.log_state import LogStartTracker
 from mirrorlog.queues.registry import QueueRegistry
 from tests.queues.statelog import Derived, Master, StateLog, follow_batch
 
 
 def moved(**begins: int) -> bytearray:
     """Queues by "q" and their id."""
-    return encode_change(QueueBeginsMoved(begins={int(name[1:]): begin for name, begin in begins.items()}))
+    return encode_change(QueueStartsMoved(begins={int(name[1:]): begin for name, begin in begins.items()}))
 
 
 def with_begins() -> Master:
@@ -102,16 +102,16 @@ def test_a_checkpoint_carries_begins_and_where_the_log_begins() -> None:
     for number in range(BEGINS_PER_STATE + 1):
         master.declare(str(number))
     begins = {number + 1: number for number in range(BEGINS_PER_STATE + 1)}
-    master.append(encode_change(QueueBeginsMoved(begins=begins)))
+    master.append(encode_change(QueueStartsMoved(begins=begins)))
     writer = CheckpointWriter(
         master.derived.registry, master.derived.producers, master.derived.next_queue_offset, log_begin=lambda: 800
     )
     began_at = master.log.end
     while (batch := writer.next_batch(master.log.end)) is not None:
-        if any(isinstance(state, BeginsState) for state in decode_checkpoint(batch)):
+        if any(isinstance(state, QueueStartsState) for state in decode_checkpoint(batch)):
             master.append(moved(q1=7))
         master.append(batch)
-    derived, tracker = Derived(), BeginTracker()
+    derived, tracker = Derived(), LogStartTracker()
     for header, stored in master.log.since(began_at):
         derived.follow(header, stored)
         if header.kind == 4:
@@ -131,15 +131,15 @@ def test_a_checkpoint_without_begins_says_nothing_of_them() -> None:
         master.derived.registry, master.derived.producers, master.derived.next_queue_offset, log_begin=lambda: 5
     )
     assert writer.next_batch(0)
-    assert decode_checkpoint(writer.next_batch(96) or b"") == [BeginsState(log_begin=5, begins={})]
+    assert decode_checkpoint(writer.next_batch(96) or b"") == [QueueStartsState(log_begin=5, begins={})]
 
 
 def test_an_older_word_about_the_logs_begin_changes_nothing() -> None:
     """Restore a begin that is lower than the one known, and apply the decision itself twice."""
-    log, tracker = StateLog(), BeginTracker()
-    follow_batch(tracker, *log.append(encode_change(BeginMoved(log_offset=900))))
-    header, _ = log.append(encode_checkpoint([encode_state(BeginsState(log_begin=800, begins={}))]))
-    tracker.restore(header, [BeginsState(log_begin=800, begins={})])
+    log, tracker = StateLog(), LogStartTracker()
+    follow_batch(tracker, *log.append(encode_change(LogStartMoved(log_offset=900))))
+    header, _ = log.append(encode_checkpoint([encode_state(QueueStartsState(log_begin=800, begins={}))]))
+    tracker.restore(header, [QueueStartsState(log_begin=800, begins={})])
     assert tracker.confirm(log.end) == 900
     assert tracker.confirm(log.end) is None
 
@@ -149,10 +149,10 @@ def test_an_older_word_about_the_logs_begin_changes_nothing() -> None:
 
 def test_the_bytes_of_begins() -> None:
     """Goal: the bytes are part of the format. Encode one of each by hand, and read it back."""
-    assert encode_state(BeginsState(log_begin=5, begins={1: 300})) == b"\x93\xa1L\x05\x81\x01\xcd\x01\x2c"
+    assert encode_state(QueueStartsState(log_begin=5, begins={1: 300})) == b"\x93\xa1L\x05\x81\x01\xcd\x01\x2c"
     batch = moved(q1=300)
     assert b"\x82\xa4type\xb0QueueBeginsMoved\xa6begins\x81\x01\xcd\x01\x2c" in batch
-    assert decode_changes(batch) == [QueueBeginsMoved(begins={1: 300})]
+    assert decode_changes(batch) == [QueueStartsMoved(begins={1: 300})]
 
 
 @pytest.mark.parametrize("value", [b"\x93\xa1L\x05\x01", b"\x92\xa1L\x05", b"\x93\xa1L\x05\x81\xa1q\x01"])

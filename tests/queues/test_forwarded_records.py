@@ -7,7 +7,7 @@ import math
 import pytest
 
 from mirrorlog.errors import BadRequest, NotGranted
-from mirrorlog.queues.changes import Change, Departing, Settled
+from mirrorlog.queues.changes import Change, ForwardingStarted, Settled
 from mirrorlog.queues.delivery.group import GroupDelivery, LeaseClaim, LeaseWish, Reach, Rules
 from mirrorlog.queues.delivery.settlement import DEAD, DEATHS, REASONS, WHYS, deaths
 from mirrorlog.queues.delivery.subscribers import SubscriberOptions
@@ -22,12 +22,14 @@ DEPARTURE = 5
 def leaving(group: str, ranges: list[Range], why: str) -> list[Change]:
     """As a queue with dead letters has it."""
     flat = [border for each in ranges for border in each]
-    return [Departing(group=group, departure=DEPARTURE, ranges=flat, reason=REASONS[why], at_us=0)] if flat else []
+    return (
+        [ForwardingStarted(group=group, departure=DEPARTURE, ranges=flat, reason=REASONS[why], at_us=0)] if flat else []
+    )
 
 
 def follow(ledger: Ledger, changes: tuple[Change, ...]) -> None:
     for change in changes:
-        assert isinstance(change, Departing)
+        assert isinstance(change, ForwardingStarted)
         for first, until in zip(change.ranges[::2], change.ranges[1::2], strict=True):
             LedgerUpdate(ledger).lease(change.departure, LeaseRow("", 0, 0), first, until)
 
@@ -57,7 +59,7 @@ def test_what_is_rejected_leaves_and_is_nobodys() -> None:
     assert settlement.records == 2
     follow(ledger, settlement.changes)
     delivery.settling.settled(settlement, 0.0)
-    assert (ledger.departing(0, 10), ledger.departing(3, 10), ledger.out, ledger.ready(10)) == (2, 1, 8, 0)
+    assert (ledger.forwarding(0, 10), ledger.forwarding(3, 10), ledger.out, ledger.ready(10)) == (2, 1, 8, 0)
     assert list(ledger.runs(2, 4)) == [(2, 4, State.LEASED)]
     assert delivery.due_at > 100  # by no time of its own
 
@@ -98,7 +100,7 @@ def test_whoever_goes_away_lets_what_came_back_too_often_leave() -> None:
     ledger = Ledger()
     delivery = group_of(ledger, Rules(delivery_limit=0))
     follow(ledger, tuple(delivery.gone(1)))
-    assert (ledger.departing(0, 10), ledger.out, ledger.ready(10)) == (10, 0, 0)
+    assert (ledger.forwarding(0, 10), ledger.out, ledger.ready(10)) == (10, 0, 0)
 
 
 def test_ready_records_are_the_oldest_that_are_free() -> None:
