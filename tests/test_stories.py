@@ -89,6 +89,7 @@ def of_marked_seed(told: Told) -> Told:
     return {(story, test) for story, test in told if story.startswith(MARKED_SEED)}
 
 
+@pytest.mark.long
 def test_every_row_has_its_tests() -> None:
     """Look for each test that a row names: none is missing."""
     assert named_by_tables() - all_tests() == set()

@@ -23,6 +23,7 @@ def stand(request: pytest.FixtureRequest) -> Iterator[Stage]:
         yield found
 
 
+@pytest.mark.long_after(1)
 @pytest.mark.process
 @pytest.mark.parametrize("attack", ["pings", "metadata", "subscribes", "unsubscribed"])
 def test_nobody_is_deposed_by_what_clients_ask(stand: Stage, attack: str) -> None:

@@ -28,6 +28,7 @@ def test_a_program_compiles_without_a_warning(source: Path) -> None:
     assert run.returncode == 0, run.stderr
 
 
+@pytest.mark.long_after(1)
 @needs_compiler
 @pytest.mark.parametrize(
     ("program", "arguments"),

@@ -23,6 +23,7 @@ CASES = {
 }
 
 
+@pytest.mark.long
 def test_a_short_run_lands_every_row_and_gives_the_figures_of_the_marks(tmp_path: Path) -> None:
     """Goal: what `make bench-spark` compares is measured, and a stream that lands nothing is no figure. Method: own and
     limiting ways without Kafka, in a process and a JVM of their own; what does not land whole is an error there."""

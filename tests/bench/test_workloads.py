@@ -31,6 +31,7 @@ def _names(figures: list[Figure]) -> list[str]:
     return [figure.name for figure in figures]
 
 
+@pytest.mark.long_after(1)
 @pytest.mark.parametrize("way", WAYS)
 def test_publishing_counts_every_record(way: str) -> None:
     """Two copies, two producers; a record too few or a confirm by too few copies would fail the workload itself."""
@@ -44,6 +45,7 @@ def test_one_outstanding_gives_percentiles() -> None:
     assert _names(w2_one_outstanding.run(case, str(case))) == ["p50", "p90", "p99", "p99.9"]
 
 
+@pytest.mark.long
 def test_a_backlog_is_read_whole_in_both_ways() -> None:
     """The client fails when it reads another number of records than was published."""
     figures = w3_consume.run(w3_consume.Case(KIB, TOTAL, 0.1), "a")
@@ -51,6 +53,7 @@ def test_a_backlog_is_read_whole_in_both_ways() -> None:
     assert _names(figures) == ["rate", "throughput"] * 2
 
 
+@pytest.mark.long
 def test_a_returning_mirror_catches_up_while_records_are_confirmed() -> None:
     """Its rate, the C program's, and confirms before and meanwhile."""
     figures = w5_catch_up.run(w5_catch_up.Case(KIB, 16 * MIB), "a")
@@ -58,6 +61,7 @@ def test_a_returning_mirror_catches_up_while_records_are_confirmed() -> None:
     assert _names(figures) == ["catch-up", *("p50", "p99", "max") * 2, *copies]
 
 
+@pytest.mark.long_after(1)
 @pytest.mark.parametrize("way", w6_work_queue.PREFETCH)
 def test_a_work_queue_gives_out_every_record_once(way: str) -> None:
     """The consumer fails when it has one twice; the round, when it has too few."""
@@ -93,6 +97,7 @@ def test_much_of_everything_is_made_and_held(case: scale.Case) -> None:
     ]
 
 
+@pytest.mark.long
 def test_the_open_loop_times_records_by_their_schedule() -> None:
     """A short schedule at half of the peak that it has found itself."""
     figures = open_loop.run(open_loop.Case(KIB, 4 * MIB, 0.3), "a")
@@ -109,6 +114,7 @@ def test_publishing_through_the_grpc_door_counts_every_batch(copies: int) -> Non
     assert _names(grpc_publish.run(case, str(case))) == ["rate", "throughput"]
 
 
+@pytest.mark.long
 def test_one_outstanding_through_the_grpc_door_gives_percentiles() -> None:
     """Three copies; an answer to another record, or by too few copies, would fail the workload itself."""
     case = grpc_one_outstanding.Case(100, 0.1)

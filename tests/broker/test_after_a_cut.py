@@ -120,6 +120,7 @@ def test_a_cut_leaves_what_a_start_finds(tmp_path: Path, seed: int) -> None:
     replica.close()
 
 
+@pytest.mark.long_after(1)
 @pytest.mark.parametrize("seed", range(8))
 def test_what_was_confirmed_and_is_lost_is_cut_from_all_that_is_derived(tmp_path: Path, seed: int) -> None:
     """Goal: a declared loss leaves what a copy has that never had more, also below sealed segments and state

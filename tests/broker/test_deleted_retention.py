@@ -73,6 +73,7 @@ def test_the_records_of_a_deleted_queue_are_dead_and_nothing_else_is(tmp_path: P
     run(test)
 
 
+@pytest.mark.long
 def test_space_is_freed_also_after_a_start_that_has_not_heard_of_the_queue(tmp_path: Path) -> None:
     """Goal: checkpoints do not carry what is gone, and its records are dead all the same. The deletion stands before
     the newest checkpoint, from which the log starts again: what the begin has not passed yet goes then."""

@@ -126,6 +126,7 @@ def test_nodes_that_start_together_found_with_their_places(tmp_path: Path) -> No
     run(work)
 
 
+@pytest.mark.long
 def test_two_of_three_found_and_the_third_comes_when_it_comes(tmp_path: Path) -> None:
     """Whoever comes when something is decided is another member, for it may have voted; its first start is a clean one.
     By starting the third one late, and replacing its disk twice."""

@@ -525,6 +525,7 @@ def test_retries_of_copied_batches_are_known(tmp_path: Path) -> None:
     uvloop.run(check())
 
 
+@pytest.mark.long
 def test_a_kill_at_any_moment_leaves_every_live_record_once(tmp_path: Path) -> None:
     """Goal: nothing is freed before it stands elsewhere. Take the log's directory as a kill would leave it, after each
     stored batch of the decisions and the copies; open it: of the queue that is kept all is there, each record once, in

@@ -183,6 +183,7 @@ async def test_who_names_a_node_gets_what_that_one_has(three: Cluster) -> None:
             assert await read(consumer) == values(queue)
 
 
+@pytest.mark.long
 @pytest.mark.process
 async def test_a_copy_that_is_down_is_waited_for() -> None:
     """Goal: bad bytes are no end while a whole copy is on its way back. The batch rots on both nodes that run, and the

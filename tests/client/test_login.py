@@ -105,6 +105,7 @@ async def test_who_does_not_log_in_may_do_nothing(guarded: Cluster) -> None:
             await connection.fetch(queue_id=1, epoch=0, queue_offset=0, max_bytes=1024, wait_ms=0, timeout_ms=5_000)
 
 
+@pytest.mark.long
 async def test_who_guesses_passwords_is_cut_off_and_sends_little(guarded: Cluster) -> None:
     """Goal: strangers cost a node little. Method: a connection on which logins fail is closed after the third; one that
     has not logged in sends a frame as large as those of users."""
@@ -398,6 +399,7 @@ async def test_what_a_user_changes_is_told_with_the_name(guarded: Cluster) -> No
         assert event.text.endswith("; admin asked for it")
 
 
+@pytest.mark.long
 async def test_a_node_that_is_started_alone_lets_in_whom_its_disk_knows() -> None:
     """Goal: a node without a majority is not open, and an operator still reads what it has. Method: two nodes with
     users, both stopped, one started: a stranger gets nothing, not even old records; a user who logs in gets those."""

@@ -156,6 +156,7 @@ async def landed(it: Tiered) -> None:
 # --- what a reader sees ---
 
 
+@pytest.mark.long
 def test_a_reader_crosses_the_border_without_noticing(tmp_path: Path) -> None:
     """Goal: the same records, byte for byte, wherever they are. Read all, from within the table, from the border, from
     within the log, up to some offset, with seeks over the border, in pieces, by two at once, as batches, as columns,

@@ -58,6 +58,7 @@ def published(counts: NodeCounts) -> int:
     return sum(log.published_bytes for log in counts.logs)
 
 
+@pytest.mark.long
 @pytest.mark.process
 async def test_a_flood_is_held_to_its_rate_and_nobody_else_is(limited: Cluster) -> None:
     """Goal: over all of a user's connections no more than his limit is stored; none of it is refused, and who has no
@@ -142,6 +143,7 @@ async def test_what_is_read_is_held_to_its_rate_and_settled_at_once(limited: Clu
         assert (await counts_of(admin)).users_held_s["read_byte_rate"] > 1
 
 
+@pytest.mark.long
 @pytest.mark.process
 async def test_requests_are_held_to_their_rate(limited: Cluster) -> None:
     """By questions, one after the other; pings and the administrator's are none of them."""
@@ -153,6 +155,7 @@ async def test_requests_are_held_to_their_rate(limited: Cluster) -> None:
         assert time.monotonic() - began >= 60 / 20 - 1 - 0.2
 
 
+@pytest.mark.long
 @pytest.mark.process
 async def test_the_newest_connection_is_refused_by_the_name_of_the_limit(limited: Cluster) -> None:
     """Goal: a user's connections have a number, and those that are there stay. Method: two, a third, one that goes;

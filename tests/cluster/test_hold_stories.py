@@ -37,6 +37,7 @@ async def listed(client: Client) -> HoldInfo:
     return hold
 
 
+@pytest.mark.long_after(1)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_hold_is_there_after_its_master_with_a_whole_lease(seed: int) -> None:
     """Goal: a failover takes nothing from a landing, and gives nobody else its place. Method: register; with most of
@@ -71,6 +72,7 @@ def test_a_hold_is_there_after_its_master_with_a_whole_lease(seed: int) -> None:
     tell(story, seed)
 
 
+@pytest.mark.long
 def test_renewals_that_write_nothing_keep_a_hold() -> None:
     """Goal: an idle log does not grow for a landing that waits. Method: renew, unchanged, three times as long as the
     lease; the log ends where it did, and the hold is there; without renewals it is ended, once; a renewal that comes

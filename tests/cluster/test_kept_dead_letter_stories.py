@@ -228,6 +228,7 @@ def test_a_record_that_nobody_rejects_and_no_letter_is_small_enough_for_is_held_
     alone(story, "held")
 
 
+@pytest.mark.long_after(1)
 @pytest.mark.parametrize("killed", [False, True])
 def test_a_letter_for_more_queues_than_a_change_can_name_comes_to_each_of_them_once(killed: bool) -> None:
     """Goal: a wide fanout ends, through a failover too. Method: 120 queues with long names, of which a change of these

@@ -32,6 +32,7 @@ def test_nothing_chosen_is_lost_and_peace_brings_agreement() -> None:
     assert set(seen) >= EXPECTED, EXPECTED - set(seen)
 
 
+@pytest.mark.long_after(1)
 @pytest.mark.parametrize("name", BUGS)
 def test_a_seeded_bug_is_found(name: str) -> None:
     """So the checks can fail: each of these breaks one rule of the algorithm, in a schedule that is fine without it."""

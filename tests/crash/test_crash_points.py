@@ -22,6 +22,7 @@ ROUNDS = 55
 TOTALS = Path(".build/crash/totals.json")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(0)
 def test_every_crash_point_keeps_what_was_flushed_and_shows_nothing_else() -> None:
     """Goal: crash consistency. Random lives of a master's or a mirror's log, crashed by kill and power loss at file

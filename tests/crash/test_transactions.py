@@ -6,6 +6,8 @@ from collections import Counter
 from dataclasses import replace
 from typing import Final
 
+import pytest
+
 from tests.crash.life import Story
 from tests.crash.rounds import SEED, rounds, run_round
 
@@ -16,6 +18,7 @@ def with_transactions(story: Story) -> Story:
     return replace(story, transactions=True)
 
 
+@pytest.mark.long
 def test_no_crash_leaves_a_part_of_a_transaction() -> None:
     """Goal: an envelope is found whole, cut whole, and told as lost as a whole. Method: random lives of a master's or a
     mirror's log, of which half are transactions, crashed by kill and power loss, held to the list of what was offered;

@@ -43,6 +43,7 @@ def declare(channel: grpc.Channel, name: str, **arguments: pb.Argument) -> pb.Qu
     return declared
 
 
+@pytest.mark.long_after(1)
 def test_declaring_again_is_the_same_queue_unless_it_differs(cluster: Cluster, channel: grpc.Channel) -> None:
     """Goal: declare is idempotent. Method: twice alike, once otherwise; an unknown argument is refused here too, and an
     exclusive queue, which would be the door's connection's; without a name it is another queue each time."""

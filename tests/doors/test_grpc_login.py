@@ -96,6 +96,7 @@ def consume(channel: grpc.Channel, metadata: Metadata_ = ()) -> list[consumer_pb
     return list(consumer_pb2_grpc.ConsumerStub(channel).Consume(asked, timeout=DEADLINE_S, metadata=metadata))
 
 
+@pytest.mark.long
 def test_each_call_has_the_rights_of_its_caller(channel: grpc.Channel) -> None:
     """Goal: the door has no rights of its own to lend. Method: publish, read and declare as each, and as nobody."""
     assert publish(channel, as_user("writer")).WhichOneof("outcome") == "confirm"
@@ -219,6 +220,7 @@ def test_guessers_at_a_door_keep_nobody_out_who_comes_from_elsewhere(cluster: Cl
         guesser.result()
 
 
+@pytest.mark.long
 def test_doors_know_their_node_again_after_its_start(cluster: Cluster) -> None:
     """Goal: the token is of one run, and the doors of the next one have theirs. Method: restart the node; the probes
     answer, and callers are let in."""

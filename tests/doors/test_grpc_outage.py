@@ -36,6 +36,7 @@ def values(cluster: Cluster, queue_id: int) -> list[bytes]:
         return raw.values(queue_id)
 
 
+@pytest.mark.long
 def test_a_refused_publish_is_unavailable_and_stores_nothing(cluster: Cluster) -> None:
     """Goal: too few mirrors is a refusal. Method: kill one, publish with and without identity, start it, go on."""
     queue = declare(cluster.master.client, "q")
@@ -63,6 +64,7 @@ def test_a_refused_publish_is_unavailable_and_stores_nothing(cluster: Cluster) -
     assert values(cluster, queue.queue_id) == [b"taken"]
 
 
+@pytest.mark.long
 def test_an_unknown_outcome_is_retriable_with_an_identity_alone_and_its_retry_lands_once(cluster: Cluster) -> None:
     """Goal: DEADLINE_EXCEEDED, and no record twice. Method: SIGSTOP a mirror, publish, SIGCONT, send again."""
     queue = declare(cluster.master.client, "q")
@@ -88,6 +90,7 @@ def test_an_unknown_outcome_is_retriable_with_an_identity_alone_and_its_retry_la
     assert sorted(values(cluster, queue.queue_id)) == [b"numbered", b"retried"]
 
 
+@pytest.mark.long
 def test_a_door_outlives_its_node_and_says_so() -> None:
     """Goal: UNAVAILABLE and NOT_SERVING while the node is gone, then all as before, on the same streams."""
     with fast_cluster(1) as one, Door(one.nodes["n1"].client) as door, channel_to(door.address) as channel:
@@ -120,6 +123,7 @@ def test_a_door_outlives_its_node_and_says_so() -> None:
             assert raw.values(queue.queue_id) == [b"retried", b"numbered"]
 
 
+@pytest.mark.long
 def test_a_node_that_falls_silent_leaves_the_outcome_unknown() -> None:
     """Goal: nothing hangs on a hung node, nothing sent is called refused. Method: SIGSTOP it; health tells too."""
     with fast_cluster(1) as one, Door(one.nodes["n1"].client) as door, channel_to(door.address) as channel:
@@ -137,6 +141,7 @@ def test_a_node_that_falls_silent_leaves_the_outcome_unknown() -> None:
             eventually(lambda: health(channel) == "SERVING", "health tells")
 
 
+@pytest.mark.long
 def test_a_door_ends_with_the_process_that_started_it() -> None:
     """Goal: no door is left behind. Method: let go of the pipe, as a parent that was killed does."""
     with fast_cluster(1) as one, Door(one.nodes["n1"].client) as door:
@@ -145,6 +150,7 @@ def test_a_door_ends_with_the_process_that_started_it() -> None:
         assert door.process.wait(timeout=30) == 0
 
 
+@pytest.mark.long
 def test_a_stopping_door_answers_what_it_took_and_ends_its_streams() -> None:
     """Goal: SIGTERM loses no confirm and waits for nobody. Method: an idle stream and one with a batch under way."""
     with fast_cluster(1) as one, Door(one.nodes["n1"].client) as door, channel_to(door.address) as channel:
@@ -180,6 +186,7 @@ def caught(pid: int, number: signal.Signals) -> bool:
     return bool(mask >> (number - 1) & 1)
 
 
+@pytest.mark.long
 def test_a_port_that_is_taken_is_named() -> None:
     """Goal: two doors never share a port without a word. Method: a second one on the first one's port."""
     with fast_cluster(1) as one, Door(one.nodes["n1"].client) as first:

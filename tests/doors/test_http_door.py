@@ -258,6 +258,7 @@ def test_nothing_can_be_written(door: HttpDoor, method: str) -> None:
     assert "GET" in page.error
 
 
+@pytest.mark.long
 def test_a_node_that_stands_still_is_503_within_the_deadline_and_back_when_it_goes_on() -> None:
     """Goal: nothing hangs on a hung node. Method: SIGSTOP it; twenty ask at once; then SIGCONT."""
     with fast_cluster(1) as one, HttpDoor(one.nodes[NODE].client) as door:

@@ -56,6 +56,7 @@ def _command(process: Path) -> list[str]:
         return []
 
 
+@pytest.mark.long
 async def test_a_door_that_dies_is_started_again_and_one_that_is_stopped_is_not(cluster: Cluster) -> None:
     """Goal: a node is never blind for long. Method: SIGKILL its door, wait for the next one, stop that."""
     bind = f"{HOST}:{free_ports(1)[0]}"

@@ -38,6 +38,7 @@ def no_collector() -> Iterator[None]:
     gc.enable()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("no_collector")
 async def test_sessions_and_links_die_with_their_connections(tmp_path: Path) -> None:
     """Goal: what comes and goes leaves nothing, on either side of either port, without the collector's help. Method:

@@ -9,6 +9,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -121,10 +122,19 @@ class ReplicationMachine(RuleBasedStateMachine):
             shutil.rmtree(self.root)
 
 
-ReplicationMachine.TestCase.settings = settings(
-    max_examples=120,
+_SHORT = settings(
+    max_examples=30,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
 )
-TestReplicationMachine = ReplicationMachine.TestCase
+
+
+class TestReplicationMachine(ReplicationMachine.TestCase):  # type: ignore[misc,valid-type]  # made by hypothesis
+    settings = _SHORT
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+class TestReplicationMachineForLong(ReplicationMachine.TestCase):  # type: ignore[misc,valid-type]
+    settings = settings(_SHORT, max_examples=120)

@@ -189,6 +189,7 @@ def test_strangers_keep_no_mirror_out(cluster: Cluster) -> None:
         mirror.resume()
 
 
+@pytest.mark.long
 def test_a_client_that_never_reads(cluster: Cluster, queue: QueueInfo) -> None:
     """Goal: what nobody takes is bounded and given up. Method: ask for a gigabyte and do not read; the node's memory
     stays, other clients are served, and the connection is closed in the end."""
@@ -537,6 +538,7 @@ def test_two_nodes_with_the_same_id(tmp_path: Path) -> None:
                 load.check(raw.values(queue.queue_id))
 
 
+@pytest.mark.long
 def test_positions_and_queues_after_a_restart(tmp_path: Path) -> None:
     """Goal: what was answered is still there, whichever node died how. Method: declare and commit, kill -9 both, look
     on both."""
@@ -562,6 +564,7 @@ def test_positions_and_queues_after_a_restart(tmp_path: Path) -> None:
                 assert raw.request(DeclareQueue(name="q", arguments={"retention_ms": 1}), Metadata).queues[0].next == 3
 
 
+@pytest.mark.long
 def test_death_between_a_declare_and_its_confirm(tmp_path: Path) -> None:
     """Goal: a declaration of unknown outcome is there once, with one id. Method: with one of two mirrors paused the
     declare is stored, and cannot be confirmed; kill the master, declare again at the next one; restart."""

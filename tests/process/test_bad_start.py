@@ -57,6 +57,7 @@ def own_ports() -> list[str]:
     ]
 
 
+@pytest.mark.long
 def test_a_directory_in_use(cluster: Cluster) -> None:
     """Goal: one process per directory. Method: a second node on the directory of a running one, on other ports."""
     node = cluster.master
@@ -93,6 +94,7 @@ def test_a_door_that_never_serves_holds_up_nothing_else(tmp_path: Path) -> None:
         assert [node.log_file.read_text().count(" serving client=") for node in (master, mirror)] == [1, 1]
 
 
+@pytest.mark.long
 def test_a_directory_of_another_node(cluster: Cluster, tmp_path: Path) -> None:
     """Goal: no node writes into another's directory, nor one of another cluster. Method: start on a directory that was
     made by n1, as n2, then as n1 of another cluster; its files are as before."""
@@ -109,6 +111,7 @@ def test_a_directory_of_another_node(cluster: Cluster, tmp_path: Path) -> None:
     assert before == after
 
 
+@pytest.mark.long_after(1)
 @pytest.mark.parametrize("port", ["client", "replication"])
 def test_a_port_taken(tmp_path: Path, port: str) -> None:
     """Goal: the address is named. Method: hold the port."""

@@ -74,6 +74,7 @@ def test_a_mirror_whose_copy_is_gone_begins_where_the_log_begins(tmp_path: Path)
         assert aside(mirror) == []
 
 
+@pytest.mark.long
 def test_a_node_whose_disk_was_set_back_is_another_member(tmp_path: Path) -> None:
     """Goal: a restored snapshot of a machine comes back while the others run: what it forgot it may have voted for, so
     it is a member with no past, and its copy is filled up. Method: copy a stopped mirror's directory, start and stop it
@@ -99,6 +100,7 @@ def test_a_node_whose_disk_was_set_back_is_another_member(tmp_path: Path) -> Non
         assert_reads_the_same(three, mirror)
 
 
+@pytest.mark.long
 def test_a_disk_is_replaced_twice(tmp_path: Path) -> None:
     """Goal: what a node was founded as does not keep it out for ever. Method: take a mirror's disk away, let it come
     back as another member; the same again."""
@@ -159,6 +161,7 @@ def test_a_copy_that_ends_below_the_begin_is_set_aside(tmp_path: Path) -> None:
         assert_reads_the_same(cluster, away)
 
 
+@pytest.mark.long
 def test_a_mirror_that_starts_at_the_last_segment_is_waited_for_by_nobody(tmp_path: Path) -> None:
     """Goal: it is in sync only once older records are gone. A blank mirror with `ha.start=last-segment` follows, serves
     the newest records, and no confirm waits for it; when retention has moved the begin past its own it is a member."""

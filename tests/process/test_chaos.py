@@ -32,6 +32,7 @@ def network() -> Iterator[Network]:
         pytest.skip(f"no network namespaces here: {error}")
 
 
+@pytest.mark.long
 def test_deaths_and_hangs_lose_nothing(tmp_path: Path) -> None:
     """Goal: whoever dies or hangs, confirms go on soon and every confirmed record is there once. Method: kill the
     master and the coordinator, stop the master for longer than node_timeout_ms, which must find itself replaced;
@@ -58,6 +59,7 @@ def test_a_work_queue_keeps_its_promises_through_a_death_and_a_hang(tmp_path: Pa
     assert min(counts[name] for name in ("given_again", "acked", "moved", "rejected")) > 0, counts
 
 
+@pytest.mark.long
 def test_a_master_that_is_cut_off_is_replaced_and_refuses(tmp_path: Path, network: Network) -> None:
     """Goal: the side without a majority takes nothing and says so soon; the other goes on; healed, all are in sync
     again. Method: cut the master from both mirrors, not from the client; ask it to read and to publish."""

@@ -104,6 +104,7 @@ async def test_a_producer_feels_the_slowest_mirror_in_its_own_queue_and_nobody_e
         assert not await asyncio.to_thread(blocked, cluster)
 
 
+@pytest.mark.long
 async def test_what_a_held_producer_could_not_send_ends_with_the_limit_and_is_not_stored(tmp_path: Path) -> None:
     """Goal: it ends at its deadline, as a refusal that names the limit. Method: a mirror that stays paused for longer
     than the delivery timeout; what was refused is not in the queue, what was confirmed is."""
@@ -172,6 +173,7 @@ async def test_a_producer_that_is_never_held_up_sends_far_more_than_its_credit(t
             assert producer._sender._pipeline.allowance.limited
 
 
+@pytest.mark.long
 async def test_a_producer_that_is_held_follows_its_queue_to_another_master(tmp_path: Path) -> None:
     """Goal: held by a count that is void, it goes on. Method: a producer at level `master` is held by a paused mirror,
     all it sent is confirmed at its level; the master is drained, and lives on, so that no connection breaks. The mirror

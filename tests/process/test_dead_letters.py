@@ -67,6 +67,7 @@ async def test_dead_letters_come_to_another_nodes_queue_once_through_kill_9(vict
             assert sorted(await received(client, "dead", RECORDS)) == sorted(values)
 
 
+@pytest.mark.long
 async def test_in_a_cluster_with_users_nodes_need_no_user_and_people_a_right() -> None:
     """Goal: dead letters go their way where everybody has to log in, and nobody gets records by them where he may not
     write. Method: one who may declare them, one who may not; redrives to a named queue, and to wherever they died."""

@@ -168,6 +168,7 @@ async def test_the_next_master_takes_away_the_place_of_a_queue_that_was_deleted(
         assert [queue.name for queue in await client.admin.queues()] == ["r"]
 
 
+@pytest.mark.long
 async def test_whoever_uses_a_deleted_queue_is_told(tmp_path: Path) -> None:
     """Goal: nobody waits for what does not come, and nobody reads or settles another queue than his. Method: a
     producer, a reader at the end, one at a mirror, a subscriber with records in hand, and a wait for a lease; the queue
@@ -286,6 +287,7 @@ async def asked_until(client: Client, queue: str, why: str) -> None:
     assert told[-1].details[why] == 1
 
 
+@pytest.mark.long
 async def test_publishers_go_on_while_the_queue_is_deleted_and_declared(tmp_path: Path) -> None:
     """Goal: what was confirmed for a queue that is there is in it; nothing of the former one is. Method: messages
     through an exchange and by name all the while, the queue is deleted and declared ten times; when all is over the
@@ -364,6 +366,7 @@ async def test_two_deletions_at_once_are_one(tmp_path: Path) -> None:
             await each.close()
 
 
+@pytest.mark.long
 async def test_what_a_landing_holds_is_deleted_by_force_only(tmp_path: Path) -> None:
     """Goal: a landing does not lose by mistake what it has not had. Method: a hold, a deletion, and one by force; a
     queue of its name is held by nobody. Empty queues go when that is asked for, settled ones too."""

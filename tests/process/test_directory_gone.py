@@ -30,6 +30,7 @@ def removed(node: Node, what: str) -> None:
         shutil.rmtree(node.data_dir if what == "all" else log_directory(node), ignore_errors=True)
 
 
+@pytest.mark.long_after(1)
 @pytest.mark.parametrize(
     ("whose", "what"), [("master", "all"), ("master", "log"), ("master", "moved"), ("mirror", "all"), ("mirror", "log")]
 )

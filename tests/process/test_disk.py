@@ -105,6 +105,7 @@ def commit(raw: Raw, queue: QueueInfo, queue_offset: int) -> None:
     raw.request(CommitPosition(queue=queue.name, group="g", position=position), Done)
 
 
+@pytest.mark.long_after(1)
 @pytest.mark.parametrize("settings", [SMALL, WATCHED])
 @pytest.mark.parametrize("flush", ["memory", "disk"])
 def test_a_full_disk_refuses_data_and_all_else_goes_on(small_disk: Path, settings: dict[str, int], flush: str) -> None:
@@ -178,6 +179,7 @@ def test_below_the_full_watermark_data_is_refused_at_once(small_disk: Path) -> N
             assert numbers(raw.values(queue.queue_id)) == list(range(count + 1))
 
 
+@pytest.mark.long
 def test_retention_on_a_low_disk_lets_publishing_go_on(small_disk: Path) -> None:
     """Goal: a disk much smaller than what is published, and nobody has to free it. Method: with the setting, publish
     twice the disk, each refusal tried again; what is left at the end is the newest, without a gap."""
@@ -303,6 +305,7 @@ def stopped(tmp_path: Path) -> Iterator[tuple[Cluster, QueueInfo, Path]]:
         yield one, queue, log_directory(one.nodes["n1"]) / ("0" * 20)
 
 
+@pytest.mark.long
 def test_bad_bytes_below_the_flushed_offset(stopped: tuple[Cluster, QueueInfo, Path]) -> None:
     """Goal: corruption is named and never served, cut or repaired by guess. Method: flip a byte in the middle of a
     stopped node's segment, start it: status, publishes, reads and metadata name the range; the file stays."""
@@ -330,6 +333,7 @@ def test_bad_bytes_below_the_flushed_offset(stopped: tuple[Cluster, QueueInfo, P
     assert segment.read_bytes() == bytes(content)
 
 
+@pytest.mark.long
 def test_a_torn_tail_is_cut_and_named(stopped: tuple[Cluster, QueueInfo, Path]) -> None:
     """Goal: what a crash left half written goes, by name, and only that. Method: garbage behind the last batch."""
     one, queue, segment = stopped

@@ -50,6 +50,7 @@ async def filled(client: Client, queue: str, count: int, **arguments: object) ->
             await producer.send(b"%d" % number)
 
 
+@pytest.mark.long
 async def test_a_group_that_nobody_takes_from_is_told_and_one_that_is_read_is_not(cluster: Cluster) -> None:
     """Never read; then subscribed, unsettled and left."""
     async with Client(*cluster.servers) as client:

@@ -155,6 +155,7 @@ async def ask_for_the_keys(address: str) -> bool:
         await asyncio.sleep(0.01)
 
 
+@pytest.mark.long
 async def test_a_bound_queue_whose_node_is_down_is_not_passed_over() -> None:
     """Goal: a message is not confirmed without a queue that it leads to, through an exchange and by its name. Method: a
     queue with one copy, its node stopped: who begins is refused at once, naming the queue, and nothing is stored in
@@ -188,6 +189,7 @@ async def test_a_bound_queue_whose_node_is_down_is_not_passed_over() -> None:
                 assert await values(client, queue) == [b"before", b"v"]
 
 
+@pytest.mark.long
 async def test_what_was_declared_is_there_after_all_nodes_have_restarted() -> None:
     """Goal: exchanges, bindings and virtual hosts are the cluster's and lie on its disks. Method: declare, stop all,
     start all, look."""

@@ -7,6 +7,8 @@ import random
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from mirrorlog.client.sync import Client
 from mirrorlog.testing import Cluster
 from mirrorlog.wire.auth.passwords import hashed
@@ -17,6 +19,7 @@ from tests.process.clusters import eventually
 USERS = ("ann", "bob", "cid")
 
 
+@pytest.mark.long
 def test_who_knows_his_password_gets_in_while_forty_guess() -> None:
     """Goal: guessers wait for themselves. Method: forty guess at one of three users; each of the three logs in for the
     first time meanwhile, with one attempt that must not be refused."""

@@ -90,6 +90,7 @@ def test_one_seed_that_never_starts_is_not_needed(growing: Growing) -> None:
     growing.wait_whole([node.id for node in nodes[:2]], copies=2)
 
 
+@pytest.mark.long
 def test_without_the_first_seed_the_others_wait(growing: Growing) -> None:
     """Goal: never two clusters, also when the one that founds is not there. Method: start the two others; they say for
     whom they wait, and stop when asked to; with it they become one."""

@@ -367,6 +367,7 @@ producer.send_nowait(b"v")
 }
 
 
+@pytest.mark.long_after(1)
 @pytest.mark.parametrize("face", sorted(_OPEN))
 @pytest.mark.parametrize("hangs", [False, True], ids=["well", "hanging"])
 def test_a_process_that_closes_nothing_ends_and_says_so(face: str, hangs: bool) -> None:

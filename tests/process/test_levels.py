@@ -61,6 +61,7 @@ def check_receipt(confirm: Confirm, level: str | int, durability: int, nodes: Co
     assert sum(end > confirm.log_offset for end in held) >= confirm.copies, (level, confirm, held)
 
 
+@pytest.mark.long_after(1)
 @pytest.mark.story("003:11b")
 def test_each_level_waits_for_its_copies_and_no_others(cluster: Cluster, queue: QueueInfo) -> None:
     """Goal: a level is answered by the copies that it asks for, as durable as it asks. Method: SIGSTOP one mirror, then
@@ -111,6 +112,7 @@ def test_what_a_level_still_lacks_at_its_deadline_is_said(cluster: Cluster, queu
             assert (confirm.copies, confirm.base_queue_offset) == (3, number - 1)
 
 
+@pytest.mark.long
 def test_all_is_the_set_and_a_number_is_a_number(tmp_path: Path) -> None:
     """Goal: `all` goes on without a mirror that has left the set, and its receipt says so; a number of copies does not.
     Method: SIGSTOP a mirror until it is out: `all` is answered with two copies, 3 is not."""

@@ -52,6 +52,7 @@ def check_all(cluster: Cluster, queue: QueueInfo, load: Load) -> None:
             load.check(raw.values(queue.queue_id))
 
 
+@pytest.mark.long
 def test_a_killed_mirror_stops_confirms_and_resumes_from_its_own_offset(cluster: Cluster, queue: QueueInfo) -> None:
     """Goal: the whole story of an outage. Method: SIGKILL under load, see unknown outcomes, then refusals, and no
     confirm; restart, and compare what the mirror asks for with what it had acked, then all copies."""
@@ -82,6 +83,7 @@ def test_a_killed_mirror_stops_confirms_and_resumes_from_its_own_offset(cluster:
     check_all(cluster, queue, load)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cluster", [{"ha.syncFlushTimeout": 5_000}], indirect=True)
 def test_publishes_in_flight_at_a_death_wait_for_their_deadline(cluster: Cluster, queue: QueueInfo) -> None:
     """Goal: stored perhaps is said so, at the publish's own deadline, and a retry gets the first copy's place. Method:

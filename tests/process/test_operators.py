@@ -115,6 +115,7 @@ def consumed(servers: list[str], start: int | str = "earliest", until: int | str
         return [bytes(delivery.value) for delivery in consumer]
 
 
+@pytest.mark.long
 def test_a_drain_moves_every_mastership_under_load(cluster: Cluster, mqtool: Tool) -> None:
     """No record is refused, lost, doubled or out of order, and none waits for long; then they come home again. By
     draining the master and rebalancing, while somebody publishes."""
@@ -144,6 +145,7 @@ def _done(_: str) -> None:
     """Its result is of no interest."""
 
 
+@pytest.mark.long
 def test_a_stop_hands_over_first(cluster: Cluster, mqtool: Tool) -> None:
     """Nobody notices a restart of the master but by a moment's wait; by SIGTERM while somebody publishes."""
     servers = cluster.servers
@@ -175,6 +177,7 @@ def test_a_node_that_is_gone_is_forgotten(cluster: Cluster, mqtool: Tool) -> Non
     assert placed(cluster).replicas == ["n1", "n2"]
 
 
+@pytest.mark.long
 def test_a_copy_that_fell_behind_is_promoted_by_hand(mqtool: Tool) -> None:
     """With the range that may be lost, and only by --accept-loss; by a mirror that was down while records were
     confirmed by the master alone, which then dies. What it has goes on, and takes new records."""
@@ -258,6 +261,7 @@ def test_a_watcher_follows_a_failover(cluster: Cluster) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.long
 def test_one_of_three_goes_on_when_the_others_are_lost(tmp_path: Path, mqtool: Tool) -> None:
     """With its records, after it was recovered by hand; and a lost one that returns is refused. By killing two, which
     stops everything, and recovering the third."""

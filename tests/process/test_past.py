@@ -97,6 +97,7 @@ def assert_reads(cluster: Cluster, content: Content) -> None:
             assert asyncio.run(read(cluster.servers, queue, start=start)) == values[start:]
 
 
+@pytest.mark.long
 def test_what_the_memory_has_let_go_is_read_from_the_tables(cluster: Cluster) -> None:
     """Goal: no record is out of reach when its segment is sealed. Fill a dozen segments, read all of three interleaved
     queues from master and mirror, restart every node, read again and go on writing; delete the index, spoil a table:
@@ -127,6 +128,7 @@ def test_what_the_memory_has_let_go_is_read_from_the_tables(cluster: Cluster) ->
         assert facts(told)["tables"] == "1", "the spoiled one; a missing one is no damage"
 
 
+@pytest.mark.long
 def test_what_is_derived_holds_up_no_stop_and_is_told_when_it_is_made_anew(tmp_path: Path) -> None:
     """Goal: a stop is clean and a damaged table is told, whenever it is met. Take the index away from a running node
     and stop it: exit code 0, a warning, no traceback. Kill it, flip a byte of a table where a start must read, so that
@@ -175,6 +177,7 @@ def test_times_are_found_in_the_past(cluster: Cluster) -> None:
     asyncio.run(check())
 
 
+@pytest.mark.long
 def test_retention_frees_files_and_keeps_what_is_known(tmp_path: Path) -> None:
     """Goal: invariant 12. A log of at most 3 MiB: every copy frees the same segments, an idle queue keeps its offsets,
     its group's position and its producer's place through restarts, and what is freed is answered with the new begin."""

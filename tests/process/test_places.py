@@ -77,6 +77,7 @@ def give_user(cluster: Cluster) -> None:
         client.admin.topology.set_permissions(LOGIN["user"], configure=".*", write=".*", read=".*")
 
 
+@pytest.mark.long_after(1)
 @pytest.mark.parametrize("tls", [None, "server"], ids=["plain", "tls"])
 @pytest.mark.parametrize("how", ["soft", "hard"])
 def test_silent_sockets_end_no_node_and_keep_nobody_out(how: str, tls: str | None) -> None:

@@ -35,6 +35,7 @@ def held_port() -> Iterator[list[str]]:
         yield [*own_ports(), "--set", f"client.bind='{HOST}:{holder.getsockname()[1]}'"]
 
 
+@pytest.mark.long
 def test_what_a_node_writes_is_nobody_elses(tmp_path: Path) -> None:
     """Goal: other users of the machine read no records and no hashes. Method: a node that has filled segments, has an
     index of its past and was stopped; all its files. Then its directory as a former version made it: it is closed at
@@ -63,6 +64,7 @@ def test_a_directory_that_is_not_a_nodes_is_left_as_it_is(tmp_path: Path) -> Non
     assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
 
 
+@pytest.mark.long_after(1)
 @pytest.mark.parametrize("name", ["lock", "node.json"])
 def test_a_link_at_a_nodes_file_is_not_followed(tmp_path: Path, name: str) -> None:
     """Goal: whoever could write into the directory once cannot have the node cut or write what it leads to. Method: a

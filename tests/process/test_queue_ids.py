@@ -41,6 +41,7 @@ def lose_power(node: Node, log_id: str, *, from_offset: int) -> None:
     path.write_bytes(run_history.RECORD_FILE.encode(record))
 
 
+@pytest.mark.long_after(1)
 @pytest.mark.parametrize("arguments", [{}, {"durable": False}], ids=["durable", "of one run"])
 def test_ids_of_lost_queues_are_given_to_no_other(tmp_path: Path, arguments: dict[str, Any]) -> None:
     """Goal: nothing goes into, or comes out of, another queue by an old id. Method: two queues in a log of one copy in

@@ -66,6 +66,7 @@ async def read_to_end(subscription: Subscription) -> MirrorlogError:
     raise AssertionError("it ended without a reason")
 
 
+@pytest.mark.long
 async def test_queues_go_when_nobody_needs_them(tmp_path: Path) -> None:
     """Goal: auto-delete and x-expires as promised, with bindings, and the id is not used again. Method: an auto-delete
     queue stays before its first subscriber and with one of two, goes with the last, and a batch to it is told so; an

@@ -17,6 +17,7 @@ from tests.process.matrix.rows import ROWS
 _CASES = [pytest.param(column, id=str(column), marks=() if column in SHORT else pytest.mark.slow) for column in COLUMNS]
 
 
+@pytest.mark.long_after(1)
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("column", _CASES)
 async def test_every_feature_keeps_its_promises_through_a_restart(column: Column) -> None:

@@ -92,6 +92,7 @@ def _check(error: MirrorlogError, info: QueueInfo, began: float) -> None:
     assert time.monotonic() - began < AT_ONCE_S
 
 
+@pytest.mark.long
 async def test_a_durable_queue_whose_only_node_is_down_answers_at_once_and_names_it(three: Cluster) -> None:
     """Goal: nobody waits for a node that somebody has to start. Method: every request, a batch and a fetch, sent to
     both other nodes: LOG_UNAVAILABLE with node and time, and the queue is listed with them; with the node back all is
@@ -223,6 +224,7 @@ async def test_who_was_at_work_with_it_goes_on_when_its_node_is_back(three: Clus
             assert found[-1] == b"meanwhile"
 
 
+@pytest.mark.long_after(1)
 @pytest.mark.parametrize("committed_before", [False, True])
 async def test_who_takes_and_sends_in_transactions_goes_on_when_its_node_is_back(
     three: Cluster, committed_before: bool
@@ -268,6 +270,7 @@ async def _until(subscription: Subscription, last: bytes) -> AsyncIterator[Deliv
             return
 
 
+@pytest.mark.long
 async def test_a_queue_whose_only_whole_copy_is_down_is_read_from_its_other_copy_and_names_the_node() -> None:
     """Goal: whoever wants a master that cannot be there is told at once which node to start, and a reader of a mirror
     goes on. Method: three nodes, a log of two copies that needs one; the mirror stops and leaves the set, more is

@@ -30,6 +30,7 @@ SECRET = "0123456789 of the tests"
 PASSWORD = "of the first one"
 
 
+@pytest.mark.long_after(1)
 @pytest.mark.parametrize(
     ("settings", "starts"),
     [
@@ -73,6 +74,7 @@ def mqtool(prefix: list[str], node: Node, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 async def test_until_there_are_users_only_a_nodes_own_machine_is_served(network: Network, tmp_path: Path) -> None:
     """Goal: who comes first over the network gets nothing, and not the cluster. Method: from another machine, without a
     user and with one: metadata, a queue, the first administrator. Then on the node's own machine; and from elsewhere
@@ -121,6 +123,7 @@ def test_what_comes_through_a_door_that_others_reach_comes_from_them() -> None:
             raw.request(GetMetadata(), Metadata)
 
 
+@pytest.mark.long
 async def test_the_first_administrator_is_made_on_a_node_by_a_file(tmp_path: Path) -> None:
     """Goal: nobody can be faster than the operator. Method: three nodes that all name him; he logs in, and may use the
     cluster; his password is changed, all nodes start again with the same files, and the new one stays."""
@@ -146,6 +149,7 @@ async def test_the_first_administrator_is_made_on_a_node_by_a_file(tmp_path: Pat
             assert [each.name for each in await ann.admin.topology.users()] == ["ann"]
 
 
+@pytest.mark.long_after(1)
 @pytest.mark.parametrize(
     ("mode", "text", "says"),
     [(0o644, PASSWORD, "open to others"), (0o600, "", "1 to 1024 characters"), (0o600, None, "No such file")],

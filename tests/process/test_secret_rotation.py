@@ -6,12 +6,15 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.process.clusters import declare, eventually, fast_cluster, log_lines, log_of, wait_next_master
 from tests.process.load import Load
 
 OLD, NEW = "0123456789 the old one", "0123456789 the new one"
 
 
+@pytest.mark.long
 def test_nodes_change_their_secret_one_after_the_other_under_traffic(tmp_path: Path) -> None:
     """Goal: no outage. Method: a load; the file gets both secrets, then the new one first, then the new one alone, and
     one node after the other is told. Behind each step a master is killed, so that links are made anew; confirms go on,

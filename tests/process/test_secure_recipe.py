@@ -32,6 +32,7 @@ def shell(script: str, directory: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_three_machines_with_users_a_secret_and_tls(tmp_path: Path) -> None:
     """Goal: the commands work. Method: run them, with addresses of loopback in place of the machines' and a directory
     in place of /etc; a queue is declared by the administrator whom the first node has made, and none without him."""

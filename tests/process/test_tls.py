@@ -207,6 +207,7 @@ def said(node: Node, since: int, event: str) -> str:
     return "\n".join(line for line in text.splitlines() if event in line)
 
 
+@pytest.mark.long
 def test_with_what_it_takes_the_node_is_let_in_again(guarded: Cluster) -> None:
     """Goal: nothing of a refusal remains. Method: start n3 as it should be, after all that was refused."""
     guarded.nodes["n3"].start()
@@ -214,6 +215,7 @@ def test_with_what_it_takes_the_node_is_let_in_again(guarded: Cluster) -> None:
     guarded.nodes["n3"].stop()
 
 
+@pytest.mark.long
 def test_nodes_find_each_other_and_join_only_with_what_it_takes(authority: Authority, tmp_path: Path) -> None:
     """Goal: looking for a cluster, founding and joining prove themselves too. Method: three blank nodes with a secret
     and TLS become one cluster; a fourth with another secret says why it is not let in, and is with the right one."""
@@ -294,6 +296,7 @@ def context_of(files: Files) -> ssl.SSLContext:
     return client_context(ca=files.ca, certificate=files.certificate, key=files.key)
 
 
+@pytest.mark.long
 async def test_a_client_publishes_and_reads_over_tls(secured: Doors, shown: Files) -> None:
     """Goal: batches of all sizes arrive as they are, received into buffers that the handler gives. Method: small ones
     and one of megabytes there and back, with the node's name verified; by the sync face too."""
@@ -315,6 +318,7 @@ def queues_of(doors: Doors, files: Files) -> list[str]:
         return [queue.name for queue in client.admin.queues()]
 
 
+@pytest.mark.long
 def test_mqtool_takes_its_certificate_from_options_and_from_the_environment(secured: Doors, shown: Files) -> None:
     """Ask for the nodes both ways."""
     command = [sys.executable, "-m", "mirrorlog.tools.main", "--servers", secured.node.client]
@@ -405,6 +409,7 @@ def serial_in(files: Files) -> int:
     return x509.load_pem_x509_certificate(files.certificate.read_bytes()).serial_number
 
 
+@pytest.mark.long
 def test_new_files_count_for_new_connections_while_the_node_runs(authority: Authority, tmp_path: Path) -> None:
     """Goal: a certificate is replaced without a restart. Method: new files and SIGHUP: new connections to all ports are
     shown the new one, doors reach their node, and a connection from before goes on. Then a file that is wrong: a line

@@ -32,6 +32,7 @@ async def bound(client: Client, exchange: str, kind: str = "topic", **bindings: 
         await client.admin.topology.bind(exchange, queue, pattern)
 
 
+@pytest.mark.long
 async def test_a_message_to_an_exchange_lands_with_the_rest_or_not_at_all() -> None:
     """Goal: one step for what is published to queues, to exchanges, and acknowledged. Method: two mirrors; a record is
     acknowledged, one sent, two published of which one leads to two queues and one to none; each says where it is, and a
@@ -94,6 +95,7 @@ async def test_a_transaction_meets_bindings_that_were_made_before_its_commit() -
         assert (await values(client, "a"), await values(client, "b")) == ([b"1", b"2", b"5"], [b"2", b"3"])
 
 
+@pytest.mark.long
 async def test_bindings_that_change_all_the_time_lose_and_double_nothing() -> None:
     """Goal: each commit lands once, by one state of the bindings. Method: 60 commits to an exchange, while another
     client binds one queue again and again; one queue is bound all the time."""
@@ -268,6 +270,7 @@ async def test_a_return_of_what_went_back_by_itself_counts_if_nobody_else_has_it
             assert await values(client, "said") == [b"gave it back"]
 
 
+@pytest.mark.long
 async def test_a_commit_that_routes_and_gives_back_goes_over_a_failover_as_one(tmp_path: Path) -> None:
     """Goal: what is published to an exchange, acknowledged, rejected and given back counts together at the next master,
     too, and once. Method: both mirrors stand still while it is committed; kill -9 the master, let the mirrors go on."""

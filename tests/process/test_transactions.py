@@ -253,6 +253,7 @@ async def test_a_record_is_moved_once_whoever_else_had_it(tmp_path: Path) -> Non
         assert await values(slow, "out") == [b"moved by the second"]
 
 
+@pytest.mark.long
 async def test_a_commit_ends_at_its_time_or_with_its_client(tmp_path: Path) -> None:
     """Goal: who commits knows when it is over. Method: the only node stands still; a commit of half a second ends
     then, also one whose queue was not looked for before, which was not sent and says so. One of a minute, whose mirror
@@ -390,6 +391,7 @@ async def test_the_node_refuses_what_no_client_of_ours_sends() -> None:
         assert (len(await values(client, "a")), len(await values(client, "b"))) == (2, 1)
 
 
+@pytest.mark.long_after(1)
 @pytest.mark.parametrize("number", range(3))
 async def test_a_master_killed_between_append_and_confirm_leaves_all_or_nothing(tmp_path: Path, number: int) -> None:
     """Goal: after a failover no part of a transaction is there without the others, and what was confirmed is there.

@@ -51,6 +51,7 @@ def declare_at(node: Node, name: str, **arguments: str) -> QueueInfo:
         return raw.request(DeclareQueue(name=name, arguments=arguments), Metadata).queues[0]
 
 
+@pytest.mark.long
 async def test_a_queue_lives_in_the_log_of_its_flush_mode(two: Cluster) -> None:
     """Goal: each queue has its log's master, durability and ids, whoever is asked, also after a restart. Method: one
     queue of either kind through each node, records and positions in all, then both nodes are killed and started."""
@@ -150,6 +151,7 @@ def test_a_flush_mode_that_no_log_has_is_refused() -> None:
         assert declare_at(one.master, "q", flush="memory").queue_id == 1
 
 
+@pytest.mark.long_after(1)
 @pytest.mark.parametrize("numbered", [False, True])
 def test_logs_keep_their_numbers_whatever_the_list_says_later(tmp_path: Path, numbered: bool) -> None:
     """Goal: no id changes its queue by an edit of the list, which founds a cluster and is not looked at again. Turn it
@@ -168,6 +170,7 @@ def test_logs_keep_their_numbers_whatever_the_list_says_later(tmp_path: Path, nu
             assert raw.values(before.queue_id) == [b"x"]
 
 
+@pytest.mark.long
 def test_a_log_that_is_refused_leaves_the_other_one_alone(tmp_path: Path) -> None:
     """Goal: corruption closes one log, not a node. Flip a byte of the log on disk, start, use both."""
     with fast_cluster(1, data_dir=tmp_path, logs=[{}, {"name": "disk", "number": 255, **ON_DISK}]) as one:

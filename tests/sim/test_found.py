@@ -107,6 +107,7 @@ def test_a_group_gets_over_the_gap_that_a_loss_has_left() -> None:
     assert not reason_of("taken_from_across_a_leap")
 
 
+@pytest.mark.long
 def test_a_return_that_comes_as_its_lease_ends_counts_once() -> None:
     """A lease's holder gives a record back just when the lease ends: the return was gathered, the end was logged before
     it, and each of them counted an attempt. By the plan that showed it."""
@@ -134,12 +135,14 @@ def test_nobody_has_records_of_a_group_that_was_deleted() -> None:
     assert not reason_of("deleted_and_made_anew")
 
 
+@pytest.mark.long
 def test_a_subscription_that_closes_while_nothing_can_be_logged_keeps_nothing() -> None:
     """A subscription is closed while the master's disk is full: its return was refused, nobody said it again, and the
     records stayed in its hand for as long as the connection lived. By a plan that showed it."""
     assert not reason_of("refused_on_a_full_disk_and_kept_in_hand")
 
 
+@pytest.mark.long
 def test_a_transaction_does_not_count_beside_another_one_that_settled_its_records() -> None:
     """Two masters fall, and a record comes to two subscribers, each of whom commits a transaction that acknowledges it
     and sends word of it. The second one found it settled, took that for its own earlier answer, and its word counted
@@ -149,6 +152,7 @@ def test_a_transaction_does_not_count_beside_another_one_that_settled_its_record
         assert not isinstance(found, Failure), found.reason
 
 
+@pytest.mark.long
 def test_a_group_that_is_made_behind_what_all_had_settled_takes_these_records_for_plain_ones() -> None:
     """All machines lose power between the end of a record in the only group and its confirm. A group that is made then
     has the record plain on every copy, on one that started again as soon as it hears of the confirm. By the plan that

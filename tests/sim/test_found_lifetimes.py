@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.sim.test_found import reason_of
 
 
+@pytest.mark.long
 def test_a_declaration_at_a_mirror_is_a_use() -> None:
     """A queue with `x-expires` was declared again and again by a client whose node had become a mirror: it answered by
     itself that the queue is there, and the master, which had heard of nobody, let it go. By the plan that showed it."""

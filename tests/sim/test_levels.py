@@ -31,6 +31,7 @@ def masters_alone(seed: int) -> Plan:
     )
 
 
+@pytest.mark.long
 def test_a_master_that_is_cut_off_costs_only_what_it_alone_had() -> None:
     """By producers at every level; what is missing was confirmed by one copy, and something is."""
     counts: Counter[str] = Counter()

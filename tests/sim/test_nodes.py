@@ -89,6 +89,7 @@ def test_what_was_confirmed_is_read_in_order(names: str) -> None:
         run(f"serve {seed}", names)
 
 
+@pytest.mark.long
 def test_a_seed_gives_the_same_run_everywhere() -> None:
     """Again in this process, and in others whose strings have other hashes and whose objects lie elsewhere; by
     comparing what happened, to the last callback."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
+
 from sim.cluster_main import Failure, attempt
 from sim.cluster_plan import Event, Plan
 
@@ -31,6 +33,7 @@ def set_back(seed: int) -> Plan:
     )
 
 
+@pytest.mark.long
 def test_a_machine_that_was_set_back_comes_in_again_and_costs_nothing() -> None:
     """Whatever it had answered for since: it notices, is another Raft member, and its copies are filled up. By all
     checks; a disk log and one in memory."""

@@ -108,6 +108,7 @@ def test_a_set_that_grows_without_the_union_is_found(monkeypatch: pytest.MonkeyP
     assert caught(*GROWING, nodes=5, copies=2, by=by)
 
 
+@pytest.mark.long
 def test_an_epoch_that_is_not_looked_at_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """By taking the shorter of two copies for what both have in common, whoever wrote it."""
     monkeypatch.setattr(ha_client, "common_point", lambda own, own_end, other, other_end: min(own_end, other_end))

@@ -45,6 +45,7 @@ def test_a_producer_that_is_never_refused_is_found(monkeypatch: pytest.MonkeyPat
     assert caught(*SLOW, by=("an account has at most its grant and one batch",))
 
 
+@pytest.mark.long
 def test_a_producer_that_is_told_of_no_credit_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """By nodes that tell nobody when there is some again."""
     confirmed = Credits.confirmed

@@ -71,6 +71,7 @@ def plan(number: int, events: tuple[Event, ...]) -> Plan:
     return small_plan(SEED.format(number), events, logs=("memory", "disk"), seconds=3.5, **kinds)
 
 
+@pytest.mark.long_after(1)
 @pytest.mark.parametrize("events", [(*AT_SOURCES, *SENT_BACK), (*AT_TARGETS, *SESSIONS), CUT_OFF])
 def test_nothing_is_found_without_a_bug(events: tuple[Event, ...]) -> None:
     """By such plans, with nothing put in; and each of them hits what it aims at."""
@@ -83,6 +84,7 @@ def test_nothing_is_found_without_a_bug(events: tuple[Event, ...]) -> None:
 # --- once ---
 
 
+@pytest.mark.long
 def test_letters_that_are_sent_again_under_other_numbers_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """By masters each of which sends as a producer of its own."""
     numbers = count(1)
@@ -90,6 +92,7 @@ def test_letters_that_are_sent_again_under_other_numbers_are_found(monkeypatch: 
     assert caught(monkeypatch, *AT_SOURCES, by=("letters come once",))
 
 
+@pytest.mark.long
 def test_letters_of_which_nobody_knows_are_found_when_they_are_taken_for_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a master that does not wait for who does not answer."""
     hand_over = DeadLetterLinks.hand_over
@@ -104,6 +107,7 @@ def test_letters_of_which_nobody_knows_are_found_when_they_are_taken_for_sent(mo
     assert caught(monkeypatch, *AT_TARGETS, by=("letters come once",))
 
 
+@pytest.mark.long
 def test_letters_that_are_sent_before_it_is_known_where_they_go_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a master that sends what it has addressed, and waits for no copy. The only one is cut off, and the letters go
     to other nodes."""
@@ -125,6 +129,7 @@ def test_records_that_die_without_a_letter_are_found(monkeypatch: pytest.MonkeyP
     assert caught(monkeypatch, *PEACE, by=("letters come once",))
 
 
+@pytest.mark.long
 def test_a_record_that_is_sent_back_and_stays_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a departure that gives everything back when it is done."""
     settle = DeadLetterJournal.settle
@@ -138,6 +143,7 @@ def test_a_record_that_is_sent_back_and_stays_is_found(monkeypatch: pytest.Monke
     assert caught(monkeypatch, *SENT_BACK, by=("what is sent back comes once",))
 
 
+@pytest.mark.long
 def test_a_departure_that_gives_up_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """By one that never goes on after it had to wait."""
     pause = DeadLetterForwarder._pause
@@ -175,6 +181,7 @@ def _as(others: dict[How, How]) -> Any:
     return another
 
 
+@pytest.mark.long
 def test_an_ack_that_is_answered_too_early_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a node that answers as soon as it has it itself: what it knew alone dies after all."""
     wait_at = LogPublisher.wait_at
@@ -213,6 +220,7 @@ def test_letters_that_overtake_others_are_found(monkeypatch: pytest.MonkeyPatch)
     assert caught(monkeypatch, *storm, by=("letters keep their order",), source="fresh")
 
 
+@pytest.mark.long
 def test_a_letter_of_what_somebody_has_in_hand_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """By taking for ready what is out, in a queue that is too long."""
 
@@ -236,6 +244,7 @@ def test_a_departure_that_is_not_taken_back_at_a_cut_is_found(monkeypatch: pytes
     assert caught(monkeypatch, *CUT_OFF, by=("copies know the same",), groups=True)
 
 
+@pytest.mark.long
 def test_a_checkpoint_without_what_leaves_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """By one that tells nothing of departures."""
     monkeypatch.setattr(ForwardingTable, "state", lambda self, queue_id: None)

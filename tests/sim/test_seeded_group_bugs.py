@@ -58,6 +58,7 @@ def plan(seed: int, events: tuple[Event, ...]) -> Plan:
     return small_plan(f"seeded groups {seed}", events, groups=True)
 
 
+@pytest.mark.long_after(1)
 @pytest.mark.parametrize("events", [FALLING, CUT_OFF, SESSIONS, LOST_ANSWERS, PEACE])
 def test_nothing_is_found_without_a_bug(events: tuple[Event, ...]) -> None:
     """By the same plans, with nothing put in."""
@@ -65,6 +66,7 @@ def test_nothing_is_found_without_a_bug(events: tuple[Event, ...]) -> None:
     assert not isinstance(found, Failure), found.reason
 
 
+@pytest.mark.long
 def test_nothing_is_found_in_queues_of_other_sorts_without_a_bug() -> None:
     """One that is reset, purged, deleted and made anew, and one whose begin follows; and both of those of which one at
     a time has records."""
@@ -201,6 +203,7 @@ def test_records_that_are_never_given_again_are_found(monkeypatch: pytest.Monkey
     assert caught(*SESSIONS, by=("a group is not done",))
 
 
+@pytest.mark.long
 def test_a_refusal_of_what_counts_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a client that passes on what was answered last, to all whose records left together."""
     monkeypatch.setattr(SettlementBatch, "failed", lambda self, error: error)

@@ -41,6 +41,7 @@ def test_a_queue_that_goes_under_its_subscriber_is_found(monkeypatch: pytest.Mon
     assert caught(*PEACE, by="nobody is there when it goes")
 
 
+@pytest.mark.long
 def test_a_new_master_that_waits_for_nobody_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """By one for which absence counts at once."""
     begin = Lifetimes.__init__
@@ -64,6 +65,7 @@ def test_a_queue_that_expires_while_it_is_used_is_found(monkeypatch: pytest.Monk
     assert caught(*PEACE, by="what is used stays")
 
 
+@pytest.mark.long
 def test_a_queue_that_never_goes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """By nodes that look at none."""
 

@@ -52,6 +52,7 @@ def plan(number: int, events: tuple[Event, ...], *, transactions: bool = False) 
     return small_plan(SEED.format(number), events, groups=True, records=not transactions, transactions=transactions)
 
 
+@pytest.mark.long_after(1)
 @pytest.mark.parametrize("transactions", [False, True])
 def test_nothing_is_found_without_a_bug(transactions: bool) -> None:
     """By such a plan, with nothing put in."""
@@ -74,6 +75,7 @@ def test_a_time_to_live_that_is_passed_over_is_found(monkeypatch: pytest.MonkeyP
     assert caught(*SESSIONS, by=("nothing is given after its time",), sort="timed")
 
 
+@pytest.mark.long
 def test_a_record_that_expires_early_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """By one that lasts half as long."""
     monkeypatch.setattr(Attributes, "expires_at_us", _ends(lambda ms: ms // 2))
@@ -109,6 +111,7 @@ def test_a_full_queue_that_takes_more_is_found(monkeypatch: pytest.MonkeyPatch) 
     assert caught(*PEACE, by=("queues are no longer than they may be",), sort="tight")
 
 
+@pytest.mark.long
 def test_a_record_that_is_dropped_in_hand_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """By taking for ready whatever is not settled. Whoever has it is told that his ack of it counts; the check that
     looks at that comes first, and is off."""
@@ -171,6 +174,7 @@ def test_a_transaction_that_is_seen_in_part_is_found(monkeypatch: pytest.MonkeyP
     assert caught(*LATE, by=("never half seen",), begin=2)
 
 
+@pytest.mark.long
 def test_a_transaction_without_its_acks_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a node that settles them, and logs nothing of it."""
     whole = Replica.append_transaction
@@ -182,6 +186,7 @@ def test_a_transaction_without_its_acks_is_found(monkeypatch: pytest.MonkeyPatch
     assert caught(*SESSIONS, by=("once for each order", "a group is not done", "no confirmed ack comes back"))
 
 
+@pytest.mark.long
 def test_an_ack_of_what_somebody_else_has_settled_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a commit that takes it for its own: so its records count twice."""
     within = Deliverer.settle_within

@@ -31,20 +31,19 @@ from sim.cluster_run import run
 from sim.cluster_shrink import shrink
 from sim.trace import Trace
 
-PIECES = 4
-PER_PIECE = 50
+PIECES = [range(1, 9), range(9, 51), range(51, 101), range(101, 151), range(151, 201)]
+"""Seeds of schedules; the first piece is the short one."""
 GROUP_SCHEDULES = 3
 RECORD_SCHEDULES = 2
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("piece", [0, *(pytest.param(piece, marks=pytest.mark.long) for piece in range(1, PIECES))])
-def test_nothing_is_lost_in_any_storm(piece: int, tmp_path: Path) -> None:
+@pytest.mark.long_after(1)
+@pytest.mark.parametrize("seeds", PIECES, ids=str)
+def test_nothing_is_lost_in_any_storm(seeds: range, tmp_path: Path) -> None:
     """Schedules of all kinds, on two processes; each with 24 faults, then peace, then all checks."""
     totals = Totals()
     batch = Batch(totals, tmp_path / "totals.json", kind=None)
-    first = 1 + piece * PER_PIECE
-    seeds = range(first, first + PER_PIECE)
     batch.run(seeds, until=time.monotonic() + 500, workers=2)
     print(coverage(totals.counts))
     reasons = "\n".join(failure.reason for failure in batch.failures)
@@ -82,6 +81,7 @@ def test_acking_groups_come_through_any_storm(kind: str, tmp_path: Path) -> None
     assert counts["groups: ledgers compared"]
 
 
+@pytest.mark.long_after(1)
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", ["records: anything", "transactions: falling masters"])
 def test_records_with_limits_and_transactions_come_through_any_storm(kind: str, tmp_path: Path) -> None:
@@ -94,6 +94,7 @@ def test_records_with_limits_and_transactions_come_through_any_storm(kind: str, 
     assert kind in RECORD_KINDS or counts["transactions: confirmed"]
 
 
+@pytest.mark.long_after(1)
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", ["letters: anything", "letters: falling masters"])
 def test_dead_letters_come_through_any_storm(kind: str, tmp_path: Path) -> None:
@@ -118,6 +119,7 @@ def test_queues_go_by_themselves_in_any_storm(kind: str, tmp_path: Path) -> None
     assert counts["lifetimes: brittle goes"]
 
 
+@pytest.mark.long_after(1)
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", ["credit: anything", "credit: network"])
 def test_producers_with_little_credit_come_through_any_storm(kind: str, tmp_path: Path) -> None:
@@ -146,6 +148,7 @@ def test_a_plan_is_replayed_to_the_last_callback() -> None:
     assert len(digests) == 1
 
 
+@pytest.mark.long
 def test_a_plan_with_acking_groups_gives_the_same_run_everywhere() -> None:
     """In processes whose strings have other hashes, by the same digest: a fault is found again by its seed."""
     script = (

@@ -66,6 +66,7 @@ def test_a_job_logs_in_on_the_driver_and_in_its_tasks_and_no_plan_shows_the_pass
     assert PASSWORD not in "".join(capfd.readouterr())
 
 
+@pytest.mark.long
 def test_without_a_login_and_with_a_wrong_one_the_error_says_so(spark: SparkSession, guarded: Cluster) -> None:
     for login in ({}, {"user": "spark", "password": "wrong"}):
         with pytest.raises(Exception) as raised:  # noqa: PT011 - Spark's classes; what counts is what is inside

@@ -135,6 +135,7 @@ def test_lag_is_told_by_the_commit_that_landed_a_record_also_after_a_compaction(
     assert [(row["event_p50"], row["event_max"]) for row in found] == [(1.0, 1.0), (1.0, 1.0), (0.5, 0.5)]
 
 
+@pytest.mark.long
 def test_a_record_whose_commit_nobody_knows_has_the_time_of_its_file(spark: SparkSession, table: Path) -> None:
     """Goal: an old table still gives a lag, and says what it is. Only the second commit is known."""
     opened = open_table(spark, table)
@@ -162,6 +163,7 @@ def test_latency_percentiles_are_those_of_known_records(spark: SparkSession) -> 
     assert found[None, "event to landed"]["p50"] == 10.0
 
 
+@pytest.mark.long
 def test_redeliveries_are_what_headers_say_and_identities_that_come_twice(spark: SparkSession) -> None:
     """Goal: each header counts as it is documented, and only so. One record per header and value."""
     redelivered = [

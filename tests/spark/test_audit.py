@@ -127,6 +127,7 @@ def test_equal_copies_have_equal_checksums(three: Cluster) -> None:
     assert "equal" in shown(found)
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_a_copy_with_other_bytes_is_found_though_its_checksums_fit(three: Cluster) -> None:
     """Goal: what no single node can notice. A batch of a mirror is changed and sealed again; the audit names the node

@@ -44,6 +44,7 @@ def landed(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return write_table(spark, tmp_path_factory.mktemp("compare") / "table", [*reversed(source_rows())])
 
 
+@pytest.mark.long
 def test_equal_tables_are_equal_line_by_line(spark: SparkSession, landed: Path) -> None:
     """Goal: equal means equal, and the numbers shown are those of the data. Compare a table with its own rows."""
     comparison = compare(spark, landed, source_rows())
@@ -59,6 +60,7 @@ def changed(rows: Rows, offset: int, value: bytes | None) -> Rows:
     return [(at, value if at == offset else old) for at, old in rows]
 
 
+@pytest.mark.long_after(1)
 @pytest.mark.parametrize(
     "change",
     [
@@ -78,6 +80,7 @@ def test_any_difference_is_seen(spark: SparkSession, landed: Path, change: Calla
     assert "NOT" in shown(comparison).upper()
 
 
+@pytest.mark.long
 def test_a_row_that_landed_twice_is_seen_when_the_count_is_right(spark: SparkSession, tmp_path: Path) -> None:
     """Goal: the very fault that a landing must not have. One row twice in place of another of the same carrier."""
     rows = source_rows()
@@ -87,6 +90,7 @@ def test_a_row_that_landed_twice_is_seen_when_the_count_is_right(spark: SparkSes
     assert all(line.equal for line in comparison.lines if line.what == "rows" or "carrier" in line.what)
 
 
+@pytest.mark.long
 def test_absent_and_empty_values_are_told_apart(spark: SparkSession, tmp_path: Path) -> None:
     """Goal: a tombstone is not an empty value. Equal with the same kinds, different with them exchanged."""
     rows: Rows = [(0, None), (1, b""), (2, b"no JSON")]

@@ -244,6 +244,7 @@ TEAMS = [
 ]
 
 
+@pytest.mark.long_after(1)
 @pytest.mark.parametrize(("team", "lake"), [*((team, BEGUN) for team in TEAMS), (TEAMS[0], EMPTY), (TEAMS[1], EMPTY)])
 def test_a_record_is_a_row_or_a_dead_letter_in_every_interleaving(
     monkeypatch: pytest.MonkeyPatch, team: Sequence[Lander], lake: Lake

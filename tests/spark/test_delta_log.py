@@ -54,6 +54,7 @@ def see(spark: SparkSession, table: Path) -> TableState:
     return table_state(spark, str(table), IDS)
 
 
+@pytest.mark.long
 def test_files_and_positions_are_one_commit_with_its_history(spark: SparkSession, tmp_path: Path) -> None:
     """Goal: what a commit holds. The first one makes the table; a second one adds; the history says so."""
     nothing = see(spark, tmp_path)
@@ -186,6 +187,7 @@ def test_a_first_look_is_bounded_and_a_table_made_anew_is_looked_at_again(tmp_pa
     assert synced == []
 
 
+@pytest.mark.long
 def test_a_commit_is_on_the_disk_with_all_below_it(spark: SparkSession, tmp_path: Path, synced: list[str]) -> None:
     """Goal: a commit is nothing without those below. Another application commits in between, and is not synced."""
     put(spark, tmp_path, see(spark, tmp_path), 0, 10)

@@ -29,6 +29,7 @@ def filled(cluster: Cluster, queue: str) -> None:
     cluster.wait_confirmed()
 
 
+@pytest.mark.long_after(1)
 @pytest.mark.process
 @pytest.mark.parametrize("read_from", ["master", "mirror", "nearest"])
 def test_a_task_outlives_the_node_that_it_reads_from(queue: str, read_from: str) -> None:
@@ -51,6 +52,7 @@ def test_a_task_outlives_the_node_that_it_reads_from(queue: str, read_from: str)
         )
 
 
+@pytest.mark.long
 def test_a_job_outlives_its_master(spark: SparkSession, queue: str) -> None:
     """Goal: a job that was planned before a failover reads on behind it. Method: partitions are read one after the
     other; the master is killed after the first rows."""

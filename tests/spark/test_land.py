@@ -232,6 +232,7 @@ def test_a_step_that_ends_anywhere_is_done_whole_or_not_at_all(
     assert landed_offsets(tmp_path) == list(range(50))
 
 
+@pytest.mark.long_after(1)
 @pytest.mark.parametrize(
     ("moment", "more"), [(StepMoment.PLANNED, 7), (StepMoment.WRITTEN, 0), (StepMoment.COMMITTING, 7)]
 )
@@ -282,6 +283,7 @@ def test_of_two_drivers_at_once_one_lands_and_the_other_is_told(
     assert_is_the_log(spark, servers, queue, table, 1010)
 
 
+@pytest.mark.long_after(1)
 @pytest.mark.parametrize(
     ("moment", "settings"), [(StepMoment.COMMITTING, {}), (StepMoment.PLANNED, {"cluster_by": ["offset"]})]
 )
@@ -310,6 +312,7 @@ def test_an_empty_queue_makes_no_table(spark: SparkSession, servers: list[str], 
     assert not (tmp_path / "table").exists()
 
 
+@pytest.mark.long
 def test_two_queues_share_a_table_by_their_own_offsets(
     spark: SparkSession, servers: list[str], queue: str, tmp_path: Path
 ) -> None:
@@ -322,6 +325,7 @@ def test_two_queues_share_a_table_by_their_own_offsets(
     assert landed_offsets(tmp_path) == sorted([*range(50), *range(20)])
 
 
+@pytest.mark.long
 def test_a_large_rest_is_several_commits(spark: SparkSession, servers: list[str], queue: str, tmp_path: Path) -> None:
     """Goal: a commit is bounded. Land 100 records by at most 30."""
     publish(servers, queue, numbered(0, 100))
@@ -331,6 +335,7 @@ def test_a_large_rest_is_several_commits(spark: SparkSession, servers: list[str]
     assert landed_offsets(tmp_path) == list(range(100))
 
 
+@pytest.mark.long
 def test_what_stops_a_landing_is_said_and_nothing_is_added(
     spark: SparkSession, servers: list[str], queue: str, tmp_path: Path
 ) -> None:

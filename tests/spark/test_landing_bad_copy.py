@@ -22,6 +22,7 @@ def landed_values(table: Path) -> list[bytes | None]:
     return DeltaTable(table).to_pyarrow_table(columns=["offset", "value"]).sort_by("offset")["value"].to_pylist()
 
 
+@pytest.mark.long
 def test_a_landing_is_whole_over_a_damaged_copy_and_ends_where_no_copy_is(spark: SparkSession, tmp_path: Path) -> None:
     """Goal: bad bytes of one copy cost a landing nothing, those of all copies no wrong row. Flip a bit on the nearest
     mirror in its mapped file, and another one on the master: land from either, and find the whole queue. Then flip the

@@ -167,6 +167,7 @@ def test_retention_waits_for_a_hold_and_a_landing_without_one_says_exactly_what_
         ]
 
 
+@pytest.mark.long
 def test_a_consumer_reads_across_the_border_of_the_table_that_a_landing_wrote(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -163,6 +163,7 @@ def files_read(frame: DataFrame) -> tuple[int, int]:
     return rows, int(leaves.head().metrics().apply("numFiles").value())
 
 
+@pytest.mark.long
 def test_many_queues_are_one_commit(spark: SparkSession, servers: list[str], queue: str, tmp_path: Path) -> None:
     """Goal: a table of a pattern stands at one version for all. Three queues, then a fourth; a bounded step is fair."""
     names = [f"{queue}-{number}" for number in range(4)]
@@ -204,6 +205,7 @@ def test_a_value_becomes_columns_and_a_new_field_a_column_of_all_files(
     assert len(landed_offsets(tmp_path, "_offset")) == 30
 
 
+@pytest.mark.long
 def test_what_cannot_be_decoded_goes_to_the_dead_letters_or_stops_the_landing(
     spark: SparkSession, servers: list[str], queue: str, tmp_path: Path
 ) -> None:
@@ -240,6 +242,7 @@ def test_a_clustered_table_is_made_and_landed_into(
     assert sorted(row.offset for row in spark.read.format("delta").load(str(tmp_path)).collect()) == list(range(40))
 
 
+@pytest.mark.long
 def test_an_upsert_keeps_the_latest_of_each_key_and_deletes_by_tombstone(
     spark: SparkSession, servers: list[str], queue: str, tmp_path: Path
 ) -> None:

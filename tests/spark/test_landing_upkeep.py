@@ -362,6 +362,7 @@ def test_tables_that_are_not_ours_are_refused(spark: SparkSession, tmp_path: Pat
         checkpoint(spark, forgets)
 
 
+@pytest.mark.long
 def test_vacuum_removes_staging_that_nobody_came_back_for(spark: SparkSession, tmp_path: Path) -> None:
     """Goal: dead upserts cost no space for ever. An old staging folder and one at work."""
     name = str(tmp_path / "table")

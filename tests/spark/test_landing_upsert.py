@@ -204,6 +204,7 @@ def test_an_older_range_that_is_merged_again_changes_nothing(spark: SparkSession
     assert done.inserted + done.updated + done.deleted <= 1
 
 
+@pytest.mark.long
 def test_a_landing_that_stalled_before_its_merge_is_shut_out(spark: SparkSession, tmp_path: Path) -> None:
     """Goal: after an announcement no merge but its own happens. Hold a landing between its announcement and its merge,
     land a longer range of newer epochs meanwhile, let the first one go on.
@@ -401,6 +402,7 @@ def test_a_column_that_is_added_is_there_before_the_merge(spark: SparkSession, t
     assert found == {b"a": "red", b"b": None}
 
 
+@pytest.mark.long
 def test_who_raises_a_fence_shuts_an_announced_merge_out(spark: SparkSession, tmp_path: Path) -> None:
     """Goal: dead letters can be taken back without a merge coming after all. Announce, raise the fence, merge."""
     queue, table = ListQueue.of(sample(120)), str(tmp_path / "table")

@@ -44,6 +44,7 @@ def landed_offsets(table: Path) -> list[int]:
     return sorted(DeltaTable(table).to_pyarrow_table(columns=["offset"])["offset"].to_pylist())
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_a_queue_begins_where_its_master_says_whoever_is_asked_first(cluster: Cluster) -> None:
     """Goal: no offset is left out of a plan. Method: ask the late mirror first, then the master; then without the
@@ -67,6 +68,7 @@ def tells(server: str, queue: str, count: int) -> bool:
     return (facts.begin, facts.next) == (0, count)
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_a_late_mirror_alone_plans_nothing_that_might_leave_records_out(cluster: Cluster) -> None:
     """Goal: a loud end where nobody can say what is gone. Method: only the late mirror runs; from the begin and from

@@ -79,6 +79,7 @@ def wait_until_the_path_has(path: Path, expected: dict[str, list[Row]]) -> None:
     wait_for(met, timeout=20, what=lambda: "the path has what the node says")
 
 
+@pytest.mark.long_after(1)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_network_and_path_give_the_same_rows_also_after_a_kill(cluster: Cluster, tmp_path: Path, seed: int) -> None:
     print("seed", seed)

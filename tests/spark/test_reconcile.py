@@ -85,6 +85,7 @@ def changed(rows: pa.Table, change: Callable[[list[Row]], list[Row]]) -> pa.Tabl
     return pa.Table.from_pylist(change(rows.to_pylist()), schema=rows.schema)
 
 
+@pytest.mark.long
 def test_a_table_that_was_landed_whole_is_equal(
     spark: SparkSession, log: LogSource, source: pa.Table, name: str, tmp_path: Path
 ) -> None:
@@ -127,6 +128,7 @@ def damaged(rows: list[Row]) -> list[Row]:
     return [copy for row in left for copy in [row] * (2 if row.pop("again", False) else 1)]
 
 
+@pytest.mark.long
 def test_each_damage_is_reported_with_its_exact_range(
     spark: SparkSession, log: LogSource, source: pa.Table, name: str, tmp_path: Path
 ) -> None:
@@ -323,6 +325,7 @@ def test_what_cannot_be_compared_is_said(
         reconcile(spark, log, name, table, first=10, until=5)
 
 
+@pytest.mark.long
 def test_the_command_prints_json_and_ends_with_15_when_they_differ(
     spark: SparkSession, landed_part: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -203,6 +203,7 @@ def error_of(action: Any) -> MirrorlogError:
     return from_spark(raised.value)
 
 
+@pytest.mark.long
 def test_a_read_gives_every_column_of_every_record(spark: SparkSession, servers: list[str], queue: str) -> None:
     """Goal: key, value, offset, times and headers arrive as published, empty and absent told apart.
 
@@ -303,6 +304,7 @@ def test_offsets_that_the_queue_does_not_have_are_an_error_or_left_out(
     assert offsets(read(spark, servers, queue, **beyond, failOnDataLoss="false")) == [5, 6, 7, 8, 9]
 
 
+@pytest.mark.long
 def test_what_cannot_be_read_is_said_by_name(spark: SparkSession, servers: list[str], queue: str) -> None:
     """Goal: errors of planning reach the driver as what they are. Each wrong thing by itself."""
     publish(servers, queue, [Record(b"x")])
@@ -318,6 +320,7 @@ def test_what_cannot_be_read_is_said_by_name(spark: SparkSession, servers: list[
     assert isinstance(error, BadRequest), error
 
 
+@pytest.mark.long
 def test_a_mirror_serves_the_same_records_when_its_master_is_gone(spark: SparkSession, queue: str) -> None:
     """Goal: `read_from=mirror` needs no master. Two copies, publish, kill the master, read."""
     with Cluster(2, min_in_sync=2) as cluster:

@@ -47,6 +47,7 @@ print(json.dumps({"read": read.count(), "executors": executors, "tasks": tasks})
 """
 
 
+@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.process
 @pytest.mark.timeout(300)

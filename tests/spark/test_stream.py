@@ -546,6 +546,7 @@ def test_available_now_lands_everything_once_over_a_restart(
     assert landed(spark, table) == expected
 
 
+@pytest.mark.long
 def test_a_stream_survives_its_master(spark: SparkSession, queue: str, tmp_path: Path) -> None:
     """Goal: a failover between two runs loses and doubles nothing. Method: three copies, a run, kill the master,
     publish to the next one, a run."""

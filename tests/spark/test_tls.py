@@ -30,6 +30,7 @@ def files(secured: Cluster) -> Access:
     return Access(*map(str, (certificates.ca, certificates.certificate, certificates.key)))
 
 
+@pytest.mark.long
 def test_a_read_and_a_landing_over_tls_have_every_record(
     spark: SparkSession, secured: Cluster, files: Access, queue: str, tmp_path: Path
 ) -> None:

@@ -36,6 +36,7 @@ def offsets(table: Path) -> list[int]:
     return sorted(DeltaTable(table).to_pyarrow_table()["offset"].to_pylist())
 
 
+@pytest.mark.long
 def test_a_landing_writes_dead_letters_and_the_source_passes_when_told(spark: SparkSession, tmp_path: Path) -> None:
     """Goal: one bad batch stops no landing. With a table for dead letters each of its records is one, with place and
     reason, and the rest lands; without one it ends by name and adds nothing, unless failOnDataLoss is false. The data

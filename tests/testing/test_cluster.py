@@ -151,6 +151,7 @@ def test_a_given_directory_stays_and_is_gone_on_with(tmp_path: Path) -> None:
     assert after.end > before.end
 
 
+@pytest.mark.long
 def test_several_nodes_on_a_given_directory_find_each_other_again(tmp_path: Path) -> None:
     """Goal: members look for each other at the addresses that they know. Method: a second cluster of three on the
     directory of a first one: the same log, one of them masters it, in a later epoch, with all mirrors."""
@@ -165,6 +166,7 @@ def test_several_nodes_on_a_given_directory_find_each_other_again(tmp_path: Path
     assert after.begin <= before.end < after.end
 
 
+@pytest.mark.long
 def test_a_kept_directory_from_before_there_was_a_door_is_given_an_address_for_it(tmp_path: Path) -> None:
     """Goal: it starts, and the nodes are found where they were. Method: addresses without those of the HTTP doors."""
     with Cluster(2, data_dir=tmp_path, **SMALL) as first:

@@ -23,6 +23,7 @@ def test_two_clusters_that_fail(mirrorlog_cluster_factory):
 """
 
 
+@pytest.mark.long
 def test_the_fixtures_start_clusters_and_show_their_logs_on_failure(pytester: pytest.Pytester) -> None:
     """Goal: what the documentation promises. Method: a suite with one test that passes and one that fails."""
     pytester.makeconftest("")

@@ -22,6 +22,7 @@ KEYS = st.from_regex(r"\A[a-z][A-Za-z0-9_-]{0,10}\Z")
 VALUES = st.recursive(SCALARS, lambda inner: st.one_of(st.lists(inner), st.dictionaries(KEYS, inner)), max_leaves=8)
 
 
+@pytest.mark.long
 @given(st.dictionaries(KEYS, st.dictionaries(KEYS, VALUES, max_size=4), max_size=4))
 def test_any_settings_survive_the_file(tables: dict[str, dict[str, Any]]) -> None:
     """Goal: no value changes on its way into a file. Method: arbitrary tables, read by the standard library."""

@@ -91,6 +91,7 @@ def received(mqtool: Tool, queue: str, *options: str) -> list[str]:
     return [each["value"] for each in found.json_lines]
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_a_reset_is_shown_before_it_is_done(mqtool: Tool, queue: str) -> None:
     """Goal: a dry run changes nothing and tells what comes. Method: two groups that have taken all; dry run, reset of

@@ -110,6 +110,7 @@ def test_no_server_is_one_line_with_its_exit_code(command: list[str], capsys: py
     assert server in error
 
 
+@pytest.mark.long
 async def test_what_may_be_done_or_not_is_one_line_with_its_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     """Goal: a script knows a refusal from what it has to look after. Method: a node takes the request in and cuts the
     connection, and refuses what is sent then; and one that refuses at once."""

@@ -62,6 +62,7 @@ def verify_running(node: Node, mqtool: Tool) -> int:
     return int(report["tables"]["compared"])
 
 
+@pytest.mark.long
 def test_a_log_is_sound_while_it_is_written_and_after(cluster: Cluster, mqtool: Tool) -> None:
     """Goal: no false alarm beside a running node, whatever it frees, seals and recycles. Method: verify master and
     mirror again and again while a process publishes 24 MiB; then stop all and verify what is left, with its index."""

@@ -28,6 +28,7 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
 
 
+@pytest.mark.long
 def test_each_list_names_the_node_that_is_to_be_started(three: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     """Goal: no queue is called unknown because its only node is down, and programs are told what people are. Method: a
     queue of one copy in each of two virtual hosts; the node of the first is killed."""

@@ -10,6 +10,7 @@ from tests.outputs import closed_pipe, full_disk, needs_full, run_into
 from tests.tools.logs import make_log
 
 
+@pytest.mark.long_after(1)
 @pytest.mark.parametrize("options", [(), ("--records",), ("--json",)])
 def test_a_dump_that_nobody_reads_ends_quietly(tmp_path: Path, options: tuple[str, ...]) -> None:
     """Goal: `mqtool dump … | head` says nothing of a disk. Method: a pipe that is closed from the start; with the two
@@ -18,6 +19,7 @@ def test_a_dump_that_nobody_reads_ends_quietly(tmp_path: Path, options: tuple[st
     assert run_into(closed_pipe(), "mirrorlog.tools.main", "dump", str(tmp_path), *options) == (1, "")
 
 
+@pytest.mark.long_after(1)
 @needs_full
 @pytest.mark.parametrize("command", [("dump", "DIR"), ("dump", "DIR", "--records"), ("verify", "DIR"), ("--help",)])
 def test_an_output_that_is_full_is_one_line(tmp_path: Path, command: tuple[str, ...]) -> None:

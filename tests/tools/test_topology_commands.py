@@ -82,6 +82,7 @@ def test_a_view_is_printed_as_recorded(name: str, text: str) -> None:
     assert text == golden(name, text)
 
 
+@pytest.mark.long
 def test_exchanges_and_bindings_come_and_go(mqtool: Tool) -> None:
     """Goal: each verb does what it says, twice as once, and its mistakes have exit codes. Method: in the order of a
     user's day."""
@@ -134,6 +135,7 @@ def alone() -> Iterator[Cluster]:
         yield cluster
 
 
+@pytest.mark.long
 def test_users_log_in_and_get_permissions(
     alone: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

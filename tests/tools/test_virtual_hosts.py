@@ -13,6 +13,7 @@ from tests.tools.conftest import Tool
 pytestmark = pytest.mark.process
 
 
+@pytest.mark.long
 def test_a_record_is_routed_and_what_became_of_it_is_told(mqtool: Tool, cluster: Cluster) -> None:
     """Goal: every option of an exchange from the command line. Method: a topic exchange with two queues; one record
     for both, one for one of them, one for none: dropped, or an error. A second run is as the first."""
@@ -49,6 +50,7 @@ def test_a_record_is_routed_and_what_became_of_it_is_told(mqtool: Tool, cluster:
     assert "no exchange 'no-such'" in missing.err
 
 
+@pytest.mark.long
 def test_priority_and_times_go_with_each_record(mqtool: Tool) -> None:
     """Goal: what is asked for is stored. Method: a queue, and an exchange; read back as JSON."""
     mqtool("declare", "attr")
@@ -97,6 +99,7 @@ def test_what_makes_no_sense_is_said_before_anything_is_sent(mqtool: Tool, optio
     assert why in outcome.err
 
 
+@pytest.mark.long
 def test_every_verb_reaches_queues_of_a_virtual_host(mqtool: Tool, cluster: Cluster) -> None:
     """Goal: two queues of one name are told apart. Method: the same name in the default virtual host and in another;
     each verb there, and without."""

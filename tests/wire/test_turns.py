@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from itertools import count
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -168,6 +169,7 @@ def test_strangers_have_a_seventh_of_the_loop_however_many_they_are() -> None:
 COSTS = st.lists(st.sampled_from([0.00001, 0.0002, 0.0009, 0.003, 0.012]), max_size=30)
 
 
+@pytest.mark.long
 @given(st.lists(st.tuples(COSTS, st.integers(0, 20)), min_size=1, max_size=12))
 def test_all_is_done_in_order_and_no_turn_is_longer_than_its_budget(arrivals: list[tuple[list[float], int]]) -> None:
     """Goal: no starvation, a bound for each turn, and the order of each connection's frames. Method: whoever comes,
@@ -189,6 +191,7 @@ def test_all_is_done_in_order_and_no_turn_is_longer_than_its_budget(arrivals: li
     assert loop.line.waiting == 0
 
 
+@pytest.mark.long
 @settings(deadline=None)
 @given(st.lists(st.sampled_from([0.0001, 0.002, 0.02]), min_size=2, max_size=6))
 def test_time_is_shared_evenly_between_those_who_never_stop(costs: list[float]) -> None:

@@ -197,6 +197,7 @@ def same_scalar(found: Any, said: Any, kind: pa.DataType) -> bool:  # noqa: PLR0
     return type(found) is type(said) and found == said
 
 
+@pytest.mark.long
 @settings(max_examples=80, deadline=None, print_blob=True)
 @given(st.data())
 def test_new_fields_settle_after_one_widening(data: st.DataObject) -> None:
