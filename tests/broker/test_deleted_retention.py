@@ -27,7 +27,7 @@ def delete(node: Node, name: str) -> int:
 
 async def begins_above(it: Landing, node: Node, least: int) -> None:
     """Something is published meanwhile: the log's begin follows its checkpoints, and they follow its growth."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(90):
         while replica_of(node).begin < least:
             await it.publish(32 * KIB, "kept")
             await asyncio.sleep(0.01)
