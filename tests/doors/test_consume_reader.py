@@ -74,7 +74,7 @@ async def offsets_read(reader: ConsumeReader) -> list[int]:
     fetched, found = await reader.open(), []
     while not reader.done(fetched.next):
         fetched = await reader.fetch(fetched.next, fetched.epoch)
-        found += [place.header.base_queue_offset for place in fetched.places]
+        found += [batch.first for batch in fetched.batches]
     return found
 
 

@@ -44,14 +44,22 @@ def batch_at(base: int, values: Sequence[bytes | None]) -> bytearray:
 
 
 def fetched(
-    batches: Sequence[bytes | bytearray], queue_offset: int = 0, *, until: int | None = None, count: int | None = None
+    batches: Sequence[bytes | bytearray],
+    queue_offset: int = 0,
+    *,
+    until: int | None = None,
+    count: int | None = None,
+    body_bytes_max: int = BODY_MAX,
 ) -> Fetched:
     facts = Batches(begin=0, next=99, confirmed=0, epoch=3, batch_count=len(batches) if count is None else count)
-    return read_fetched(facts, b"".join(batches), SOURCE, queue_offset=queue_offset, epoch=2, until=until)
+    content = b"".join(batches)
+    return read_fetched(
+        facts, content, SOURCE, queue_offset=queue_offset, epoch=2, until=until, body_bytes_max=body_bytes_max
+    )
 
 
 def records(found: Fetched, max_bytes: int = BODY_MAX) -> list[pb.ConsumeResponse]:
-    return list(consumed.records(found, max_bytes=max_bytes, body_bytes_max=BODY_MAX))
+    return list(consumed.records(found, max_bytes=max_bytes))
 
 
 def values(responses: Sequence[pb.ConsumeResponse]) -> list[bytes]:
@@ -72,7 +80,7 @@ def test_a_reader_gets_its_range_and_nothing_else(start: int, until: int | None)
     assert (raw.first, raw.next.queue_offset, raw.end) == (start, found.next, 99)
     assert raw.raw == b"".join(held[: raw.batch_count])
     if not expected:
-        assert not found.places  # `until` is in the gap
+        assert not found.batches  # `until` is in the gap
         return
     responses = records(found)
     assert values(responses) == [b"%d" % number for number in expected]
@@ -130,7 +138,7 @@ def test_a_compressed_batch_is_opened_for_records_and_passed_on_raw(codec: Codec
     assert values(records(found)) == some
     assert consumed.raw(found).raw == batch
     with pytest.raises(BadBatch, match="queue 'q', log offset 0"):
-        list(consumed.records(found, max_bytes=1, body_bytes_max=100))
+        records(fetched([batch], body_bytes_max=100), 1)
 
 
 def test_damage_is_named_with_its_place() -> None:

@@ -20,7 +20,7 @@ from mirrorlog.client.connection.copies import Copies
 from mirrorlog.client.connection.copy_refusals import DamagedRange, is_elsewhere, refused
 from mirrorlog.client.connection.liveness import SILENCE_S, StallWatch
 from mirrorlog.client.consumer.prefetcher import FetchedBatches
-from mirrorlog.client.consumer.records import ClosedBatch, proven_batches
+from mirrorlog.client.consumer.records import ClosedBatch, proven_batches, sound_batches
 from mirrorlog.client.consumer.replica_choice import ReplicaChoice, is_mute
 from mirrorlog.client.consumer.tier import Tiers
 from mirrorlog.commitlog.format.header import HEADER_SIZE, place_of
@@ -195,11 +195,14 @@ class QueueFetcher:
         info = self._choice.info
         if not answer.node_id or not {info.master, *info.mirrors} - {"", answer.node_id}:
             return None
-        sound: list[ClosedBatch] = []
-        rest = answer.content
-        while (batch := self._sound(rest, answer)) is not None:
-            sound.append(batch)
-            rest = rest[batch.header.length :]
+        sound, _ = sound_batches(
+            answer.content,
+            answer.batch_count,
+            queue=self._queue,
+            log_id=info.log_id,
+            body_bytes_max=answer.body_bytes_max,
+        )
+        rest = answer.content[sum(len(batch.raw) for batch in sound) :]
         self._bad = DamagedRange(
             self._queue,
             queue_offset=max(answer.queue_offset, sound[-1].next if sound else 0),
@@ -209,13 +212,6 @@ class QueueFetcher:
         )
         self._copies.met_bad(self._bad, answer.node_id, error)
         return sound
-
-    def _sound(self, content: memoryview, answer: FetchedBatches) -> ClosedBatch | None:
-        """The first batch in what is left of an answer, unless it is bad."""
-        try:
-            return self._checked(content, 1, answer.body_bytes_max)[0]
-        except BadBatch:
-            return None
 
     def silence(
         self, connection: Connection, misplaced: Callable[[], Awaitable[bool]], wait_s: float = 0.0

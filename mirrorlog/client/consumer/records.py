@@ -331,17 +331,30 @@ def proven_batches(
 
     `body_bytes_max`: of each body when it is opened. Raises BadBatch naming queue and log offset.
     """
+    found, bad = sound_batches(content, count, queue=queue, log_id=log_id, body_bytes_max=body_bytes_max)
+    if bad is not None:
+        raise bad
+    return found
+
+
+def sound_batches(
+    content: bytes | memoryview, count: int, *, queue: str, log_id: str, body_bytes_max: int
+) -> tuple[list[ClosedBatch], BadBatch | None]:
+    """As `proven_batches`, up to the first one that is bad, and what is wrong with that; None when all are good."""
     # Read-only: what is given out is the log's, whoever looks at it.
     view = memoryview(content).toreadonly()
     seed = log_seed(UUID(log_id))
     found: list[ClosedBatch] = []
     at = 0
     for _ in range(count):
-        header = _proven(view, at, queue=queue, seed=seed)
+        try:
+            header = _proven(view, at, queue=queue, seed=seed)
+        except BadBatch as error:
+            return found, error
         following = at + header.length
         found.append(ClosedBatch(queue, log_id, header, view[at:following], body_bytes_max))
         at = following
-    return found
+    return found, None
 
 
 def checked_batches(content: bytes | memoryview, count: int, *, queue: str, log_id: str) -> list[ConsumedBatch]:
@@ -375,7 +388,7 @@ def unreadable(error: BadBatch, queue: str, header: BatchHeader) -> UnreadableBa
 
 
 def _named(error: BadBatch, queue: str, log_offset: int) -> BadBatch:
-    return BadBatch(f"queue {queue!r}, log offset {log_offset}: {error}")
+    return BadBatch(f"queue {queue!r}, log offset {log_offset}: {error}", log_offset=log_offset)
 
 
 # A record that a group gave out, under a subscription or a lease: what both kinds have of the record itself.

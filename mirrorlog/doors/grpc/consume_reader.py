@@ -16,7 +16,6 @@ from mirrorlog.client.consumer.replica_choice import ReplicaChoice
 from mirrorlog.doors.grpc.consume_options import AppendTime, ConsumeOptions, Edge, GroupPosition, Start
 from mirrorlog.doors.grpc.fetched import Fetched, FetchSource, read_fetched
 from mirrorlog.errors import BadBatch, BadRequest, LogCorrupt, NotCurrent, OffsetOutOfRange
-from mirrorlog.wire.messages.handshake import NodeLimits
 from mirrorlog.wire.messages.queues import Position, QueueInfo
 
 # Beyond what the node may hold a fetch.
@@ -35,13 +34,6 @@ class ConsumeReader:
         read_from = subscription.node_id or ("mirror" if subscription.from_mirror else "master")
         self._choice = ReplicaChoice(client, subscription.queue, self._copies, read_from=read_from, turn=0)
         self._until: int | None = None
-        self._limits: NodeLimits | None = None
-
-    @property
-    def limits(self) -> NodeLimits:
-        """Of the node that was reached last."""
-        assert self._limits is not None, "the reader is not open"
-        return self._limits
 
     async def open(self) -> Fetched:
         """Settle where to begin and to end; nothing is fetched yet. Raises NoSuchQueue, BadRequest, ConnectionLost;
@@ -50,7 +42,7 @@ class ConsumeReader:
         self._until = info.next if isinstance(self.subscription.until, Edge) else self.subscription.until
         start = await self._insist(lambda: self._start(self.subscription.start, info, node_id))
         at = start.queue_offset
-        return Fetched(self._source(node_id), memoryview(b""), (), at, at, start.epoch, info.begin, info.next)
+        return Fetched(self._source(node_id), (), at, at, start.epoch, info.begin, info.next)
 
     def done(self, queue_offset: int) -> bool:
         """Whether a reader that stands here has everything that it asked for."""
@@ -70,7 +62,6 @@ class ConsumeReader:
 
     async def _fetch_once(self, queue_offset: int, epoch: int) -> Fetched:
         connection = await self._choice.connected()
-        self._limits = connection.welcome.limits
         try:
             return await self._fetch_from(connection, queue_offset, epoch)
         except (BadBatch, LogCorrupt) as error:
@@ -90,7 +81,7 @@ class ConsumeReader:
     async def _fetch_sound(self, bad: DamagedRange, epoch: int, node_id: str) -> Fetched:
         connection = await self._client.reach(await self._client.node_address(node_id))
         fetched = await self._fetch_from(connection, bad.queue_offset, epoch)
-        if not fetched.places:
+        if not fetched.batches:
             raise NotCurrent(f"node {node_id} does not show queue offset {bad.queue_offset} yet")
         return fetched
 
@@ -113,8 +104,15 @@ class ConsumeReader:
                 )
         except OffsetOutOfRange as error:
             raise await self._copies.judged(error, info, node_id, queue_offset) from None
-        source = self._source(node_id)
-        return read_fetched(facts, content, source, queue_offset=queue_offset, epoch=epoch, until=self._until)
+        return read_fetched(
+            facts,
+            content,
+            self._source(node_id),
+            queue_offset=queue_offset,
+            epoch=epoch,
+            until=self._until,
+            body_bytes_max=connection.welcome.limits.max_batch_bytes,
+        )
 
     def _source(self, node_id: str) -> FetchSource:
         return FetchSource(self.subscription.queue, self._choice.info.log_id, node_id)

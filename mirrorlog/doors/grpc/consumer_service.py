@@ -60,7 +60,7 @@ class ConsumerService(pb_grpc.ConsumerServicer):
     async def _serve(self, reader: ConsumeReader, context: ConsumeCall) -> None:
         async with aclosing(self._fetches(reader)) as fetches:
             async for fetched in fetches:
-                for response in _responses(fetched, reader.subscription, reader):
+                for response in _responses(fetched, reader.subscription):
                     await context.write(response)
 
     async def _fetches(self, reader: ConsumeReader) -> AsyncGenerator[Fetched]:
@@ -93,11 +93,10 @@ def _started(work: Coroutine[Any, Any, Fetched]) -> asyncio.Task[Fetched]:
     return task
 
 
-def _responses(fetched: Fetched, subscription: ConsumeOptions, reader: ConsumeReader) -> Iterator[pb.ConsumeResponse]:
-    if not fetched.places:
+def _responses(fetched: Fetched, subscription: ConsumeOptions) -> Iterator[pb.ConsumeResponse]:
+    if not fetched.batches:
         yield consumed.nothing(fetched)
     elif subscription.raw:
         yield consumed.raw(fetched)
     else:
-        body_bytes_max = reader.limits.max_batch_bytes
-        yield from consumed.records(fetched, max_bytes=subscription.max_bytes, body_bytes_max=body_bytes_max)
+        yield from consumed.records(fetched, max_bytes=subscription.max_bytes)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from decimal import Decimal
+from functools import partial
 from operator import attrgetter
 from typing import Any, Final, Self
 
@@ -48,7 +49,8 @@ class ProtobufDecoder:
         self._row = _struct(descriptor)
 
     def __reduce__(self) -> Any:
-        return _made, (self._descriptors, self._message, self._tombstones, self.schema)
+        own = partial(type(self), self._descriptors, self._message, tombstones=self._tombstones, schema=self.schema)
+        return own, ()
 
     def under(self, schema: pa.Schema) -> Self:
         """See `decoded.Decoder`."""
@@ -78,10 +80,6 @@ class ProtobufDecoder:
         if not message.IsInitialized():
             raise Wrong(f"field {message.FindInitializationErrors()[0]}: is required, and missing")
         return message  # type: ignore[no-any-return]
-
-
-def _made(descriptors: bytes, message: str, tombstones: Tombstones, schema: pa.Schema) -> ProtobufDecoder:
-    return ProtobufDecoder(descriptors, message, tombstones=tombstones, schema=schema)
 
 
 # --- Messages to what Arrow takes -----------------------------------------------------------------------------------
