@@ -10,42 +10,59 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, TypeVar
 
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from mirrorlog.errors import PortTaken
-from mirrorlog.spark.landing.service.counts import STATES, LandedTotals, LandingCounts, LandingTotals
+from mirrorlog.spark.landing.service.counts import STATES, DutyCounts, LandedTotals, LandingCounts, LandingTotals
 
-_Totals = Mapping[str, LandingTotals]
-_Sample = tuple[Sequence[str], float]
+_T = TypeVar("_T")
+_Value = float | Mapping[str, float] | None
+"""A sample; one for each value of the label that the family's name has in braces; or none."""
+_Labelled = tuple[tuple[str, ...], _T]
+_Families = Sequence[tuple[str, Callable[[_T], _Value], str]]
 
-_COUNTERS: Final[Sequence[tuple[str, str, Callable[[LandingTotals], float]]]] = (
-    ("rows", "Rows that landings have added to the table, dead letters not counted", lambda each: each.rows),
-    ("bytes", "Bytes of the records that the landing has read", lambda each: each.bytes),
-    ("files", "Data files that the landing has added to the table", lambda each: each.files),
-    ("file_bytes", "Bytes of the data files that the landing has added", lambda each: each.file_bytes),
-    ("dead_letters", "Records that went to the table of dead letters", lambda each: each.dead_letters),
-    ("commits", "Steps that moved a position, each one commit of the table", lambda each: each.commits),
-    ("steps", "Steps that ended well, those with nothing to land too", lambda each: each.steps),
-    ("conflicts", "Steps that ended because another commit to the table came before", lambda each: each.conflicts),
-    ("retries", "Steps that began after one that failed", lambda each: each.retries),
+# fmt: off
+_OF_LANDING: Final[_Families[LandingTotals]] = (
+    ("state{state}", lambda each: {state: each.state == state for state in STATES},
+     "1 for what the landing is doing now"),
+    ("table_version", lambda each: each.table_version, "Version of the table after the last step"),
+    ("last_success_timestamp_seconds", lambda each: each.success_us and each.success_us / 1e6,
+     "When the last success of a step was, in seconds since 1970, UTC"),
+    ("last_failure_timestamp_seconds", lambda each: each.failure_us and each.failure_us / 1e6,
+     "When the last failure of a step was, in seconds since 1970, UTC"),
+    ("rows_total", lambda each: each.rows, "Rows that landings have added to the table, dead letters not counted"),
+    ("bytes_total", lambda each: each.bytes, "Bytes of the records that the landing has read"),
+    ("files_total", lambda each: each.files, "Data files that the landing has added to the table"),
+    ("file_bytes_total", lambda each: each.file_bytes, "Bytes of the data files that the landing has added"),
+    ("dead_letters_total", lambda each: each.dead_letters, "Records that went to the table of dead letters"),
+    ("commits_total", lambda each: each.commits, "Steps that moved a position, each one commit of the table"),
+    ("steps_total", lambda each: each.steps, "Steps that ended well, those with nothing to land too"),
+    ("conflicts_total", lambda each: each.conflicts,
+     "Steps that ended because another commit to the table came before"),
+    ("retries_total", lambda each: each.retries, "Steps that began after one that failed"),
+    ("failures_total{code}", lambda each: each.failures, "Steps that failed, by the code of their error"),
+    ("phase_seconds_total{phase}", lambda each: each.phases, "Time spent in each part of the steps, and in upkeep"),
+    ("upkeep_failures_total{code}", lambda each: each.upkeep_failures, "Upkeep that failed, by the code of its error"),
 )
-_QUEUE_COUNTERS: Final[Sequence[tuple[str, str, Callable[[LandedTotals], float]]]] = (
-    ("records", "Records of the queue that were landed, dead letters included", lambda each: each.records),
-    ("missed_records", "Queue offsets that were passed over and will not be landed", lambda each: each.missed_records),
+_OF_QUEUE: Final[_Families[LandedTotals]] = (
+    ("queue_records_total", lambda each: each.records, "Records of the queue that were landed, dead letters included"),
+    ("queue_missed_records_total", lambda each: each.missed_records,
+     "Queue offsets that were passed over and will not be landed"),
+    ("queue_next_offset", lambda each: each.next_offset, "Queue offset after the last record that is in the table"),
+    ("queue_confirmed_offset", lambda each: each.confirmed_offset,
+     "Queue offset after the last record known to be confirmed"),
+    ("queue_lag_records", lambda each: each.lag_records, "Confirmed records of the queue that are not landed"),
 )
-_QUEUE_GAUGES: Final[Sequence[tuple[str, str, Callable[[LandedTotals], float]]]] = (
-    ("next_offset", "Queue offset after the last record that is in the table", lambda each: each.next_offset),
-    (
-        "confirmed_offset",
-        "Queue offset after the last record known to be confirmed",
-        lambda each: each.confirmed_offset,
-    ),
-    ("lag_records", "Confirmed records of the queue that are not landed", lambda each: each.lag_records),
+_OF_DUTY: Final[_Families[DutyCounts]] = (
+    ("upkeep_runs_total", lambda each: each.runs, "Duties of upkeep that were done on the table"),
+    ("upkeep_files_removed_total", lambda each: each.files_removed, "Files fewer than before, by duty of upkeep"),
+    ("upkeep_seconds_total", lambda each: each.seconds, "Time spent in each duty of upkeep"),
 )
+# fmt: on
 
 
 class LandingMetrics(Collector):
@@ -56,76 +73,36 @@ class LandingMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         totals, now_s = self._counts.copy()
-        yield from _facts(totals)
-        yield from _of_landings(totals, now_s)
-        yield from _of_queues(totals, now_s)
-        yield from _of_upkeep(totals)
+        landings = [((name,), each) for name, each in totals.items()]
+        queues = [((*of, name), each) for of, landing in landings for name, each in sorted(landing.queues.items())]
+        duties = [((*of, *duty), each) for of, landing in landings for duty, each in sorted(landing.duties.items())]
+        info = [((*of, each.table, each.mode, each.write), 1.0) for of, each in landings]
+        yield _family("info", "What is landed where, and how; always 1", ("landing", "table", "mode", "write"), info)
+        yield from _families(_OF_LANDING, ("landing",), landings)
+        lags = [(of, each.lag_seconds(now_s)) for of, each in landings]
+        yield _family("lag_seconds", "Age of the oldest record that is not landed, at most", ("landing",), lags)
+        yield from _families(_OF_QUEUE, ("landing", "queue"), queues)
+        meaning = "Age of the oldest record of the queue that is not landed, at most"
+        ages = [(of, each.lag_seconds(now_s)) for of, each in queues]
+        yield _family("queue_lag_seconds", meaning, ("landing", "queue"), ages)
+        yield from _families(_OF_DUTY, ("landing", "table", "duty"), duties)
 
 
-def _facts(totals: _Totals) -> Iterator[Metric]:
-    info = [((name, each.table, each.mode, each.write), 1.0) for name, each in totals.items()]
-    labels = ("landing", "table", "mode", "write")
-    yield _gauge("info", "What is landed where, and how; always 1", labels, info)
-    states = [((name, state), float(each.state == state)) for name, each in totals.items() for state in STATES]
-    yield _gauge("state", "1 for what the landing is doing now", ("landing", "state"), states)
-    versions = [((name,), each.table_version) for name, each in totals.items() if each.table_version is not None]
-    yield _gauge("table_version", "Version of the table after the last step", ("landing",), versions)
-    for what, field_ in (("success", "success_us"), ("failure", "failure_us")):
-        meaning = f"When the last {what} of a step was, in seconds since 1970, UTC"
-        times = [(name, getattr(each, field_)) for name, each in totals.items()]
-        known = [((name,), micros / 1e6) for name, micros in times if micros is not None]
-        yield _gauge(f"last_{what}_timestamp_seconds", meaning, ("landing",), known)
+def _families(families: _Families[_T], labels: Sequence[str], things: Sequence[_Labelled[_T]]) -> Iterator[Metric]:
+    for name, value, meaning in families:
+        yield _family(name, meaning, labels, [(values, value(each)) for values, each in things])
 
 
-def _of_landings(totals: _Totals, now_s: float) -> Iterator[Metric]:
-    for name, meaning, value in _COUNTERS:
-        yield _counter(name, meaning, ("landing",), [((landing,), value(each)) for landing, each in totals.items()])
-    failures = [((name, code), count) for name, each in totals.items() for code, count in sorted(each.failures.items())]
-    yield _counter("failures", "Steps that failed, by the code of their error", ("landing", "code"), failures)
-    phases = [((name, phase), spent) for name, each in totals.items() for phase, spent in sorted(each.phases.items())]
-    meaning = "Time spent in each part of the steps, and in upkeep"
-    yield _counter("phase_seconds", meaning, ("landing", "phase"), phases)
-    lags = [((name,), each.lag_seconds(now_s)) for name, each in totals.items()]
-    yield _gauge("lag_seconds", "Age of the oldest record that is not landed, at most", ("landing",), lags)
-
-
-def _of_queues(totals: _Totals, now_s: float) -> Iterator[Metric]:
-    labels = ("landing", "queue")
-    every = [((name, queue), counts) for name, each in totals.items() for queue, counts in sorted(each.queues.items())]
-    for name, meaning, value in _QUEUE_COUNTERS:
-        yield _counter(f"queue_{name}", meaning, labels, [(values, value(counts)) for values, counts in every])
-    for name, meaning, value in _QUEUE_GAUGES:
-        yield _gauge(f"queue_{name}", meaning, labels, [(values, value(counts)) for values, counts in every])
-    meaning = "Age of the oldest record of the queue that is not landed, at most"
-    yield _gauge(
-        "queue_lag_seconds", meaning, labels, [(values, counts.lag_seconds(now_s)) for values, counts in every]
-    )
-
-
-def _of_upkeep(totals: _Totals) -> Iterator[Metric]:
-    labels = ("landing", "table", "duty")
-    every = [((name, *key), counts) for name, each in totals.items() for key, counts in sorted(each.duties.items())]
-    runs = [(values, counts.runs) for values, counts in every]
-    yield _counter("upkeep_runs", "Duties of upkeep that were done on the table", labels, runs)
-    removed = [(values, counts.files_removed) for values, counts in every]
-    yield _counter("upkeep_files_removed", "Files fewer than before, by duty of upkeep", labels, removed)
-    seconds = [(values, counts.seconds) for values, counts in every]
-    yield _counter("upkeep_seconds", "Time spent in each duty of upkeep", labels, seconds)
-    failed = [((name, code), n) for name, each in totals.items() for code, n in sorted(each.upkeep_failures.items())]
-    yield _counter("upkeep_failures", "Upkeep that failed, by the code of its error", ("landing", "code"), failed)
-
-
-def _gauge(name: str, meaning: str, labels: Sequence[str], samples: Iterable[_Sample]) -> Metric:
-    family = GaugeMetricFamily(f"mirrorlog_landing_{name}", meaning, labels=labels)
-    for values, value in samples:
-        family.add_metric(values, value)
-    return family
-
-
-def _counter(name: str, meaning: str, labels: Sequence[str], samples: Iterable[_Sample]) -> Metric:
-    family = CounterMetricFamily(f"mirrorlog_landing_{name}_total", meaning, labels=labels)
-    for values, value in samples:
-        family.add_metric(values, value)
+def _family(name: str, meaning: str, labels: Sequence[str], found: Iterable[_Labelled[_Value]]) -> Metric:
+    name, _, own = name.rstrip("}").partition("{")
+    made = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+    family = made(f"mirrorlog_landing_{name}", meaning, labels=[*labels, own] if own else labels)
+    for values, told in found:
+        if isinstance(told, Mapping):
+            for each, number in sorted(told.items()):
+                family.add_metric((*values, each), number)
+        elif told is not None:
+            family.add_metric(values, told)
     return family
 
 
