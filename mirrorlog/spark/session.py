@@ -54,10 +54,10 @@ def local_session(app_name: str, jars_dir: Path | None = None, **conf: str) -> S
     return _build(app_name, settings)
 
 
-def any_session(app_name: str, jars_dir: Path | None = None) -> SparkSession:
+def any_session(app_name: str) -> SparkSession:
     """Under spark-submit its session, with Delta switched on; else a local one. Raises as `local_session`."""
     # Then the JVM is there already, with the settings that were given to it.
-    return _build(app_name, _DELTA) if _SET_BY_SPARK_SUBMIT in os.environ else local_session(app_name, jars_dir)
+    return _build(app_name, _DELTA) if _SET_BY_SPARK_SUBMIT in os.environ else local_session(app_name)
 
 
 @contextmanager

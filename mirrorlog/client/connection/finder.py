@@ -121,8 +121,6 @@ _UNSETTLED_S: Final = 0.05
 # For nodes that may know a queue that the others have not heard of.
 _UNKNOWN_S: Final = 0.5
 
-AskNode = Callable[[str, list[str] | None], Coroutine[Any, Any, Metadata]]
-
 
 class KnownNodes(Protocol):
     """The nodes that are known, as whoever keeps the connections to them says."""

@@ -89,12 +89,12 @@ def encode_attributes(attributes: Attributes) -> bytes:
     return _BLOCK.pack(ttl_ms, attributes.delay_ms | attributes.priority << _DELAY_BITS)
 
 
-def attributes_of(header: BatchHeader, batch: Buffer, at: int = 0) -> Attributes:
-    """Of the batch at `at`, compressed or not; `NO_ATTRIBUTES` when it has none. Raises BadBatch for a block that says
+def attributes_of(header: BatchHeader, batch: Buffer) -> Attributes:
+    """Of the batch, compressed or not; `NO_ATTRIBUTES` when it has none. Raises BadBatch for a block that says
     what is not known here, or that is not there."""
     if not header.columns & _ATTRIBUTES:
         return NO_ATTRIBUTES
-    return decode_attributes(batch, at + HEADER_SIZE)
+    return decode_attributes(batch, HEADER_SIZE)
 
 
 def decode_attributes(buffer: Buffer, at: int = 0) -> Attributes:

@@ -153,12 +153,12 @@ def _text(view: memoryview | None) -> str:
 # --- Reading ------------------------------------------------------------------------------------------------------
 
 
-def parse_batch_body(batch: Buffer, at: int = 0) -> Body:
-    """The body of the uncompressed batch at `at`. Raises BadBatch, for a compressed one too."""
-    header = read_header(batch, at)
+def parse_batch_body(batch: Buffer) -> Body:
+    """The body of an uncompressed batch. Raises BadBatch, for a compressed one too."""
+    header = read_header(batch)
     if header.codec != Codec.NONE:
         raise BadBatch(f"the body is compressed by codec {header.codec}; decompress it first")
-    view = memoryview(batch)[at + header.body_at : at + header.length]
+    view = memoryview(batch)[header.body_at : header.length]
     return parse_body(view, record_count=header.record_count, columns=header.columns)
 
 

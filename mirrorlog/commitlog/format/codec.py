@@ -86,14 +86,14 @@ def compress_draft(draft: Draft, codec: Codec) -> Draft:
     )
 
 
-def open_body(batch: Buffer, at: int = 0, *, header: BatchHeader | None = None, body_bytes_max: int) -> Body:
-    """The columns of the batch at `at`, whatever its codec; views into `batch` when it is not compressed.
+def open_body(batch: Buffer, *, header: BatchHeader | None = None, body_bytes_max: int) -> Body:
+    """The columns of the batch, whatever its codec; views into `batch` when it is not compressed.
 
     `header`: of that batch, if it was read already. `body_bytes_max`: what a compressed body may have when opened;
     producers keep it within the node's max_batch_bytes. Raises BadBatch. The checksums are the caller's to check.
     """
-    header = header or read_header(batch, at)
-    body = memoryview(batch)[at + header.body_at : at + header.length]
+    header = header or read_header(batch)
+    body = memoryview(batch)[header.body_at : header.length]
     if header.codec != Codec.NONE:
         packed = body[: max(0, len(body) - header.padding)]
         body = decompress(header.codec, packed, header.body_length, body_bytes_max=body_bytes_max)

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, Final, Protocol
+from typing import Final, Protocol
 
 import uvloop
 
@@ -119,13 +119,12 @@ class _EndOfInput(asyncio.Protocol):
         self._gone()
 
 
-async def watch_parent(gone: Callable[[], None], stdin: IO[Any] | None = None) -> bool:
+async def watch_parent(gone: Callable[[], None]) -> bool:
     """Call `gone` (once or twice) when standard input ends. False when it is no pipe: a shell, or systemd."""
-    stdin = stdin or sys.stdin
-    mode = os.fstat(stdin.fileno()).st_mode
+    mode = os.fstat(sys.stdin.fileno()).st_mode
     if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
         return False
-    await asyncio.get_running_loop().connect_read_pipe(lambda: _EndOfInput(gone), stdin)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: _EndOfInput(gone), sys.stdin)
     return True
 
 

@@ -23,7 +23,7 @@ from mirrorlog.spark.landing.definition import Landing
 from mirrorlog.spark.landing.holds import Holds
 from mirrorlog.spark.landing.planning import source_options
 from mirrorlog.spark.landing.results import Observer
-from mirrorlog.spark.landing.runner import OnMoment, Runner
+from mirrorlog.spark.landing.runner import Runner
 from mirrorlog.spark.landing.service.schedule import Schedule, Turn
 from mirrorlog.spark.plan import QueueFacts
 from mirrorlog.spark.reading.lookup import open_lookup
@@ -52,12 +52,11 @@ class Service:
         once: bool = False,
         take_over: bool = False,
         upkeep: Upkeep = lambda landing: None,
-        on_moment: OnMoment = lambda moment: None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.schedule = Schedule.of(landings)
         self._spark = spark
-        self._runner = Runner(spark, on_moment)
+        self._runner = Runner(spark)
         self._observer = observer or Observer()
         self._once = once
         self._upkeep = upkeep
