@@ -130,7 +130,6 @@ class HAClient:
     ) -> None:
         self.state = ClientState.WAITING
         self.master = master
-        self.master_end = -1
         self.requested = -1
         self.last_read = now
         self.last_write = now
@@ -313,7 +312,6 @@ class HAClient:
             raise ProtocolError(f"a history of epoch {history.epoch} that is not the newest one known here, {newest}")
         align = self._align(history, theirs)
         self._epoch = history.epoch
-        self.master_end = history.end
         self.state = ClientState.ALIGNING
         self.align_out = True
         return [align]
@@ -356,7 +354,6 @@ class HAClient:
             self._copy.keep_placed(run, log_offset=facts.log_offset)
         elif len(run):
             self._copy.append_run(run, log_offset=facts.log_offset)
-        self.master_end = facts.end
         self._copy.set_confirmed(facts.confirmed)
         if not self._brought and (len(run) or self._copy.log.end >= facts.end):
             self._brought = True
