@@ -39,8 +39,9 @@ from mirrorlog.commitlog.index.tables import Tables
 from mirrorlog.errors import DiskFull, IndexDoubtful
 
 DIRECTORY_NAME: Final = "index"
+DATA_NAME: Final = "data.mdb"
+PLACE_KEY = struct.Struct(">IQ")
 
-_DATA_NAME: Final = "data.mdb"
 _MARK_NAME: Final = "clean"
 _MAP_BYTES: Final = 64 * 1024 * 1024
 _MAP_BYTES_MAX: Final = 1024 * _MAP_BYTES
@@ -51,7 +52,6 @@ _WRITTEN_AT_ONCE: Final = 1024
 _SEGMENTS_AT_ONCE: Final = 16
 _READ_BYTES: Final = 1024 * 1024
 
-_KEY = struct.Struct(">IQ")
 _VALUE = struct.Struct("<QQq")
 _TABLE_KEY = struct.Struct(">Q")
 _TABLE_VALUE = struct.Struct("<QII")
@@ -93,14 +93,14 @@ class PastIndex:
             )
             self._places = self._env.open_db(b"places")
             self._tables = self._env.open_db(b"tables")
-            self.included: dict[int, tuple[int, int]] = self._read_included()
+            self.included = included_in(self._env, self._tables)
             """By segment: its end and the content of its table."""
 
     @classmethod
     def open(cls, path: Path, tables: Tables) -> Self:
         """The index in the directory `path` of exactly these tables; rebuilt when it is missing, damaged, was not
         closed, or speaks of others. Raises IndexDoubtful for a damaged table, DiskFull, OSError."""
-        if not _is_clean(path):
+        if unclean(path):
             delete(path)
         (path / _MARK_NAME).unlink(missing_ok=True)
         index = cls(path)
@@ -193,7 +193,7 @@ class PastIndex:
         last, expected = -1, 0
         with self._cursor() as cursor:
             for key, value in cursor:
-                queue_id, base = _KEY.unpack(key)
+                queue_id, base = PLACE_KEY.unpack(key)
                 if queue_id != last or base != expected:
                     jumps[queue_id] = base
                 last, expected = queue_id, _VALUE.unpack(value)[1]
@@ -209,7 +209,7 @@ class PastIndex:
         with self._cursor() as cursor:
             more = cursor.first()
             while more:
-                queue_id, begin = _KEY.unpack(cursor.key())
+                queue_id, begin = PLACE_KEY.unpack(cursor.key())
                 last = _last_place(cursor, queue_id)
                 assert last is not None
                 found[queue_id] = (begin, last.next)
@@ -226,7 +226,7 @@ class PastIndex:
                 if copied:
                     # Only copies can hold what an earlier segment holds too.
                     _carve(cursor, queue_id, base, following)
-                items.append((_KEY.pack(queue_id, base), _VALUE.pack(segment, following, last_time)))
+                items.append((PLACE_KEY.pack(queue_id, base), _VALUE.pack(segment, following, last_time)))
             for first in range(0, len(items), _PUT_AT_ONCE):
                 cursor.putmulti(items[first : first + _PUT_AT_ONCE])
 
@@ -240,7 +240,7 @@ class PastIndex:
         path = self._path / _MARK_NAME
         try:
             with closing(OS_FILES.open(path, create=True)) as file:
-                file.pwrite(_MARK.pack(_MARK_MAGIC, _VERSION, *_sum(self._path / _DATA_NAME)), 0)
+                file.pwrite(_MARK.pack(_MARK_MAGIC, _VERSION, *_sum(self._path / DATA_NAME)), 0)
         except OSError as error:
             failed = disk_error(error, "write", path)
             if isinstance(failed, DiskFull):
@@ -248,10 +248,6 @@ class PastIndex:
             raise IndexDoubtful(
                 f"cannot write {path}: {error.strerror}; the index is rebuilt when it is opened"
             ) from None
-
-    def _read_included(self) -> dict[int, tuple[int, int]]:
-        with self._env.begin(db=self._tables) as transaction, transaction.cursor() as cursor:
-            return {_TABLE_KEY.unpack(key)[0]: _TABLE_VALUE.unpack(value)[:2] for key, value in cursor}
 
     def _write(self, change: Callable[[Any], object]) -> None:
         """One transaction; the map grows until it fits."""
@@ -392,13 +388,13 @@ def delete(path: Path) -> None:
 
 def _entry(cursor: Any, queue_id: int) -> QueueExtent | None:
     """Where the cursor stands, if that is of the queue."""
-    found, base = _KEY.unpack(cursor.key())
+    found, base = PLACE_KEY.unpack(cursor.key())
     return QueueExtent(base, *_VALUE.unpack(cursor.value())) if found == queue_id else None
 
 
 def _place_before(cursor: Any, queue_id: int, queue_offset: int) -> QueueExtent | None:
     """The last place that begins below a queue offset."""
-    there = cursor.set_range(_KEY.pack(queue_id, queue_offset))
+    there = cursor.set_range(PLACE_KEY.pack(queue_id, queue_offset))
     return _entry(cursor, queue_id) if (cursor.prev() if there else cursor.last()) else None
 
 
@@ -410,7 +406,7 @@ def _place_at(cursor: Any, queue_id: int, queue_offset: int) -> QueueExtent | No
     before = _place_before(cursor, queue_id, queue_offset + 1)
     if before is not None and queue_offset < before.next:
         return before
-    return _entry(cursor, queue_id) if cursor.set_range(_KEY.pack(queue_id, queue_offset)) else None
+    return _entry(cursor, queue_id) if cursor.set_range(PLACE_KEY.pack(queue_id, queue_offset)) else None
 
 
 def _carve(cursor: Any, queue_id: int, base: int, following: int) -> None:
@@ -425,12 +421,12 @@ def _carve(cursor: Any, queue_id: int, base: int, following: int) -> None:
 
 
 def _put(cursor: Any, queue_id: int, place: QueueExtent) -> None:
-    cursor.put(_KEY.pack(queue_id, place.base), _VALUE.pack(*place[1:]))
+    cursor.put(PLACE_KEY.pack(queue_id, place.base), _VALUE.pack(*place[1:]))
 
 
 def _delete_places(cursor: Any, queue_id: int, base: int, following: int, segment: int) -> None:
     """Delete what is left of a segment's stretch [base, following)."""
-    while cursor.set_range(_KEY.pack(queue_id, base)):
+    while cursor.set_range(PLACE_KEY.pack(queue_id, base)):
         place = _entry(cursor, queue_id)
         if place is None or place.base >= following:
             return
@@ -449,19 +445,29 @@ def _identity(head: TableHead | None) -> tuple[int, int] | None:
 def _map_bytes(path: Path) -> int:
     """A power of two with room for as much again."""
     size = _MAP_BYTES
-    data = path / _DATA_NAME
+    data = path / DATA_NAME
     while data.exists() and size < 2 * data.stat().st_size:
         size *= 2
     return size
 
 
-def _is_clean(path: Path) -> bool:
-    """Whether the file is the one that was closed. Raises OSError."""
+def unclean(path: Path) -> str:
+    """Why the file in the directory `path` is not the one that was closed; "" when it is. Raises OSError."""
     try:
-        magic, version, *rest = _MARK.unpack((path / _MARK_NAME).read_bytes())
-        return (magic, version) == (_MARK_MAGIC, _VERSION) and tuple(rest) == _sum(path / _DATA_NAME)
-    except (FileNotFoundError, struct.error):
-        return False
+        magic, version, *stated = _MARK.unpack((path / _MARK_NAME).read_bytes())
+        if (magic, version) != (_MARK_MAGIC, _VERSION):
+            return "its mark is of another version"
+        return "" if tuple(stated) == _sum(path / DATA_NAME) else "its checksum does not match"
+    except FileNotFoundError:
+        return "it is in use, or was not closed"
+    except struct.error:
+        return "its mark is damaged"
+
+
+def included_in(env: Any, tables: Any) -> dict[int, tuple[int, int]]:
+    """By segment: its end and the content of its table, of an index that LMDB has opened."""
+    with env.begin(db=tables) as transaction, transaction.cursor() as cursor:
+        return {_TABLE_KEY.unpack(key)[0]: _TABLE_VALUE.unpack(value)[:2] for key, value in cursor}
 
 
 def _sum(path: Path) -> tuple[int, int]:

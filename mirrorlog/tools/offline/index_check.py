@@ -11,21 +11,19 @@ again in a temporary place.
 
 from __future__ import annotations
 
-import struct
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import lmdb
 
 from mirrorlog.commitlog.files import disk_error
-from mirrorlog.commitlog.format.checksum import crc32c
 from mirrorlog.commitlog.format.header import BatchHeader
 from mirrorlog.commitlog.format.rows import ROW_BYTES, pack_row
-from mirrorlog.commitlog.index.past import DIRECTORY_NAME, PastIndex
+from mirrorlog.commitlog.index.past import DATA_NAME, DIRECTORY_NAME, PLACE_KEY, PastIndex, included_in, unclean
 from mirrorlog.commitlog.index.table import SegmentTable
 from mirrorlog.commitlog.index.tables import Tables, build_table
 from mirrorlog.commitlog.log_directory import FILES, LogDirectory, SegmentFile
@@ -34,16 +32,6 @@ from mirrorlog.errors import DiskFailed, DiskFull, IndexDoubtful, LogCorrupt
 
 ROWS_MAX: Final = 4_000_000
 """Batches of a segment that are held to make its table again: 160 MB."""
-
-_DATA_NAME: Final = "data.mdb"
-_MARK_NAME: Final = "clean"
-_MARK = struct.Struct("<4sIQI")
-_MARK_MAGIC: Final = b"MLIX"
-_VERSION: Final = 1
-_READ_BYTES: Final = 1024 * 1024
-_PLACE_KEY = struct.Struct(">IQ")
-_TABLE_KEY = struct.Struct(">Q")
-_TABLE_VALUE = struct.Struct("<QII")
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,10 +162,10 @@ def check_index(log: LogDirectory, ends: Mapping[int, int]) -> IndexReport:
     """`ends`: where the segments end whose tables are right, by their start. Raises DiskFailed."""
     path = log.path / DIRECTORY_NAME
     try:
-        if not (path / _DATA_NAME).is_file():
+        if not (path / DATA_NAME).is_file():
             return IndexReport("missing", "it is made when the node starts")
-        if (unclean := _unclean(path)) is not None:
-            return IndexReport("unclean", f"{unclean}; it is made anew when the node starts")
+        if why := unclean(path):
+            return IndexReport("unclean", f"{why}; it is made anew when the node starts")
         return _compare(log, path, ends)
     except FileNotFoundError:
         return IndexReport("unclean", "a node has taken it into use meanwhile")
@@ -185,34 +173,10 @@ def check_index(log: LogDirectory, ends: Mapping[int, int]) -> IndexReport:
         raise disk_error(error, "read", path) from None
 
 
-def _unclean(path: Path) -> str | None:
-    """Why it cannot be trusted. Raises OSError."""
-    try:
-        magic, version, *stated = _MARK.unpack((path / _MARK_NAME).read_bytes())
-    except FileNotFoundError:
-        return "it is in use, or was not closed"
-    except struct.error:
-        return "its mark is damaged"
-    if (magic, version) != (_MARK_MAGIC, _VERSION):
-        return "its mark is of another version"
-    return None if stated == list(_sum(path / _DATA_NAME)) else "its checksum does not match"
-
-
-def _sum(path: Path) -> tuple[int, int]:
-    """(size, CRC-32C)."""
-    size = crc = 0
-    with path.open("rb") as file:
-        while block := file.read(_READ_BYTES):
-            size += len(block)
-            crc = crc32c(block, crc)
-    return size, crc
-
-
 def _compare(log: LogDirectory, path: Path, ends: Mapping[int, int]) -> IndexReport:
     with _Opened(path) as index:
-        included = dict(index.tables())
         tables = Tables(FILES, log.path, seed=log.rules.seed)
-        for start, stated in sorted(included.items()):
+        for start, stated in sorted(index.included.items()):
             if start not in ends:
                 return IndexReport("outdated", f"segment {start} has no table, or none that is right")
             head = tables.load(start, ends[start])
@@ -235,7 +199,7 @@ def _difference(index: _Opened, right: _Opened) -> IndexReport:
     while True:
         found, expected = next(ours, None), next(theirs, None)
         if found != expected:
-            queue_id, base = _PLACE_KEY.unpack(min(each[0] for each in (found, expected) if each is not None))
+            queue_id, base = PLACE_KEY.unpack(min(each[0] for each in (found, expected) if each is not None))
             return IndexReport("wrong", f"queue {queue_id}: what it says of queue offset {base} is not so", count)
         if found is None:
             return IndexReport("agrees", places=count)
@@ -251,22 +215,13 @@ class _Opened:
                 str(path), readonly=True, lock=False, create=False, max_dbs=2, map_size=_map_bytes(path)
             )
             self._places = self._env.open_db(b"places", create=False)
-            self._tables = self._env.open_db(b"tables", create=False)
+            self.included = included_in(self._env, self._env.open_db(b"tables", create=False))
         except lmdb.Error as error:
             raise IndexDoubtful(f"the index in {path} cannot be read: {error}") from None
 
-    def tables(self) -> Iterator[tuple[int, tuple[int, int]]]:
-        """(segment, (its end, the content of its table))."""
-        for key, value in self._entries(self._tables):
-            end, content, _ = _TABLE_VALUE.unpack(value)
-            yield _TABLE_KEY.unpack(key)[0], (end, content)
-
     def places(self) -> Iterator[tuple[bytes, bytes]]:
         """Every entry of the database `places`, in order."""
-        return self._entries(self._places)
-
-    def _entries(self, database: Any) -> Iterator[tuple[bytes, bytes]]:
-        with self._env.begin(db=database) as transaction, transaction.cursor() as cursor:
+        with self._env.begin(db=self._places) as transaction, transaction.cursor() as cursor:
             yield from cursor
 
     def __enter__(self) -> _Opened:
@@ -278,6 +233,6 @@ class _Opened:
 
 def _map_bytes(path: Path) -> int:
     try:
-        return max(1024 * 1024, (path / _DATA_NAME).stat().st_size)
+        return max(1024 * 1024, (path / DATA_NAME).stat().st_size)
     except OSError as error:
         raise DiskFailed(f"cannot read {path}: {error.strerror}; check the disk", path=str(path)) from None
