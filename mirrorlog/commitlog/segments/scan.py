@@ -99,13 +99,16 @@ class BatchRules:
     seed: int
     epochs: EpochList
 
+    def check_header(self, head: memoryview, log_offset: int, bytes_max: int) -> BatchHeader:
+        """Of the batch at a log offset, which has `bytes_max` at most. Raises BadBatch."""
+        header = check_stamped(head, 0, log_offset=log_offset, seed=self.seed, max_batch_bytes=bytes_max)
+        if header.epoch != (epoch := self.epochs.at(log_offset)):
+            raise BadBatch(f"epoch {header.epoch} where the epoch list has {epoch}")
+        return header
+
     def check(self, reader: BlockReader, start: int, at: int) -> Checked:
         """The whole batch at `at` of the file whose first byte is log offset `start`. Raises BadBatch."""
-        place = start + at
-        left = reader.size - at
-        header = check_stamped(reader.view(at, HEADER_SIZE), 0, log_offset=place, seed=self.seed, max_batch_bytes=left)
-        if header.epoch != self.epochs.at(place):
-            raise BadBatch(f"epoch {header.epoch} where the epoch list has {self.epochs.at(place)}")
+        header = self.check_header(reader.view(at, HEADER_SIZE), start + at, reader.size - at)
         batch = reader.view(at, header.length)
         check_body(batch, 0, header)
         if is_inner(header):

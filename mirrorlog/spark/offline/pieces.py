@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -46,17 +46,19 @@ _LARGE_WINDOW_BYTES: Final = 4 * 1024
 _NOTHING: Final = memoryview(b"")
 
 
+@dataclass(eq=False)
 class LogPiece:
-    """The batches of [first, end), log offsets, in the file `path` whose first byte is log offset `start`."""
+    """The batches of [first, end), log offsets, in the file `path` whose first byte is log offset `start`.
 
-    def __init__(self, path: Path, *, start: int, first: int, end: int, seed: int, rows: bytes | None) -> None:
-        """`rows`: of a piece that was walked, a `rows.ROW` for each batch; None: the table beside the segment."""
-        self.path = path
-        self.start = start
-        self.first = first
-        self.end = end
-        self.rows = rows
-        self._seed = seed
+    `rows`: of a piece that was walked, a `rows.ROW` for each batch; None: the table beside the segment.
+    """
+
+    path: Path
+    start: int
+    first: int
+    end: int
+    seed: int
+    rows: bytes | None
 
     @cached_property
     def stretches(self) -> NDArray[Any]:
@@ -75,20 +77,19 @@ class LogPiece:
         files, path, first = FILES, self.path.with_name(table_name(self.start)), self.start
         if self.rows is not None:
             files, first = self._in_memory, self.first
-        with SegmentTable.open(files, path, start=first, end=self.end, seed=self._seed) as table:
+        with SegmentTable.open(files, path, start=first, end=self.end, seed=self.seed) as table:
             yield table
 
     def extended(self, other: LogPiece) -> LogPiece:
         """This piece and the one behind it, both walked, as one."""
         assert self.rows is not None
         assert other.rows is not None
-        rows = self.rows + other.rows
-        return LogPiece(self.path, start=self.start, first=self.first, end=other.end, seed=self._seed, rows=rows)
+        return replace(self, end=other.end, rows=self.rows + other.rows)
 
     @cached_property
     def _in_memory(self) -> Any:
         assert self.rows is not None
-        return _TableInMemory(build_table([memoryview(self.rows)], start=self.first, end=self.end, seed=self._seed))
+        return _TableInMemory(build_table([memoryview(self.rows)], start=self.first, end=self.end, seed=self.seed))
 
 
 class _TableInMemory:
@@ -124,7 +125,7 @@ class Walked:
 
 def sealed_piece(path: Path, *, start: int, end: int, seed: int) -> LogPiece:
     """The segment [start, end) by its table. Raises IndexDoubtful when it cannot be trusted, OSError."""
-    piece = LogPiece(path, start=start, first=start, end=end, seed=seed, rows=None)
+    piece = LogPiece(path, start, start, end, seed, None)
     with piece.table():
         return piece
 
@@ -176,10 +177,7 @@ class _Walk:
             rows += packed
             at = header.next_log_offset
         if at > first:
-            seed = self._rules.seed
-            found.pieces.append(
-                LogPiece(self._path, start=self._start, first=first, end=at, seed=seed, rows=bytes(rows))
-            )
+            found.pieces.append(LogPiece(self._path, self._start, first, at, self._rules.seed, bytes(rows)))
         found.end = at
 
     def _rows_inside(self, envelope: BatchHeader) -> bytes:
@@ -211,11 +209,7 @@ class _Walk:
     def _check(self, place: int) -> BatchHeader:
         """The batch at a log offset. Raises BadBatch."""
         at = place - self._start
-        head = self._view(at)
-        header = check_stamped(
-            head, 0, log_offset=place, seed=self._rules.seed, max_batch_bytes=max(0, self._size - at)
-        )
-        check_epoch(header, self._rules)
+        header = self._rules.check_header(self._view(at), place, max(0, self._size - at))
         if place >= self._flushed:
             batch = memoryview(bytearray(header.length))
             checked_batch(batch[: self._file.pread(batch, at)], place, self._rules)
@@ -234,13 +228,6 @@ class _Walk:
 
 def checked_batch(batch: memoryview, log_offset: int, rules: BatchRules) -> BatchHeader:
     """The header of a whole batch, found at a log offset, if it is one of this log there. Raises BadBatch."""
-    header = check_stamped(batch, 0, log_offset=log_offset, seed=rules.seed, max_batch_bytes=len(batch))
-    check_epoch(header, rules)
+    header = rules.check_header(batch, log_offset, len(batch))
     check_body(batch, 0, header)
     return header
-
-
-def check_epoch(header: BatchHeader, rules: BatchRules) -> None:
-    """Raises BadBatch for a header of a history that was cut."""
-    if header.epoch != rules.epochs.at(header.log_offset):
-        raise BadBatch(f"epoch {header.epoch} where the epoch list has {rules.epochs.at(header.log_offset)}")

@@ -99,17 +99,15 @@ def survey(
     return walker.found
 
 
+@dataclass(slots=True)
 class _Walker:
     """One walk, file after file."""
 
-    def __init__(
-        self, log: LogDirectory, found: Survey, on_batch: OnBatch, on_bad: OnBad | None, on_segment: OnSegment | None
-    ) -> None:
-        self.found = found
-        self._log = log
-        self._on_batch = on_batch
-        self._on_bad = on_bad
-        self._on_segment = on_segment
+    log: LogDirectory
+    found: Survey
+    on_batch: OnBatch
+    on_bad: OnBad | None
+    on_segment: OnSegment | None
 
     def take(self, segment: SegmentFile, following: int | None) -> None:
         """`following`: the log offset at which the next file begins."""
@@ -123,9 +121,9 @@ class _Walker:
                 self._walk(file, segment.start, following)
         if found.bad_count > bad_before or found.tail is not None:
             self._freed(segment)
-        if self._on_segment is not None:
+        if self.on_segment is not None:
             whole = whole and found.bad_count == bad_before and found.tail is None
-            self._on_segment(segment, found.end, whole)
+            self.on_segment(segment, found.end, whole)
 
     def _open(self, segment: SegmentFile) -> SectorFile | None:
         """None for a file that a running node has freed meanwhile. Raises DiskFailed."""
@@ -140,13 +138,13 @@ class _Walker:
 
     def _freed(self, segment: SegmentFile) -> bool:
         """Whether a running node has moved the log's start offset past this file; then nothing in it counts."""
-        now = self._log.read_checkpoint()
-        if now is None or now.begin <= max(segment.start, self._log.begin):
+        now = self.log.read_checkpoint()
+        if now is None or now.begin <= max(segment.start, self.log.begin):
             return False
         self.found.forget_below(now.begin)
         if self.found.end < now.begin:
-            if self._on_bad is not None:
-                self._on_bad(Range(self.found.end, now.begin, "freed by the running node"))
+            if self.on_bad is not None:
+                self.on_bad(Range(self.found.end, now.begin, "freed by the running node"))
             self.found.end, self.found.tail = now.begin, None
         return True
 
@@ -160,12 +158,12 @@ class _Walker:
 
     def _bad(self, bad: Range) -> None:
         self.found.add_bad(bad)
-        if self._on_bad is not None:
-            self._on_bad(bad)
+        if self.on_bad is not None:
+            self.on_bad(bad)
 
     def _walk(self, file: SectorFile, start: int, following: int | None) -> None:
         """`start`: the log offset of the file's first byte."""
-        found, on_batch, rules = self.found, self._on_batch, self._log.rules
+        found, on_batch, rules = self.found, self.on_batch, self.log.rules
 
         def count(header: BatchHeader, batch: memoryview) -> None:
             found.batches += 1
@@ -186,7 +184,7 @@ class _Walker:
         ended = not any(reader.view(stop.at, HEADER_SIZE))
         if ended and (stop.at >= reader.size or start + stop.at == following):
             return None
-        behind = find_batch(reader, start=start, at=stop.at + ALIGNMENT, rules=self._log.rules)
+        behind = find_batch(reader, start=start, at=stop.at + ALIGNMENT, rules=self.log.rules)
         if behind is not None:
             self._bad(Range(start + stop.at, behind.log_offset, stop.reason))
             return behind.log_offset - start
