@@ -254,11 +254,11 @@ def inside(folder: str, edges: Mapping[str, Set[str]]) -> dict[str, set[str]]:
 
 CAPS = {
     "files in a folder": 15,
-    "lines of a file": 857,
+    "lines of a file": 850,
     "public class names that occur twice": 0,
     "files of one importer and at most 130 lines": 21,
-    "lines of the package": 97_436,
-    "private names that tests reach for": 371,
+    "lines of the package": 97_271,
+    "private names that tests reach for": 370,
     "monkeypatches of tests": 292,
 }
 """They only go down (HOUSE.md's aims: 15, 500, 0, 30, 85,000)."""

@@ -10,16 +10,16 @@ import shutil
 import ssl
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Final, Self
 
-from mirrorlog.errors import BadInput, ConnectionLost, LoginFailed, NodeStopping, PortTaken, RequestTimeout
+from mirrorlog.errors import BadInput, ConfigError, ConnectionLost, LoginFailed, NodeStopping, PortTaken, RequestTimeout
 from mirrorlog.testing.asking import wait_for
 from mirrorlog.testing.certificates import MODES, Certificates
 from mirrorlog.testing.guard import Guard
 from mirrorlog.testing.node import START_SECONDS, Node
 from mirrorlog.testing.ports import HOST, free_ports
-from mirrorlog.testing.toml import dump_toml
 from mirrorlog.wire.messages.status import LogStatus, Status
 
 COPIES_MAX: Final = 16
@@ -391,3 +391,32 @@ def _summary(statuses: Mapping[str, Status]) -> str:
         for log in status.logs
     ]
     return "\n".join(["", *lines]) if lines else "nothing"
+
+
+def dump_toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
+    """`{"section": {"key": value}}` as TOML text, which the standard library only reads; keys whose value is None are
+    left out. Raises ConfigError.
+
+    Only what configuration files need: tables of tables, strings, numbers, booleans, paths and lists of these. A list
+    of tables is written inline, which TOML reads as the same thing as `[[…]]`.
+    """
+    return "\n".join(_toml_table(name, table) for name, table in tables.items())
+
+
+def _toml_table(name: str, table: Mapping[str, Any]) -> str:
+    lines = [f"{key} = {_toml_value(value, f'{name}.{key}')}\n" for key, value in table.items() if value is not None]
+    return f"[{name}]\n{''.join(lines)}"
+
+
+def _toml_value(value: Any, key: str) -> str:
+    if isinstance(value, PathLike):
+        return _toml_value(fspath(value), key)
+    if isinstance(value, bool | int | float | str):
+        # JSON's strings, numbers and booleans are TOML's, but for the one control character that JSON leaves bare.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, Mapping):
+        inner = (f"{name} = {_toml_value(each, f'{key}.{name}')}" for name, each in value.items() if each is not None)
+        return f"{{{', '.join(inner)}}}"
+    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
+        return f"[{', '.join(_toml_value(each, key) for each in value)}]"
+    raise ConfigError(f"{key}: a {type(value).__name__} cannot be written into a configuration file")

@@ -40,7 +40,7 @@ def test_a_reader_sees_the_same_columns_whatever_the_codec(codec: Codec, values:
     batch = packed_batch(values * 10, codec)
     header = check_producer_part(memoryview(batch), max_batch_bytes=LIMIT)
     assert header.record_count == 10 * len(values)
-    body = open_body(b"12345678" + batch, 8, body_bytes_max=LIMIT)
+    body = open_body(memoryview(b"12345678" + batch)[8:], body_bytes_max=LIMIT)
     assert [record.value for record in body.records()] == values * 10
 
 

@@ -10,9 +10,9 @@ from typing import Any, Self
 from mirrorlog.errors import ConnectionLost, RequestTimeout
 from mirrorlog.testing import Node
 from mirrorlog.testing.asking import wait_for
+from mirrorlog.testing.cluster import dump_toml
 from mirrorlog.testing.guard import Guard
 from mirrorlog.testing.ports import HOST, free_ports
-from mirrorlog.testing.toml import dump_toml
 from mirrorlog.wire.messages.status import ClusterStatus, Status
 from tests.process.clusters import FAST, SEGMENT_BYTES
 

@@ -30,9 +30,9 @@ from mirrorlog.client.sync import Client as SyncClient
 from mirrorlog.config import split_address
 from mirrorlog.errors import ConfigError, ConnectionLost
 from mirrorlog.testing import Cluster, Node
+from mirrorlog.testing.cluster import dump_toml
 from mirrorlog.testing.guard import Guard
 from mirrorlog.testing.ports import HOST, free_ports
-from mirrorlog.testing.toml import dump_toml
 from mirrorlog.wire.messages.handshake import Hello
 from mirrorlog.wire.messages.status import GetStatus, Status
 from mirrorlog.wire.tls import client_context

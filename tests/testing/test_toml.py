@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mirrorlog.config import load_settings
 from mirrorlog.errors import ConfigError
-from mirrorlog.testing.toml import dump_toml
+from mirrorlog.testing.cluster import dump_toml
 
 SCALARS = st.one_of(
     st.booleans(),
