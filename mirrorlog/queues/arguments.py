@@ -199,7 +199,7 @@ def log_group_of(arguments: Mapping[str, Any]) -> str:
     return group if isinstance(group, str) and _TEXT.fullmatch(group) else ""
 
 
-def is_work(arguments: Mapping[str, Any]) -> bool:
+def is_work_queue(arguments: Mapping[str, Any]) -> bool:
     """Whether the queue keeps what is not settled, and nothing else."""
     return arguments.get(_RETENTION) == "work"
 

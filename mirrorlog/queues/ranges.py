@@ -1,10 +1,10 @@
-"""A set of numbers that come in runs: which records somebody has in hand.
+"""A set of numbers that come in runs: which records of somebody are unacknowledged.
 
 Kept as borders in chunks of 4,096 numbers, two bytes for each border, and runs of chunks that are in it whole as
 ranges: a gap of 2^32 that a loss left costs nothing, the worst case (every second number) two bytes per number, and a
 change moves the borders of two chunks at most. However long a range is that is asked for, nothing takes more steps than
 there are chunks. Rejected: one sorted list of pairs (a change in the middle of a million moves megabytes, and each pair
-is 100 bytes), a byte per number (a subscriber that has one record in hand would cost 4 KiB).
+is 100 bytes), a byte per number (a subscriber with one unacknowledged record would cost 4 KiB).
 
 Pure.
 """

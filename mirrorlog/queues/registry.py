@@ -29,7 +29,7 @@ from mirrorlog.queues.arguments import (
     check_declaration,
     check_names,
     difference_of,
-    is_work,
+    is_work_queue,
     lengths_of,
     limits_of,
     message_ttl_ms,
@@ -124,7 +124,7 @@ class QueueRegistry:
         self._unconfirmed: deque[_Unconfirmed] = deque()
         self.limits: dict[int, QueueLimits] = {}
         """Of the queues that have retention limits of their own, by queue id."""
-        self.work: set[int] = set()
+        self.work_queues: set[int] = set()
         """Ids of the queues that keep what is not settled, and nothing else: declared with retention = "work"."""
         self.lengths: dict[int, LengthLimits] = {}
         """Of the queues that may have so many records, or bytes, and no more, by queue id."""
@@ -393,8 +393,8 @@ class QueueRegistry:
         self._by_name[queue.name] = self._by_id[queue.queue_id] = queue
         if (limits := limits_of(queue.arguments)) is not None:
             self.limits[queue.queue_id] = limits
-        if is_work(queue.arguments):
-            self.work.add(queue.queue_id)
+        if is_work_queue(queue.arguments):
+            self.work_queues.add(queue.queue_id)
         if (lifetime := lifetime_of(queue.arguments)) is not None:
             self.lifetimes[queue.queue_id] = lifetime
         if (ttl_ms := message_ttl_ms(queue.arguments)) is not None:
@@ -404,7 +404,7 @@ class QueueRegistry:
 
     def _remove(self, queue: Queue) -> None:
         del self._by_name[queue.name]
-        self.work.discard(queue.queue_id)
+        self.work_queues.discard(queue.queue_id)
         for by_id in (self._by_id, self.limits, self.lifetimes, self.ttls, self.lengths):
             by_id.pop(queue.queue_id, None)
 

@@ -42,7 +42,7 @@ def test_nobody_settles_what_there_never_was() -> None:
             with pytest.raises(NotGranted):
                 it.settle(1, 0, HUGE, how=how, again=again)
     with pytest.raises(NotGranted):
-        it.delivery.settling.given([0, 1, 2, HUGE])
+        it.delivery.settling.delivered([0, 1, 2, HUGE])
     assert it.settle(1, 0, 3).records == 3
 
 
@@ -89,7 +89,7 @@ def test_a_turn_gives_so_many_grants_at_most() -> None:
     while (given := it.turn()) is not None:
         assert len(given.grants) <= GRANTS_MAX
     assert records(it.given[before:]) == list(range(4000))
-    assert it.delivery.subscribers.find(1).hand_bytes <= 4000
+    assert it.delivery.subscribers.find(1).unacked_bytes <= 4000
 
 
 def test_a_hand_of_scattered_records_is_let_go_in_parts() -> None:

@@ -200,7 +200,7 @@ class Subscribing:
 
     def _flush_if_met(self, work: Work, ranges: Sequence[int]) -> None:
         """What is being settled already is settled first. Raises BadRequest or NotGranted."""
-        work.delivery.settling.given(ranges)
+        work.delivery.settling.delivered(ranges)
         if work.gathered.meets(ranges):
             self._settling.flush(work)
 
@@ -253,7 +253,7 @@ def taking_of(
     there = [each for each in subscribers if not each.closing]
 
     def name(each: Subscriber) -> str:
-        return f"{peer(each.facts.number)} ({len(each.hand)} in hand)"
+        return f"{peer(each.facts.number)} ({len(each.unacked)} in hand)"
 
     held_back = [each for each in there if alone and each.facts.number != alone]
     able = [each for each in there if each not in held_back]
@@ -269,7 +269,7 @@ def taking_of(
                 peer=peer(each.facts.number),
                 name=each.facts.name,
                 priority=each.facts.priority,
-                in_hand=len(each.hand),
+                in_hand=len(each.unacked),
                 alone=each.facts.number == alone,
             )
             for each in there[:NAMED_MAX]

@@ -103,7 +103,8 @@ class QueueRetention:
         """Whether this log has queues that do not live by its limits alone, or had some that were deleted."""
         replica = self._replica
         queues = replica.queues
-        return bool(queues.limits or queues.begins or queues.work or queues.any_gone or any(replica.holds.live()))
+        found = queues.limits or queues.begins or queues.work_queues or queues.any_gone
+        return bool(found or any(replica.holds.live()))
 
     @property
     def ready(self) -> bool:
@@ -192,7 +193,7 @@ class QueueRetention:
             if queues.has_id(queue_id)
         }
         # What all groups have settled is as dead as what a table has that needs no time.
-        tiers.update(dict.fromkeys(queues.work, 0))
+        tiers.update(dict.fromkeys(queues.work_queues, 0))
         known = None
         if queues.any_gone:
             known = {*queues.queue_ids(), *queues.leaving_ids()}
@@ -201,8 +202,8 @@ class QueueRetention:
     def _floors(self) -> dict[int, int]:
         """The smallest queue offset that a landing holds, or that is not settled in a queue which keeps such."""
         replica = self._replica
-        floors, settled = replica.holds.floors(), replica.groups.floors(replica.queues.work)
-        for queue_id in replica.queues.work:
+        floors, settled = replica.holds.floors(), replica.groups.floors(replica.queues.work_queues)
+        for queue_id in replica.queues.work_queues:
             # Nobody has had anything of a queue without a group.
             floor = settled.get(queue_id, 0)
             floors[queue_id] = min(floor, floors.get(queue_id, floor))

@@ -52,7 +52,7 @@ class Dispatcher:
         self,
         ledger: Ledger,
         *,
-        takers: Subscribers,
+        subscribers: Subscribers,
         free: FreeRecords,
         front: Front,
         outcomes: Outcomes,
@@ -60,7 +60,7 @@ class Dispatcher:
         next_lease: Callable[[], int],
     ) -> None:
         self._ledger = ledger
-        self._takers = takers
+        self._subscribers = subscribers
         self._free = free
         self._front = front
         self._outcomes = outcomes
@@ -70,17 +70,17 @@ class Dispatcher:
     def give(self, end: int, now: float, *, bytes_max: int) -> Dispatch | None:
         """Whoever's turn it is gets what is there below `end`; None when nobody can be given anything. `bytes_max`: for
         this turn; one record may be larger."""
-        while (number := self._takers.turns.next()) is not None:
-            wish = self._takers.wish(number)
+        while (number := self._subscribers.turns.next()) is not None:
+            wish = self._subscribers.wish(number)
             if wish is not None:
                 return self._lend(wish, end)
             run = self._free.next_covered(end, self._front.covered)
             if run is None:
                 return None
-            given = self._push(self._takers.find(number), run, end, now, bytes_max)
+            given = self._push(self._subscribers.find(number), run, end, now, bytes_max)
             if given is not None:
                 return given
-            self._takers.pass_over(number)  # the next record is larger than what it may have beside the others
+            self._subscribers.pass_over(number)  # the next record is larger than what it may have beside the others
         return None
 
     def take_back(self, given: Dispatch) -> None:
@@ -95,11 +95,11 @@ class Dispatcher:
         """From `run` on; None when the first record does not fit beside what it has."""
         limit = min(end, self._front.covered)
         number = subscriber.facts.number
-        equals = self._takers.equals(number)
+        equals = self._subscribers.equals(number)
         room_bytes = subscriber.room_bytes
         grants: list[Grant] = []
         size = sent = 0
-        left = subscriber.room  # with auto-ack its hand stays empty
+        left = subscriber.room  # with auto-ack nothing is unacknowledged
         while run is not None and min(left, subscriber.room) > 0 and len(grants) < GRANTS_MAX:
             share = -(-(run[1] - run[0]) // equals)
             wanted = run[0] + min(share, left, subscriber.room)
@@ -107,10 +107,10 @@ class Dispatcher:
             if reach.first > run[0] and not grants:
                 # Behind the watermark nothing was given: a gap is not gone through step by step of it.
                 return self._missing(run[0], reach.first if run[1] == limit else min(run[1], reach.first))
-            above = size + reach.size > room_bytes and (grants or subscriber.hand.count)
+            above = size + reach.size > room_bytes and (grants or subscriber.unacked.count)
             if reach.first > run[0] or above or (grants and sent + (reach.sent or reach.size) > bytes_max):
                 break
-            given = self._hand_out(reach, GRANTS_MAX - len(grants))
+            given = self._grants_of(reach, GRANTS_MAX - len(grants))
             grants += given
             size += reach.size
             sent += reach.sent or reach.size
@@ -127,7 +127,7 @@ class Dispatcher:
                 run = None  # of a lower priority: the grants of a frame rise
         if not grants:
             return None
-        self._takers.served(subscriber)
+        self._subscribers.served(subscriber)
         settled = self._outcomes.settle([(each.first, each.next) for each in grants], ACKED)
         return Dispatch(number, tuple(grants), settled if subscriber.facts.auto_ack else None)
 
@@ -140,12 +140,12 @@ class Dispatcher:
                 if not grants:
                     return self._missing(run[0], min(run[1], reach.first))
                 break
-            given = self._hand_out(reach, GRANTS_MAX - len(grants))
+            given = self._grants_of(reach, GRANTS_MAX - len(grants))
             left -= given[-1].next - reach.first
             grants += given
         if not grants:
             return None
-        self._takers.lent(wish)
+        self._subscribers.lent(wish)
         ranges = sorted((each.first, each.next) for each in grants)
         leased = self._outcomes.lease(self._next_lease(), wish.holder, ranges, wish.lease_ms)
         return Dispatch(wish.number, tuple(grants), leased)
@@ -154,12 +154,12 @@ class Dispatcher:
         """Records that are there no more, or never were: a gap that a loss has left, or retention went over them."""
         return Dispatch(0, (), self._outcomes.settle([(first, until)], GONE))
 
-    def _hand_out(self, reach: Reach, grants_max: int) -> list[Grant]:
+    def _grants_of(self, reach: Reach, grants_max: int) -> list[Grant]:
         """Take what is reached, as grants in which all records are alike, so many at most."""
         at, grants = reach.first, list[Grant]()
         while at < reach.until and len(grants) < grants_max:
             attempts, end = self._ledger.attempts(at, reach.until)
-            again, end = self._front.was_given(at, end)
+            again, end = self._front.was_delivered(at, end)
             grants.append(Grant(at, end, GRANT_REDELIVERED if attempts or again else 0, attempts))
             at = end
         self._ledger.take(reach.first, at)

@@ -2,8 +2,8 @@
 
 The ledger says which records are free; this says who gets them: subscribers in turn, each as much as its prefetch
 allows, in the order of the queue; what returns is found again at its place. What was given is OUT in the ledger, and in
-the hand of one subscriber here. Both are this master's memory. What outlives it is logged: settlements, returns,
-leases, and the watermark, ahead of which nothing is given (docs/decisions/0033).
+the unacknowledged ones of one subscriber here. Both are this master's memory. What outlives it is logged: settlements,
+returns, leases, and the watermark, ahead of which nothing is given (docs/decisions/0033).
 
 Nothing here changes the ledger but its volatile states: decisions go out as changes, and count when they were appended.
 So a change whose append is refused leaves everything as it was: first ask (`settle`, `expired`, …), then append, then
@@ -15,7 +15,7 @@ far was given out and may be (`front`), the grants (`giving`), what subscribers 
 record of the queue has any. This is the rest: what concerns several of them, what ends without anybody's word, and
 time.
 
-What may be much (a hand of a million scattered records, a purge, leases that end together) comes in parts, and who
+What may be much (a million scattered unacknowledged records, a purge, leases that end together) comes in parts, and who
 drives this asks for the next part in another turn of the loop.
 
 Pure: events, `now` (s, one monotonic clock) and `now_us` (µs UTC) in, grants and changes out. Ranges are [first,
@@ -54,7 +54,7 @@ from mirrorlog.queues.delivery.settlement import (
     SubscriberSettlement,
     deaths,
     ended,
-    given_again,
+    returned_of,
 )
 from mirrorlog.queues.delivery.subscribers import LeaseWish, Rules, Subscriber, SubscriberOptions, Subscribers
 from mirrorlog.queues.groups.ledger import Ledger, State
@@ -108,19 +108,19 @@ class GroupDelivery:
         self._appended = appended
         self._nothing_to_give = False
         self._now, self._now_us = now, 0
-        self.subscribers = takers = Subscribers(rules)
+        self.subscribers = subscribers = Subscribers(rules)
         self._attributed = attributed = Attributed(ledger, priority_max=rules.priority_max, runs=runs)
         self.free = free = FreeRecords(ledger, attributed)
         self.front = fronted = Front(group, ledger, found=found_watermark, given=front)
         self._outcomes = outcomes = Outcomes(group, ledger, rules, die)
         self.giving = Dispatcher(
             ledger,
-            takers=takers, free=free, front=fronted, outcomes=outcomes, reach=reach, next_lease=next_lease,
+            subscribers=subscribers, free=free, front=fronted, outcomes=outcomes, reach=reach, next_lease=next_lease,
         )  # fmt: skip
         self.endings = endings = Endings(ledger, now)
         self.settling = SubscriberSettlement(
             ledger, attributed, endings,
-            takers=takers, free=free, front=fronted, outcomes=outcomes, epoch=epoch,
+            subscribers=subscribers, free=free, front=fronted, outcomes=outcomes, epoch=epoch,
         )  # fmt: skip
         self.leases = LeaseSettlement(ledger, attributed, outcomes)
 
@@ -128,7 +128,7 @@ class GroupDelivery:
 
     @property
     def taken(self) -> bool:
-        """Whether there is anybody who takes records, or has some in hand."""
+        """Whether there is anybody who takes records, or has unacknowledged ones."""
         return self.subscribers.any
 
     @property
@@ -146,7 +146,7 @@ class GroupDelivery:
 
     @property
     def held_back(self) -> int:
-        """How many records are OUT in the ledger and in nobody's hands: they wait for their time, or are too old."""
+        """How many records are OUT in the ledger and with no subscriber: they wait for their time, or are too old."""
         return self._attributed.taken
 
     def let_go(self) -> None:
@@ -182,7 +182,7 @@ class GroupDelivery:
         return self._leave(leaving[0]) if leaving else []
 
     def _leave(self, subscriber: Subscriber) -> list[Change]:
-        part = list(islice(subscriber.hand, RANGES_AT_ONCE))
+        part = list(islice(subscriber.unacked, RANGES_AT_ONCE))
         for first, until in part:
             self.ledger.give_back(first, until)
         self.subscribers.let_go(subscriber, part)
@@ -194,8 +194,8 @@ class GroupDelivery:
     def watermark_wanted(self, end: int, freed: int = 0) -> Watermark | None:
         """The watermark to be logged now, if it is time; then `Front.appended`. It is ahead of what was given by what
         subscribers have room for, and will have when they have settled `freed` records. `end`: as of `grant`."""
-        takers = self.subscribers
-        return self.front.wanted(self.free, end, room=takers.room + freed, auto_ack=bool(takers.auto_ack))
+        subscribers = self.subscribers
+        return self.front.wanted(self.free, end, room=subscribers.room + freed, auto_ack=bool(subscribers.auto_ack))
 
     def freed(self, settlement: Settlement) -> int:
         """For how many records more its subscriber will have room."""
@@ -233,7 +233,7 @@ class GroupDelivery:
     # --- what ends though nobody who had it said so ---
 
     def purge(self, end: int, since: int = 0) -> Settled | None:
-        """Settles what stands below `end` and is in nobody's hands, from `since` on, some thousand ranges; None when
+        """Settles what stands below `end` and is with no subscriber, from `since` on, some thousand ranges; None when
         there is nothing more. Then `purge_done`."""
         since = max(since, self.ledger.floor)
         ranges = list(islice(merge(self.ledger.idle_runs(since, end), self._nobodys(since, end)), RANGES_AT_ONCE))
@@ -244,7 +244,7 @@ class GroupDelivery:
         self.settling.done(pairs_of(change.ranges))
 
     def missing(self, begin: int, gap: Range) -> Settled | None:
-        """Settles what is not there any more, in whosever hands it is: what stands below `begin`, where the queue
+        """Settles what is not there any more, whoever has it: what stands below `begin`, where the queue
         begins now, or in the `gap` that a loss left; None when there is nothing. Then `missing_done`."""
         floor = self.ledger.floor
         low, high = max(floor, begin, gap[0]), gap[1]
@@ -254,13 +254,13 @@ class GroupDelivery:
         return self._outcomes.settle(ranges, GONE) if ranges else None
 
     def missing_done(self, change: Settled) -> None:
-        """What `missing` gave is appended: nobody has these in hand any more."""
+        """What `missing` gave is appended: no subscriber has these any more."""
         ranges = pairs_of(change.ranges)
         self.settling.done(ranges)
         self.subscribers.take(ranges)
 
     def _nobodys(self, first: int, until: int) -> Iterator[Range]:
-        """What of these is OUT in the ledger, and in nobody's hands; asked for by windows, and in ever larger ones
+        """What of these is OUT in the ledger, and with no subscriber; asked for by windows, and in ever larger ones
         where nothing is, which may be far: it is perhaps much, and most of it is not wanted at once."""
         window = _WINDOW
         while first < until and self._attributed.taken:
@@ -301,4 +301,4 @@ class GroupDelivery:
             self.endings.done()
         for change in changes:
             self.settling.done(ended(change))
-            self.free.came_back(given_again(change))
+            self.free.came_back(returned_of(change))

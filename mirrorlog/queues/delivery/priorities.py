@@ -2,7 +2,7 @@
 of no use any more, and which come before others (docs/decisions/0036).
 
 Runs (`queues.runs`) are *met* in the order of the queue, once, as the queue is confirmed. A record that is free and
-whose time has not come is *held back*: OUT in the ledger, and in nobody's hands, so the one search for what is free
+whose time has not come is *held back*: OUT in the ledger, and with no subscriber, so the one search for what is free
 passes over it as over any record that somebody has. A record whose time to live is over is *old*: from then on it is
 given to nobody. It is taken just so when it lies free, or waits, to be settled as expired by a logged change; one that
 somebody has may still be settled by him, and is looked at again when it comes back. What has a priority above the
@@ -288,11 +288,11 @@ class Attributed:
 
     @property
     def taken(self) -> int:
-        """How many records are OUT, or wait, and are in nobody's hands."""
+        """How many records are OUT, or wait, and are with no subscriber."""
         return self._held.count + self._dying.count
 
     def nobodys(self, first: int, until: int) -> Iterator[Range]:
-        """What of these records is OUT in the ledger, and in nobody's hands."""
+        """What of these records is OUT in the ledger, and with no subscriber."""
         yield from self._held.within(first, until)
         yield from self._dying.within(first, until)
 

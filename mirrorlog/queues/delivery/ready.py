@@ -95,7 +95,7 @@ class FreeRecords:
         self._from = min(self._from, first)
 
     def came_back(self, ranges: Sequence[Range]) -> None:
-        """They are in nobody's hands any more. Who is too old of them is not free either."""
+        """No subscriber has them any more. Who is too old of them is not free either."""
         if ranges:
             if not self._attributed.plain:
                 self._attributed.freed(ranges)
@@ -109,7 +109,7 @@ class FreeRecords:
 
 
 AUTO_ACK_AHEAD: Final = 65_536
-"""So far the watermark is ahead of subscribers that have nothing in hand."""
+"""So far the watermark is ahead of subscribers that have nothing unacknowledged."""
 
 
 class Front:
@@ -170,7 +170,7 @@ class Front:
         """Records below were given out."""
         self.given = max(self.given, until)
 
-    def was_given(self, at: int, until: int) -> tuple[bool, int]:
+    def was_delivered(self, at: int, until: int) -> tuple[bool, int]:
         """Whether the record may have been given before, for all that is not counted; up to where that is so."""
         if at < self.found:
             return True, min(until, self.found)

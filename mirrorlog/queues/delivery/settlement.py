@@ -78,10 +78,10 @@ SETTLING: Final = frozenset({int(How.ACK), int(How.DEAD)})
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """What is to be done with `ranges`; `records`: how many of them it changes. `number`: whose hand they leave, 0 for
-    nobody's. `passed_over`: how many of those that were named somebody else has, and `elsewhere` which, none of them
-    where they are more than `ELSEWHERE_MAX` runs; `contrary`: which of them are settled as something else, at most
-    `CONTRARY_MAX` runs."""
+    """What is to be done with `ranges`; `records`: how many of them it changes. `number`: of the subscriber that
+    had them, 0 for none. `passed_over`: how many of those that were named somebody else has, and `elsewhere` which,
+    none of them where they are more than `ELSEWHERE_MAX` runs; `contrary`: which of them are settled as something else,
+    at most `CONTRARY_MAX` runs."""
 
     number: int
     how: int
@@ -201,7 +201,7 @@ def ended(change: Change) -> list[Range]:
     return pairs_of(change.ranges) if isinstance(change, Settled | ForwardingStarted) else []
 
 
-def given_again(change: Change) -> list[Range]:
+def returned_of(change: Change) -> list[Range]:
     """Those that are given out again by it."""
     return pairs_of(change.ranges) if isinstance(change, Returned) else []
 
@@ -337,7 +337,7 @@ class SubscriberSettlement:
         attributed: Attributed,
         endings: Endings,
         *,
-        takers: Subscribers,
+        subscribers: Subscribers,
         free: FreeRecords,
         front: Front,
         outcomes: Outcomes,
@@ -346,7 +346,7 @@ class SubscriberSettlement:
         self._ledger = ledger
         self._attributed = attributed
         self._endings = endings
-        self._takers = takers
+        self._subscribers = subscribers
         self._free = free
         self._front = front
         self._outcomes = outcomes
@@ -359,14 +359,14 @@ class SubscriberSettlement:
         older epoch, or (`again`) on a connection that was lost, only that counts which nobody else has by now. What is
         settled already stays as it is, and `contrary` says of which that is another word. Raises BadRequest, NotGranted
         or NoSuchSubscription; then nothing of it counts."""
-        subscriber = self._takers.find(number)
-        pairs = self.given(ranges)
+        subscriber = self._subscribers.find(number)
+        pairs = self.delivered(ranges)
         if epoch > self._epoch:
             raise NotGranted(f"epoch {epoch} has not begun for this node, which knows {self._epoch}; subscribe again")
         if epoch < self._ledger.void >> EPOCH_BITS:
             raise NotGranted(f"the group was reset since epoch {epoch}: what was given out before is nobody's any more")
         if epoch == self._epoch and not again:
-            found, settled = self._in_hand(subscriber, pairs)
+            found, settled = self._unacked_of(subscriber, pairs)
             settlement = self._outcomes.settlement(number, how, found, delay_ms)
             return replace(settlement, contrary=self._outcomes.contrary(how, settled)) if settled else settlement
         given = max(self._front.found, self._ledger.floor, self._front.given if epoch == self._epoch else 0)
@@ -377,7 +377,7 @@ class SubscriberSettlement:
                 )
         return self._from_before(subscriber, how, pairs, delay_ms)
 
-    def given(self, ranges: Sequence[int]) -> list[Range]:
+    def delivered(self, ranges: Sequence[int]) -> list[Range]:
         """What somebody says that he has, flat, as ranges. Raises BadRequest or NotGranted."""
         pairs = pairs_of(ranges)
         if pairs and pairs[-1][1] > self._front.end:
@@ -388,12 +388,13 @@ class SubscriberSettlement:
     def settled(self, settlement: Settlement, now: float) -> None:
         """The changes of a settlement are appended."""
         how, ranges = settlement.how, settlement.ranges
-        subscriber = self._takers.get(settlement.number)
+        subscriber = self._subscribers.get(settlement.number)
         if how == How.EXTEND:
             if subscriber is not None:
                 subscriber.extend(ranges, now)
             return
-        taken_from(self._takers.leaving if subscriber is None else (subscriber, *self._takers.leaving), ranges)
+        had = self._subscribers.leaving if subscriber is None else (subscriber, *self._subscribers.leaving)
+        taken_from(had, ranges)
         if how in SETTLING:
             self.done(ranges)
         elif how == How.RELEASE:
@@ -402,7 +403,7 @@ class SubscriberSettlement:
         if how in (How.RETURN, How.RELEASE):
             self._returned(settlement, now)
         if subscriber is not None:
-            self._takers.look(subscriber)
+            self._subscribers.look(subscriber)
 
     def done(self, ranges: Sequence[Range]) -> None:
         """They are settled, or leave."""
@@ -430,16 +431,16 @@ class SubscriberSettlement:
             contrary=self._outcomes.contrary(how, pairs),
         )
 
-    def _in_hand(self, subscriber: Subscriber, pairs: Iterable[Range]) -> tuple[list[Range], list[Range]]:
+    def _unacked_of(self, subscriber: Subscriber, pairs: Iterable[Range]) -> tuple[list[Range], list[Range]]:
         """What of it the subscriber has; and the rest, which must be settled. Raises NotGranted."""
         found: list[Range] = []
         settled: list[Range] = []
         for first, until in pairs:
-            there = subscriber.hand.within(first, until)
+            there = subscriber.unacked.within(first, until)
             found += there
             if there == [(first, until)]:
                 continue
-            for low, high in subscriber.hand.without(first, until):
+            for low, high in subscriber.unacked.without(first, until):
                 if self._ledger.unsettled(low, high) > self._ledger.forwarding(low, high):
                     raise NotGranted(
                         f"records {low} to {high} are not in the hands of subscription {subscriber.facts.number}",
@@ -457,15 +458,15 @@ class SubscriberSettlement:
                 if state in lies:
                     yield low, high
                 elif state == State.OUT and how in SETTLING:
-                    hands = (each.hand.within(low, high) for each in (subscriber, *self._takers.leaving))
-                    yield from sorted(chain(self._attributed.nobodys(low, high), *hands))
+                    held = (each.unacked.within(low, high) for each in (subscriber, *self._subscribers.leaving))
+                    yield from sorted(chain(self._attributed.nobodys(low, high), *held))
 
     def _returned(self, settlement: Settlement, now: float) -> None:
         """Those that came back too often are among them, and end."""
         ranges: Sequence[Range] = settlement.ranges
         if dead := [each for change in settlement.changes for each in ended(change)]:
             self.done(dead)
-            ranges = [each for change in settlement.changes for each in given_again(change)]
+            ranges = [each for change in settlement.changes for each in returned_of(change)]
         if settlement.delay_ms:
             self._endings.park(ranges, settlement.delay_ms, now)
         self._free.came_back(ranges)

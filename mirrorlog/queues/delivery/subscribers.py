@@ -1,4 +1,4 @@
-"""Who takes from one acking group on its master, and whose turn it is: subscribers with what they have in hand and room
+"""Who takes from one acking group on its master, and whose turn it is: subscribers with what is unacknowledged and room
 for, those who are gone and have not let go of all of it, and who waits for a lease.
 
 One of them may have the group for itself, by its own wish (exclusive) or by the queue's (single active). Pure: `now`
@@ -58,7 +58,7 @@ _SPARE: Final = 64
 
 
 class Turns:
-    """Of takers by their numbers."""
+    """Of subscribers by their numbers."""
 
     __slots__ = ("_heap", "_ready", "_serial", "_served", "_waiting")
 
@@ -119,12 +119,11 @@ class Turns:
         return self._waiting[known[0]] if known is not None else 0
 
 
-# One subscriber of an acking group: what it has in hand, for how long, and what it may have beside that.
+# One subscriber of an acking group: what it has unacknowledged, for how long, and what it may have beside that.
 #
 # How long is known by generations, an eighth of the consumer timeout each: a record is overdue when its generation is,
-# never early and at most an eighth late. So a million records in hand are a few sets of ranges, not a million times.
-#
-# Pure: `now` comes in, in seconds of one monotonic clock.
+# never early and at most an eighth late. So a million unacknowledged records are a few sets of ranges, not a million
+# times.  Pure: `now` comes in, in seconds of one monotonic clock.
 
 
 _GENERATIONS: Final = 8
@@ -132,8 +131,8 @@ _GENERATIONS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class SubscriberOptions:
-    """What somebody subscribes with. `prefetch_records`, `prefetch_bytes`: in hand at most, above 0; a single record
-    may be larger. `name`: for people."""
+    """What somebody subscribes with. `prefetch_records`, `prefetch_bytes`: unacknowledged at most, above 0; a single
+    record may be larger. `name`: for people."""
 
     number: int
     prefetch_records: int
@@ -152,35 +151,35 @@ class Subscriber:
     timeout_s: float = math.inf
     held: bool = False
     closing: bool = False
-    hand: RangeSet = field(default_factory=RangeSet)
-    hand_bytes: int = 0
+    unacked: RangeSet = field(default_factory=RangeSet)
+    unacked_bytes: int = 0
     """Of its records: of a batch that it has in part, in proportion."""
     _generations: list[tuple[float, RangeSet]] = field(default_factory=list)
 
     @property
     def room(self) -> int:
         """How many records more it may have."""
-        has = self.hand.count
-        if self.held or self.closing or (has and self.hand_bytes >= self.facts.prefetch_bytes):
+        has = self.unacked.count
+        if self.held or self.closing or (has and self.unacked_bytes >= self.facts.prefetch_bytes):
             return 0
         return self.facts.prefetch_records - has
 
     @property
     def room_bytes(self) -> int:
-        return self.facts.prefetch_bytes - self.hand_bytes
+        return self.facts.prefetch_bytes - self.unacked_bytes
 
     def give(self, first: int, until: int, size: int, now: float) -> None:
         """It has them now; `size`: bytes."""
-        self.hand.add(first, until)
-        self.hand_bytes += size
+        self.unacked.add(first, until)
+        self.unacked_bytes += size
         self._begin(first, until, now)
 
     def take(self, first: int, until: int) -> None:
         """It has them no more."""
-        before = self.hand.count
-        taken = self.hand.remove(first, until)
+        before = self.unacked.count
+        taken = self.unacked.remove(first, until)
         if taken:
-            self.hand_bytes -= self.hand_bytes * taken // before
+            self.unacked_bytes -= self.unacked_bytes * taken // before
             self._forget(first, until)
 
     def extend(self, ranges: Iterable[Range], now: float) -> None:
@@ -191,7 +190,7 @@ class Subscriber:
 
     @property
     def overdue_at(self) -> float:
-        """When the oldest record in its hand has been there for too long."""
+        """When the oldest unacknowledged record has been so for too long."""
         if not self._generations:
             return math.inf
         return self._generations[0][0] + self.timeout_s * (1 + 1 / _GENERATIONS)
@@ -226,7 +225,7 @@ class LeaseWish:
 
 
 class Subscribers:
-    """Of one group. `room`: for how many records more subscribers have room, but for those whose hands stay empty."""
+    """Of one group. `room`: for how many records more subscribers have room, but for those with auto-ack."""
 
     def __init__(self, rules: Rules) -> None:
         self.room = 0
@@ -240,7 +239,7 @@ class Subscribers:
         # Those that are not closing, and the one of them that is alone, if any.
         self._open: set[int] = set()
         self.auto_ack: set[int] = set()
-        """Those whose hands stay empty."""
+        """Those with auto-ack: nothing of theirs is unacknowledged."""
         self._alone = _NOBODY
         self._rooms: dict[int, int] = {}
         self.overdue_at = math.inf
@@ -268,16 +267,16 @@ class Subscribers:
 
     @property
     def numbers(self) -> list[int]:
-        """All who take records, or have some in hand: subscribers, and who waits for a lease."""
+        """All who take records, or have unacknowledged ones: subscribers, and who waits for a lease."""
         return [*self._subscribers, *self._wishes]
 
     @property
     def any(self) -> bool:
-        """Whether there is anybody who takes records, or has some in hand."""
+        """Whether there is anybody who takes records, or has unacknowledged ones."""
         return bool(self._subscribers or self._wishes)
 
     def knows(self, number: int) -> bool:
-        """Whether it takes records, or has some in hand."""
+        """Whether it takes records, or has unacknowledged ones."""
         return number in self._subscribers or number in self._wishes
 
     def get(self, number: int) -> Subscriber | None:
@@ -317,7 +316,7 @@ class Subscribers:
         self.turns.ready(wish.number, 0)
 
     def unsubscribe(self, number: int) -> None:
-        """It is given nothing more; what it has in hand stays there. Raises NoSuchSubscription."""
+        """It is given nothing more; what it has unacknowledged stays so. Raises NoSuchSubscription."""
         subscriber = self.find(number)
         subscriber.closing = True
         self._open.discard(number)
@@ -351,7 +350,7 @@ class Subscribers:
         """Of these; who has nothing more is forgotten."""
         for first, until in ranges:
             subscriber.take(first, until)
-        if not subscriber.hand.count:
+        if not subscriber.unacked.count:
             number = subscriber.facts.number
             self._forget(number)
             del self._subscribers[number]
@@ -386,7 +385,7 @@ class Subscribers:
     def look(self, subscriber: Subscriber) -> None:
         """Whether it can take something now, or is done."""
         number = subscriber.facts.number
-        if subscriber.closing and not subscriber.hand.count:
+        if subscriber.closing and not subscriber.unacked.count:
             self._forget(number)
             self._subscribers.pop(number, None)
             self._choose()
@@ -401,7 +400,7 @@ class Subscribers:
             self._rooms[number] = room
 
     def take(self, ranges: Iterable[Range]) -> None:
-        """Nobody has these in hand any more."""
+        """No subscriber has these any more."""
         taken_from(self._subscribers.values(), ranges)
         for subscriber in self:
             self.look(subscriber)

@@ -131,7 +131,7 @@ class Chunk:
         return self.attempts is not None
 
     def piece(self, first: int, until: int) -> Piece:
-        """What is known of [first, until), but who has it in hand."""
+        """What is known of [first, until), but to whom it is out."""
         low, high = first - self.base, until - self.base
         if until == first + 1 and self.attempts is None and not self.rows:
             return Piece(first, until, _ONE[_NOT_OUT[self.states[low]]], None)

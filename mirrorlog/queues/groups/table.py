@@ -213,7 +213,7 @@ class GroupTable:
             self._undo.popleft()
 
     def cut(self, log_offset: int) -> None:
-        """The log now ends at `log_offset`. Nobody has anything in hand any more: this is no master."""
+        """The log now ends at `log_offset`. Nothing is given out any more: this is no master."""
         self._followed_to = min(self._followed_to, log_offset)
         if self._undo and self._undo[-1].log_offset > log_offset:
             self.lowered += 1

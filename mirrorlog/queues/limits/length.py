@@ -1,12 +1,13 @@
 """How long a queue is, and what has to go when it is too long: x-max-length and x-max-length-bytes.
 
-What counts is what is *ready* in the queue's own group: not settled and in nobody's hands, as RabbitMQ has it; records
-that were returned with a delay are ready too, those in hands or leased are not, nor what waits for the delay or the end
-that its attributes ask for while somebody takes from the queue. Numbers of records are known from the ledger's totals.
+What counts is what is *ready* in the queue's own group: not settled and not delivered, as RabbitMQ has it; records
+that were returned with a delay are ready too, those unacknowledged or leased are not, nor what waits for the delay or
+the end that its attributes ask for while somebody takes from the queue. Numbers of records are known from the ledger's
+totals.
 
 Bytes are those that batches have in the log (header, values, keys, headers), of which each record has an equal share,
 so they are exact where a batch has one record. `Sizes` keeps the sizes of batches in queue order, of 24 bytes each, and
-only for queues that have such a limit: no record is touched. In a queue with thousands of separate stretches in hands
+only for queues that have such a limit: no record is touched. In a queue with thousands of unacknowledged stretches
 the bytes of those behind the first 1,024 are taken in proportion.
 
 *Drop-head* settles the oldest of what is ready. *Reject-publish* refuses a batch whose first record would be too much;
@@ -214,7 +215,7 @@ class QueueLength:
         return found
 
     def _size(self, view: QueueLengthView, enough: int) -> int:
-        """Bytes of what is ready; not looked at closely when all that there is, in hands too, is not above
+        """Bytes of what is ready; not looked at closely when all that there is, unacknowledged too, is not above
         `enough`."""
         while self._arriving and self._arriving[0][1] <= self.sizes.end:
             self._arriving_size -= self._arriving.popleft()[2]
