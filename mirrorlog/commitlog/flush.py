@@ -64,8 +64,9 @@ class FlushJob:
         return self.checkpoint.flushed
 
     @property
-    def begin_on_disk(self) -> int:
-        """The begin that is stored when this is done, below which files may go; 0 when it stores none or is void."""
+    def start_on_disk(self) -> int:
+        """The start offset that is stored when this is done, below which files may go; 0 when it stores none or is
+        void."""
         stale = self.generation != self._flusher.generation
         return 0 if stale or not self._record else self.checkpoint.begin
 

@@ -319,11 +319,10 @@ class CommitLog(StoredLog):
         that stays has to be flushed before, and the log to be closed and opened again after it; `state`: where the
         newest checkpoint of the queues' state begins that is complete below `log_offset`, 0 for none.
 
-        Raises BadRequest below the confirmed offset or, when `lost`, below the begin, where no batch begins, and when
-        `entries` do not fit what stays; DiskFull: nothing was cut, and it can be asked for again; DiskFailed;
+        Raises BadRequest below the confirmed offset or, when `lost`, below the start offset, where no batch begins, and
+        when `entries` do not fit what stays; DiskFull: nothing was cut, and it can be asked for again; DiskFailed;
         LogCorrupt when what stays cannot be read. Jobs that are out are void, views that are out may change under their
-        reader.
-        """
+        reader."""
         self._require_writable()
         epochs = EpochList.of(entries)
         self._check_cut(log_offset, lost=lost)

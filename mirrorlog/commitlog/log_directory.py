@@ -104,7 +104,7 @@ class LogDirectory:
 
     @property
     def holding(self) -> tuple[SegmentFile, ...]:
-        """The segments from the one that holds the log's begin on; those before are leftovers."""
+        """The segments from the one that holds the log's start offset on; those before are leftovers."""
         first = max((segment.start for segment in self.segments if segment.start <= self.begin), default=0)
         return tuple(segment for segment in self.segments if segment.start >= first)
 

@@ -5,8 +5,8 @@ A queue without limits of its own lives by its log's, segment by segment. One th
 queue. What is dead of a queue is always its beginning, up to a queue offset that only rises.
 
 A segment goes when nothing in it is alive. Where little is, that little is appended once more, *copied*, and the rest
-of its segment goes with it. The share is taken over all segments from the begin on, not over the oldest alone: one that
-is full of live records would else hold up all the dead ones behind it. So what is kept of the dead is at most
+of its segment goes with it. The share is taken over all segments from the start offset on, not over the oldest alone:
+one that is full of live records would else hold up all the dead ones behind it. So what is kept of the dead is at most
 (1 / share) times what is alive, and what is copied at most `share` of what becomes free.
 
 A landing's *hold* wins over all limits: no part with a record at or above the queue's *floor*, the smallest queue
@@ -76,13 +76,13 @@ class QueueLimits:
     max_bytes: int | None = None
 
 
-def next_begin(
+def next_start(
     segments: Iterable[Aged], *, begin: int, end: int, at_most: int, now_us: int, limits: RetentionLimits
 ) -> int | None:
-    """The new begin of a log [begin, end), at a segment's end not above `at_most`; None when nothing can go. For a log
-    whose queues all live by its limits.
+    """The new start offset of a log [begin, end), at a segment's end not above `at_most`; None when nothing can go. For
+    a log whose queues all live by its limits.
 
-    Oldest first, and the first one that stays ends it: what is freed is one stretch from the begin on.
+    Oldest first, and the first one that stays ends it: what is freed is one stretch from the start offset on.
     """
     found = None
     for segment in segments:
@@ -130,11 +130,11 @@ class SegmentLife(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """To be done in this order. `queue_begins`: queues whose logged begin rises, by id. `begin`: where the log begins
-    from now on, None when it stays. `copy`: what is alive of this segment, the first of the log then, is to be appended
-    once more. `deleted`: queues that have records there and are not there themselves."""
+    """To be done in this order. `queue_starts`: queues whose logged start offset rises, by id. `begin`: where the log
+    begins from now on, None when it stays. `copy`: what is alive of this segment, the first of the log then, is to be
+    appended once more. `deleted`: queues that have records there and are not there themselves."""
 
-    queue_begins: Mapping[int, int]
+    queue_starts: Mapping[int, int]
     begin: int | None = None
     copy: SegmentLife | None = None
     deleted: frozenset[int] = frozenset()
@@ -154,23 +154,22 @@ def decide(
 ) -> Decision:
     """What a log [begin, end) lets go, up to a segment's end not above `at_most`.
 
-    `segments`: those that were looked at, from the begin on and without a gap; while later ones are missing less goes.
-    `copied`: the starts of those of which all that was alive stands elsewhere too, confirmed; and whether the log's
-    limits had let the segment go then, so that nothing but queues with own limits counted.
-    """
+    `segments`: those that were looked at, from the start offset on and without a gap; while later ones are missing less
+    goes. `copied`: the starts of those of which all that was alive stands elsewhere too, confirmed; and whether the
+    log's limits had let the segment go then, so that nothing but queues with own limits counted."""
     deleted = _deleted(segments, queues.known)
     # Behind all that they have: so they are dead whatever keeps the records of others, and no begin of theirs is said.
     queues = queues._replace(begins={**queues.begins, **dict.fromkeys(deleted, _NEVER)})
-    queue_begins = _next_queue_begins(segments, queues, now_us=now_us, max_age_us=limits.max_age_us)
-    queues = queues._replace(begins={**queues.begins, **queue_begins})
+    queue_starts = _next_queue_starts(segments, queues, now_us=now_us, max_age_us=limits.max_age_us)
+    queues = queues._replace(begins={**queues.begins, **queue_starts})
     found = list(_lives(segments, queues, end=end, now_us=now_us, limits=limits, copied=copied))
-    next_begin, copy = _next_step(found, begin=begin, at_most=at_most, copy_share=copy_share)
+    next_start, copy = _next_step(found, begin=begin, at_most=at_most, copy_share=copy_share)
     going = (
         segment
         for segment, life in zip(segments, found, strict=True)
-        if next_begin is not None and life.end <= next_begin and life.expired
+        if next_start is not None and life.end <= next_start and life.expired
     )
-    return Decision({**queue_begins, **_dying_queues(going, queues)}, next_begin, copy, deleted)
+    return Decision({**queue_starts, **_dying_queues(going, queues)}, next_start, copy, deleted)
 
 
 def _deleted(segments: Iterable[SegmentParts], known: Collection[int] | None) -> frozenset[int]:
@@ -183,10 +182,11 @@ def _deleted(segments: Iterable[SegmentParts], known: Collection[int] | None) ->
     return frozenset(found)
 
 
-def _next_queue_begins(
+def _next_queue_starts(
     segments: Sequence[SegmentParts], queues: Queues, *, now_us: int, max_age_us: int | None
 ) -> dict[int, int]:
-    """The queues with own limits, or tiered, whose begin rises, and to where: behind the parts that are dead now."""
+    """The queues with own limits, or tiered, whose start offset rises, and to where: behind the parts that are dead
+    now."""
     found = _too_old(segments, queues, now_us=now_us, max_age_us=max_age_us)
     for queue_id, begin in _too_many(segments, queues):
         found[queue_id] = max(begin, found.get(queue_id, 0))
@@ -263,7 +263,7 @@ def _lives(
 def _next_step(
     segments: Iterable[SegmentLife], *, begin: int, at_most: int, copy_share: float
 ) -> tuple[int | None, SegmentLife | None]:
-    """(new begin, segment to copy)."""
+    """(new start offset, segment to copy)."""
     free: int | None = None
     first: SegmentLife | None = None
     live = size = 0
@@ -284,8 +284,9 @@ def _next_step(
 
 
 def _dying_queues(segments: Iterable[SegmentParts], queues: Queues) -> dict[int, int]:
-    """The queues without own limits whose begin rises because these segments go by the log's limits; of those only
-    whose begin is logged: copies of their older records may stand behind these segments, and must not outlive them."""
+    """The queues without own limits whose start offset rises because these segments go by the log's limits; of those
+    only whose start offset is logged: copies of their older records may stand behind these segments, and must not
+    outlive them."""
     begins, own = _Lookup(queues.begins, default=_NEVER), _Lookup(dict.fromkeys(queues.limits, 1), default=0)
     floors = _Lookup(queues.floors, default=_NEVER)
     found: dict[int, int] = {}

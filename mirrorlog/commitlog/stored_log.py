@@ -120,7 +120,7 @@ class StoredLog:
 
     @property
     def state_from(self) -> int:
-        """From here on the log tells the state of its queues; the begin does not pass it."""
+        """From here on the log tells the state of its queues; the start offset does not pass it."""
         return self._state_from
 
     @property
@@ -130,12 +130,12 @@ class StoredLog:
 
     @property
     def first_segment(self) -> int:
-        """Where the first segment begins: at the begin, or below it."""
+        """Where the first segment begins: at the start offset, or below it."""
         return self._chain.segments[0].start
 
     @property
     def last_start(self) -> int:
-        """The start of the last segment that is not above `state_from`; the begin when there is none."""
+        """The start of the last segment that is not above `state_from`; the start offset when there is none."""
         starts = [each.start for each in self._chain.segments if self.begin <= each.start <= self._state_from]
         return max(starts, default=self.begin)
 
@@ -147,10 +147,10 @@ class StoredLog:
         """A complete state checkpoint that begins there is confirmed. It never goes back."""
         self._state_from = max(self._state_from, min(log_offset, self.confirmed))
 
-    def move_begin(self, log_offset: int) -> None:
+    def move_start(self, log_offset: int) -> None:
         """What stands below is no longer needed, as was decided, logged and confirmed. Files are freed by the next
-        recorded flush, after which the new begin is on disk. Raises BadRequest above what is confirmed and described.
-        """
+        recorded flush, after which the new start offset is on disk. Raises BadRequest above what is confirmed and
+        described."""
         if log_offset > min(self.confirmed, self._state_from):
             raise BadRequest(f"the begin cannot move to {log_offset}, above {min(self.confirmed, self._state_from)}")
         self.begin = max(self.begin, log_offset)
@@ -167,9 +167,8 @@ class StoredLog:
         (then `read_cold`).
 
         At least one batch, at most `max_bytes` unless the first alone is larger, all in one segment and none reaching
-        beyond `until`; empty when there is none. Raises OffsetOutOfRange below the begin, BadRequest where no batch
-        begins.
-        """
+        beyond `until`; empty when there is none. Raises OffsetOutOfRange below the start offset, BadRequest where no
+        batch begins."""
         found = self._find_run(log_offset, max_bytes, until)
         if found is None:
             return _EMPTY
@@ -259,7 +258,7 @@ class StoredLog:
         if flushed > before:
             self._chain.release(flushed)
             self._cooled()
-        for freed in self._chain.drop_below(job.begin_on_disk):
+        for freed in self._chain.drop_below(job.start_on_disk):
             self._preparer.offer(freed)
         return flushed
 
@@ -313,7 +312,7 @@ class StoredLog:
     # --- Into the past ------------------------------------------------------------------------------------------------
 
     def next_to_seal(self) -> tuple[int, int] | None:
-        """[start, end) of the next segment that can be sealed, or None. Its begin may be freed already.
+        """[start, end) of the next segment that can be sealed, or None. Its start offset may be freed already.
 
         It is on disk, confirmed, and far enough behind that nobody is sent it from memory.
         """
@@ -332,10 +331,10 @@ class StoredLog:
                 segment.borders, segment.inside = array("Q"), array("Q")
 
     def check_table(self, start: int) -> None:
-        """Make the table of a sealed segment anew if it is damaged, and remove that of one below the begin; blocking.
-        Raises LogCorrupt and OSError."""
+        """Make the table of a sealed segment anew if it is damaged, and remove that of one below the start offset;
+        blocking. Raises LogCorrupt and OSError."""
         segment = next((each for each in self._chain.segments if each.start == start), None)
-        # One made now would be empty, and be believed where a crash takes the begin back.
+        # One made now would be empty, and be believed where a crash takes the start offset back.
         if segment is None or segment.end <= self.begin:
             self.tables.remove(start)
             return

@@ -231,9 +231,8 @@ class QueueStartsMoved(_Change, frozen=True, tag="QueueBeginsMoved"):
     """Queues begin at these queue offsets, by queue id, once this is confirmed: records below are needed by nobody,
     wherever they stand. They never go back.
 
-    A queue whose begin was said once begins there and nowhere else, whatever the log still holds. Of every other queue
-    it is the first record that the log has. Only queues of the first sort have copied batches.
-    """
+    A queue whose start offset was said once begins there and nowhere else, whatever the log still holds. Of every other
+    queue it is the first record that the log has. Only queues of the first sort have copied batches."""
 
     begins: dict[int, int]
 

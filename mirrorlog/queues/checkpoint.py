@@ -54,7 +54,7 @@ BATCH_BYTES_MAX: Final = 256 * 1024
 GROUPS_PER_STATE: Final = 128
 """A group's name has up to 255 characters of up to 4 bytes: so many of them, and 32 KiB of arguments, fit a batch."""
 
-BEGINS_PER_STATE: Final = 1000
+STARTS_PER_STATE: Final = 1000
 """Of 14 bytes each, at most."""
 
 GAPS_PER_STATE: Final = 1000
@@ -84,7 +84,7 @@ QueuePart = tuple[int, Sequence[str]]
 
 class CheckpointWriter:
     """Writes one checkpoint, batch by batch. `next_queue_offset` gives a queue id's next one to be appended,
-    `log_begin` where the log begins by the newest decision that it holds, 0 without one, `gaps`, by
+    `log_start` where the log begins by the newest decision that it holds, 0 without one, `gaps`, by
     queue id, which queue offsets of queues were given up after losses; `holds`, `groups`, `runs`,
     `forwardings`: None without any."""
 
@@ -94,7 +94,7 @@ class CheckpointWriter:
         producers: ProducerTable,
         next_queue_offset: Callable[[int], int],
         *,
-        log_begin: Callable[[], int] = lambda: 0,
+        log_start: Callable[[], int] = lambda: 0,
         gaps: Callable[[], Iterable[tuple[int, Gaps]]] = tuple,
         holds: HoldTable | None = None,
         groups: GroupTable | None = None,
@@ -108,7 +108,7 @@ class CheckpointWriter:
         self._registry = registry
         self._producers = producers
         self._next_queue_offset = next_queue_offset
-        self._log_begin = log_begin
+        self._log_start = log_start
         self._gaps = gaps
         self._holds = holds
         self._groups = groups
@@ -148,7 +148,7 @@ class CheckpointWriter:
             *self._group_cuts(limit),
             *self._forwarding_cuts(limit),
             *self._run_cuts(limit),
-            _Cut(self._begins_parts(), self._begins_state, 1, limit),
+            _Cut(self._starts_parts(), self._starts_state, 1, limit),
             _Cut(self._gap_states(), lambda state: state, 1, limit),
             _Cut(producers, self._producer_state, self._producers_per_batch, limit),
         ]
@@ -204,15 +204,15 @@ class CheckpointWriter:
         assert self._runs is not None
         return self._runs.state(part) if not self._is_deleted(part.walk.queue_id) else None
 
-    def _begins_parts(self) -> Iterator[Sequence[int]]:
-        queue_ids = list(self._registry.begins)
-        for first in range(0, max(len(queue_ids), self._log_begin() > 0), BEGINS_PER_STATE):
-            yield queue_ids[first : first + BEGINS_PER_STATE]
+    def _starts_parts(self) -> Iterator[Sequence[int]]:
+        queue_ids = list(self._registry.start_offsets)
+        for first in range(0, max(len(queue_ids), self._log_start() > 0), STARTS_PER_STATE):
+            yield queue_ids[first : first + STARTS_PER_STATE]
 
-    def _begins_state(self, queue_ids: Sequence[int]) -> State:
-        begins = self._registry.begins
+    def _starts_state(self, queue_ids: Sequence[int]) -> State:
+        begins = self._registry.start_offsets
         there = [each for each in queue_ids if each in begins and not self._is_deleted(each)]
-        return QueueStartsState(log_begin=self._log_begin(), begins={each: begins[each] for each in there})
+        return QueueStartsState(log_start=self._log_start(), begins={each: begins[each] for each in there})
 
     def _gap_states(self) -> Iterator[GapsState]:
         newest, former, left = dict[int, Gap](), dict[int, list[Gap]](), GAPS_PER_STATE

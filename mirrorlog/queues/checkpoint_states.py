@@ -56,10 +56,10 @@ class QueueState(_State, frozen=True, tag="Q"):
 class QueueStartsState(_State, frozen=True, tag="L"):
     """Where some queues begin, as `QueueStartsMoved` said; the newest ones appended. Several of them may come.
 
-    `log_begin`: the newest LogStartMoved as of this place in the log, 0 without one.
+    `log_start`: the newest LogStartMoved as of this place in the log, 0 without one.
     """
 
-    log_begin: int
+    log_start: int
     begins: dict[int, int]
 
 

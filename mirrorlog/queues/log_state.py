@@ -45,7 +45,7 @@ class LogStartTracker:
     follows: ClassVar[frozenset[type]] = frozenset({LogStartMoved})
 
     def __init__(self) -> None:
-        # (end of the batch, new begin) of those that are not confirmed.
+        # (end of the batch, new start offset) of those that are not confirmed.
         self._unconfirmed: deque[tuple[int, int]] = deque()
         self.confirmed = 0
         """Where the log begins by what is confirmed; 0 without a decision."""
@@ -64,8 +64,8 @@ class LogStartTracker:
     def restore(self, header: BatchHeader, states: Iterable[State]) -> None:
         """A batch of a checkpoint was appended, which says again what was decided before it."""
         for state in states:
-            if isinstance(state, QueueStartsState) and state.log_begin > self.newest:
-                self._unconfirmed.append((header.next_log_offset, state.log_begin))
+            if isinstance(state, QueueStartsState) and state.log_start > self.newest:
+                self._unconfirmed.append((header.next_log_offset, state.log_start))
 
     def confirm(self, log_offset: int) -> int | None:
         """Everything below `log_offset` is confirmed. Gives where the log begins by what became true now, or None."""

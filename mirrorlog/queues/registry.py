@@ -132,9 +132,9 @@ class QueueRegistry:
         """Of the queues whose records live no longer (`x-message-ttl`, ms), by queue id."""
         self.lifetimes: dict[int, Lifetime] = {}
         """Of the queues that go by themselves (`auto-delete`, `x-expires`), by queue id."""
-        self.begins: dict[int, int] = {}
-        """The logged begins as appended, by queue id; see QueueStartsMoved."""
-        self._confirmed_begins: dict[int, int] = {}
+        self.start_offsets: dict[int, int] = {}
+        """The logged start offsets as appended, by queue id; see QueueStartsMoved."""
+        self._confirmed_start_offsets: dict[int, int] = {}
         self._id_base = self._id_max = id_base
         # By queue id, in the order of the log; and the largest id of those that are gone for good.
         self._leaving: dict[int, _Leaving] = {}
@@ -291,7 +291,7 @@ class QueueRegistry:
             elif isinstance(change, QueueDeleted):
                 self._delete(header, change.queue_id)
             elif isinstance(change, QueueStartsMoved):
-                self._begins_moved(header, change.begins)
+                self._starts_moved(header, change.begins)
             elif isinstance(change, OffsetsJumped):
                 self._note_ids(header, max(self._id_max, change.queue_id_max))
             elif isinstance(change, PositionCommitted):
@@ -307,7 +307,7 @@ class QueueRegistry:
             if isinstance(state, QueueState):
                 self._restore(header, state)
             elif isinstance(state, QueueStartsState):
-                self._begins_moved(header, state.begins)
+                self._starts_moved(header, state.begins)
             elif isinstance(state, CheckpointBegan):
                 self._note_ids(header, state.queue_id_max)
 
@@ -316,12 +316,13 @@ class QueueRegistry:
         self._id_max = max(self._id_max, queue_id_max)
 
     def confirm(self, log_offset: int) -> dict[int, int]:
-        """Everything below `log_offset` is confirmed. Gives the logged begins, by queue id, that became true now."""
+        """Everything below `log_offset` is confirmed. Gives the logged start offsets, by queue id, that became true
+        now."""
         begins: dict[int, int] = {}
         while self._unconfirmed and self._unconfirmed[0].log_offset <= log_offset:
             _, queue_id, positions, next_queue_offset, begin, replaced = self._unconfirmed.popleft()
             if begin >= 0:
-                begins[queue_id] = self._confirmed_begins[queue_id] = begin
+                begins[queue_id] = self._confirmed_start_offsets[queue_id] = begin
             queue = self._known(queue_id)
             if queue is not None:
                 queue.positions.update((change.group, change) for change in positions)
@@ -335,7 +336,7 @@ class QueueRegistry:
         return begins
 
     def take_moved(self) -> dict[int, int]:
-        """The logged begins that `confirm` gave since this was asked last."""
+        """The logged start offsets that `confirm` gave since this was asked last."""
         moved, self.moved = self.moved, {}
         return moved
 
@@ -349,8 +350,8 @@ class QueueRegistry:
             if leaving.log_offset > log_offset:
                 break
             del self._leaving[queue_id]
-            self.begins.pop(queue_id, None)
-            self._confirmed_begins.pop(queue_id, None)
+            self.start_offsets.pop(queue_id, None)
+            self._confirmed_start_offsets.pop(queue_id, None)
             self._gone_max = max(self._gone_max, queue_id)
             self.deleted.append(queue_id)
 
@@ -441,30 +442,31 @@ class QueueRegistry:
         news = tuple(change for change in positions if queue.newest.get(change.group) != change)
         self._appended(_Unconfirmed(header.next_log_offset, queue.queue_id, news, state.next_queue_offset))
 
-    def _begins_moved(self, header: BatchHeader, begins: Mapping[int, int]) -> None:
+    def _starts_moved(self, header: BatchHeader, begins: Mapping[int, int]) -> None:
         for queue_id, begin in begins.items():
-            if begin > self.begins.get(queue_id, -1):
+            if begin > self.start_offsets.get(queue_id, -1):
                 self._appended(_Unconfirmed(header.next_log_offset, queue_id, (), begin=begin))
 
     def _appended(self, change: _Unconfirmed) -> None:
         self._unconfirmed.append(change)
         if change.begin >= 0:
-            self.begins[change.queue_id] = change.begin
+            self.start_offsets[change.queue_id] = change.begin
         queue = self._by_id.get(change.queue_id)
         if queue is not None:
             _put_newest(queue, change)
 
     def _find_newest(self, queue_ids: Set[int]) -> None:
-        """After a cut: the newest positions of some queues, and the begins, from the confirmed ones and those left."""
+        """After a cut: the newest positions of some queues, and the start offsets, from the confirmed ones and those
+        left."""
         if not queue_ids:
             return
         known = {queue_id: queue for queue_id in queue_ids if (queue := self._known(queue_id)) is not None}
         for queue in known.values():
             queue.newest = dict(queue.positions)
-        self.begins = dict(self._confirmed_begins)
+        self.start_offsets = dict(self._confirmed_start_offsets)
         for change in self._unconfirmed:
             if change.begin >= 0:
-                self.begins[change.queue_id] = change.begin
+                self.start_offsets[change.queue_id] = change.begin
             if change.queue_id in known:
                 _put_newest(known[change.queue_id], change)
 

@@ -70,7 +70,7 @@ class Node:
         self._tls = tls
         self._on_start = on_start
         self._process: subprocess.Popen[bytes] | None = None
-        self._log_begin = 0
+        self._log_start = 0
 
     def __repr__(self) -> str:
         return f"Node({self.id!r}, client={self.client!r}, running={self.running})"
@@ -104,7 +104,7 @@ class Node:
         if self.running:
             raise MirrorlogError(f"node {self.id} runs already, as process {self.pid}")
         with self.log_file.open("ab") as log:
-            self._log_begin = log.tell()
+            self._log_start = log.tell()
             self._process = subprocess.Popen(
                 [
                     *self.command_prefix,
@@ -183,7 +183,7 @@ class Node:
     def _serving(self) -> bool | None:
         code = self.exit_code
         with self.log_file.open("rb") as log:
-            log.seek(self._log_begin)
+            log.seek(self._log_start)
             if any(line.startswith(b"mqnode %s serving " % self.id.encode()) for line in log):
                 return True
         if code is not None:

@@ -22,7 +22,7 @@ def derived(replica: Replica) -> dict[str, Any]:
         "queues": {queue.name: _queue(replica, queue.queue_id) for queue in replica.queues},
         "queue_id_max": replica.queues.queue_id_max,
         "limits": dict(replica.queues.limits),
-        "begins": dict(replica.queues.begins),
+        "begins": dict(replica.queues.start_offsets),
         "unconfirmed": list(replica.queues._unconfirmed),
         "producers": {
             key: replica.producers.state(key, brief=False) for key in sorted(replica.producers.known())
@@ -34,7 +34,7 @@ def derived(replica: Replica) -> dict[str, Any]:
         ),
         "groups": table_facts(replica.groups, END),
         "partial_groups": set(replica.groups._partial),
-        "log_begins": (replica.begins.newest, list(replica.begins._unconfirmed), replica.begin_decided),
+        "log_begins": (replica.begins.newest, list(replica.begins._unconfirmed), replica.start_decided),
         "partial": replica.index.partial,
         "lossy": replica.log.lossy,
     }  # fmt: skip
@@ -54,7 +54,7 @@ def _queue(replica: Replica, queue_id: int) -> dict[str, Any]:
 
 def _runs(replica: Replica, queue_id: int) -> list[QueuedBatch]:
     index = replica.index
-    at, runs = max(index.begin(queue_id), index.hot_begin(queue_id)), []
+    at, runs = max(index.begin(queue_id), index.hot_start(queue_id)), []
     while found := index.entries(queue_id, at, _ALL):
         runs += found
         at = runs[-1].next_queue_offset

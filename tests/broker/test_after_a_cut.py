@@ -77,7 +77,7 @@ class Writer:
         replica = self.replica
         writer = CheckpointWriter(
             replica.queues, replica.producers, replica.index.next_appended,
-            log_begin=lambda: replica.begins.newest, gaps=replica.index.gaps,
+            log_start=lambda: replica.begins.newest, gaps=replica.index.gaps,
             batch_bytes_max=replica.log.max_batch_bytes, groups=replica.groups,
         )  # fmt: skip
         steps = self.random.choice((1, 2, 100))
@@ -190,7 +190,7 @@ def append_all(replica: Replica, run: bytes) -> None:
 def hot(replica: Replica, facts: dict[str, Any]) -> dict[str, Any]:
     """Without the runs that `replica` would have to look for in the past."""
     for queue in facts["queues"].values():
-        begin = replica.index.hot_begin(queue["queue"][0])
+        begin = replica.index.hot_start(queue["queue"][0])
         queue["runs"] = [run for run in queue["runs"] if run.base_queue_offset >= begin]
     return facts
 

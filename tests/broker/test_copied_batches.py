@@ -243,7 +243,7 @@ def test_a_mirror_that_restarts_with_a_sealed_segment_shows_no_gap(tmp_path: Pat
         master.append_change(encode_change(QueueStartsMoved(begins={QUEUE_ID: 0})), 1)
         copy(master, oldest[:3])
         feed(mirror, master)
-    assert mirror.queues.begins == {QUEUE_ID: 0}
+    assert mirror.queues.start_offsets == {QUEUE_ID: 0}
     assert (mirror.index.partial, mirror.index.begin(QUEUE_ID), mirror.index.next_confirmed(QUEUE_ID)) == (True, 10, 12)
 
 
@@ -325,7 +325,7 @@ def test_attributes_of_what_was_copied_are_kept_when_the_log_begins_behind_its_f
     _, later = _published(replica, NO_ATTRIBUTES)
     replica.set_confirmed(replica.end)
     replica.index.evict(later)
-    replica.begin_moved(begin, {})
+    replica.start_moved(begin, {})
     assert (replica.index.hot_first(QUEUE_ID), replica.index.begin(QUEUE_ID)) == (2, 0)
     assert _runs_of(replica) == [(0, 1, asked)]
     replica.append_change(encode_change(QueueStartsMoved(begins={QUEUE_ID: 1})), 1)

@@ -65,7 +65,7 @@ def test_the_records_of_a_deleted_queue_are_dead_and_nothing_else_is(tmp_path: P
             replica = replica_of(node)
             info = (await it.admin.metadata(["kept"])).queues[0]
             assert (info.begin, await all_of(it, "kept")) == (0, info.next)
-            assert queue_id not in replica.queues.begins
+            assert queue_id not in replica.queues.start_offsets
             assert queue_id not in replica.index.queue_ids()
             with pytest.raises(NoSuchQueue):
                 await it.client.consumer("q", start=0).start()

@@ -190,7 +190,7 @@ async def test_a_gap_of_the_past_is_told_too(replica: Replica, helper: ThreadPoo
     again = open_replica(replica.log.directory, SETTINGS)
     readers = Readers(again, helper)
     first, second = 12 + FAR, 12 + FAR + 12 + FAR
-    assert again.index.hot_begin(queue_id) > second
+    assert again.index.hot_start(queue_id) > second
     assert await readers.answer(queue_id, 10) == [10, 11]
     assert await readers.answer(queue_id, first + 10) == [first + 10, first + 11]
     for place in (12, first - 1):

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from mirrorlog.broker.consumer_groups.active_groups import Asked, PendingSettlements, in_batches, merged, ranges_of
+from mirrorlog.broker.consumer_groups.active_groups import (
+    PendingSettlements,
+    SettlementRequest,
+    in_batches,
+    merged,
+    ranges_of,
+)
 from mirrorlog.queues.changes import (
     RANGES_PER_CHANGE,
     Change,
@@ -67,10 +73,10 @@ def test_changes_of_one_sort_are_one_change_with_ascending_ranges() -> None:
     ]
 
 
-def asked(*changes: Change) -> Asked:
+def asked(*changes: Change) -> SettlementRequest:
     ranges = ranges_of(changes)
     records = sum(until - first for first, until in ranges)
-    return Asked(Settlement(1, int(How.RETURN), ranges, changes, records), 1, lambda error: None)
+    return SettlementRequest(Settlement(1, int(How.RETURN), ranges, changes, records), 1, lambda error: None)
 
 
 def test_what_is_gathered_is_logged_in_parts_of_one_batch_each() -> None:

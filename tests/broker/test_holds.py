@@ -298,7 +298,7 @@ def test_a_landing_that_registers_while_it_is_decided_what_goes_loses_nothing(
 
     def slow(*facts: Any, **more: Any) -> Decision:
         decision = decide(*facts, **more)
-        if decision.queue_begins and not decided.is_set():
+        if decision.queue_starts and not decided.is_set():
             decided.set()
             assert goes_on.wait(20)
         return decision

@@ -332,7 +332,7 @@ def test_a_leap_between_segments_of_the_past(tmp_path: Path) -> None:
     replica.close()
     again = open_replica(tmp_path / "n1", SETTINGS)
     top = FAR + 12
-    assert again.index.hot_begin(queue_id) > top
+    assert again.index.hot_start(queue_id) > top
     assert walk(again, queue_id) == ([*range(12), *range(top, top + 24)], [(12, top)])
     assert again.index.gap_end(queue_id, 12) == top
     again.close()
@@ -349,7 +349,7 @@ def forget_below(replica: Replica, begin: int) -> None:
     """The log begins there from now on, as it is when its retention has done its work."""
     replica.append_change(encode_change(LogStartMoved(log_offset=begin)), 1)
     confirm(replica)
-    replica.begin_moved(begin, replica.begins_behind(begin))
+    replica.start_moved(begin, replica.starts_behind(begin))
     flush(replica)
     replica.drop_past(begin)
 

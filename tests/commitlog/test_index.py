@@ -192,7 +192,7 @@ def test_what_was_evicted_is_asked_of_the_past() -> None:
     index.evict(400 * border)
     first_held = -(-border // 3)  # of queue 1: batches 0, 3, 6, …
     assert index.hot_from == 400 * border
-    assert (index.begin(1), index.hot_begin(1)) == (0, first_held)
+    assert (index.begin(1), index.hot_start(1)) == (0, first_held)
     assert index.past_until(1, first_held) is None
     assert index.find(1, first_held).log_offset == 400 * 3 * first_held
     assert index.past_until(1, first_held - 1) == first_held
@@ -207,7 +207,7 @@ def test_evicting_keeps_what_is_pending_or_above() -> None:
     index = filled()
     index.evict(5000)
     assert index.hot_from == 1200
-    assert (index.begin(1), index.hot_begin(1), index.next_appended(1)) == (0, 20, 30)
+    assert (index.begin(1), index.hot_start(1), index.next_appended(1)) == (0, 20, 30)
     assert index.past_until(2, 3) == 10
     index.confirm(1600)
     assert index.find(1, 25).log_offset == 1200
@@ -272,11 +272,11 @@ def test_after_a_restart_queues_go_on_where_the_past_ends() -> None:
 def test_the_begin_moves_and_never_back() -> None:
     """Goal: retention. Move the begin of two queues, once beyond their ends, then back."""
     index = filled()
-    index.begin_moved(800, {1: 10, 2: 99})
+    index.start_moved(800, {1: 10, 2: 99})
     assert (index.begin(1), index.begin(2)) == (10, 10)
     with pytest.raises(OffsetOutOfRange):
         index.find(1, 9)
-    index.begin_moved(800, {1: 0})
+    index.start_moved(800, {1: 0})
     assert index.begin(1) == 10
     assert index.records_between(800, 1600) == 20
 
@@ -304,7 +304,7 @@ def test_copies_below_the_hot_part_stay_reachable() -> None:
     index.add(header(2400, base=20, time_us=300, copied=True))
     index.confirm(2800)
     index.evict(2000)
-    assert index.hot_begin(1) == 40
+    assert index.hot_start(1) == 40
     assert [index.past_until(1, offset) for offset in (0, 9, 10, 19, 20, 29, 30, 39, 40)] == [
         None, None, 20, 20, None, None, 40, 40, None,
     ]  # fmt: skip

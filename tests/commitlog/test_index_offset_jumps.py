@@ -112,9 +112,9 @@ def test_an_emptied_queue_with_a_logged_begin_begins_behind_the_leap() -> None:
         log = Log()
         log.data()
         if said_first:
-            log.index.set_begin(1, 10)
+            log.index.set_start(1, 10)
         log.jump()
-        log.index.set_begin(1, 10)
+        log.index.set_start(1, 10)
         assert offsets(log.index) == (FAR, FAR, FAR)
 
 
@@ -222,7 +222,7 @@ def test_a_checkpoint_leaves_out_gaps_that_the_begin_has_passed() -> None:
     log.data()
     both = ((10, FAR), (FAR + 10, 2 * FAR))
     for begin, expected in ((9, both), (FAR, both), (FAR + 1, both[1:]), (2 * FAR + 5, both[1:])):
-        log.index.set_begin(1, begin)
+        log.index.set_start(1, begin)
         assert dict(log.index.gaps()) == {1: expected}
     assert log.index.gaps_of(1) == both
 
@@ -264,7 +264,7 @@ def test_where_memory_begins_a_queue_has_its_first_record() -> None:
     assert log.index.hot_first(1) == FAR
     log.data()
     log.jump(go_on_at=2 * FAR)
-    assert (log.index.hot_begin(1), log.index.hot_first(1), log.index.hot_first(2)) == (10, FAR, 0)
+    assert (log.index.hot_start(1), log.index.hot_first(1), log.index.hot_first(2)) == (10, FAR, 0)
 
 
 def test_a_leap_reaches_below_what_was_evicted() -> None:
@@ -275,7 +275,7 @@ def test_a_leap_reaches_below_what_was_evicted() -> None:
     log.index.evict(log.end)
     assert log.index.gap_end(1, 10) == FAR
     assert log.index.past_until(1, 5) == FAR
-    log.index.begin_moved(log.end, {1: log.index.hot_begin(1)})
+    log.index.start_moved(log.end, {1: log.index.hot_start(1)})
     assert offsets(log.index) == (FAR, FAR, FAR)
 
 

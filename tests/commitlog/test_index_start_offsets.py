@@ -41,21 +41,21 @@ def test_a_logged_begin_is_where_the_queue_begins() -> None:
     log = Log()
     for base in (0, 10, 20, 30):
         log.add(base)
-    log.index.set_begin(1, 10)
+    log.index.set_start(1, 10)
     assert (log.index.begin(1), log.index.find_time(1, -1)) == (10, 10)
     with pytest.raises(OffsetOutOfRange):
         log.index.find(1, 9)
-    log.index.set_begin(1, 5)
-    log.index.begin_moved(2 * KIB, {1: 20})
+    log.index.set_start(1, 5)
+    log.index.start_moved(2 * KIB, {1: 20})
     assert log.index.begin(1) == 10
-    log.index.set_begin(1, 99)
+    log.index.set_start(1, 99)
     assert (log.index.begin(1), log.index.next_confirmed(1)) == (40, 40)
 
 
 def test_a_begin_may_be_said_before_the_queue_is_met() -> None:
     """A copy that begins with a checkpoint: the begin first, then where the queue goes on, then records."""
     log = Log()
-    log.index.set_begin(1, 15)
+    log.index.set_start(1, 15)
     assert log.index.begin(1) == 0
     log.index.set_next(1, 20)
     assert log.index.begin(1) == 15
@@ -67,7 +67,7 @@ def test_copies_stay_when_a_checkpoint_tells_of_later_records() -> None:
     """Goal: nothing that is in the log is forgotten. A copy of the log has copies of 0..20 when a checkpoint says that
     the queue stands at 40, and the copies of the rest come after it."""
     log = Log(partial=True)
-    log.index.set_begin(1, 0)
+    log.index.set_start(1, 0)
     log.add(0, copied=True)
     log.add(10, copied=True)
     log.index.set_next(1, 40)
@@ -82,7 +82,7 @@ def test_a_copy_that_is_not_complete_passes_nothing_over_in_silence() -> None:
     """Goal: a reader of a mirror that catches up from a decided begin sees no gap. Copies of 0..10, then newer records,
     then the copies in between: the queue begins behind the gap until the decision is reached, then at its begin."""
     log = Log(begin=9 * KIB, partial=True)
-    log.index.set_begin(1, 0)
+    log.index.set_start(1, 0)
     log.add(0, copied=True)
     assert (log.index.begin(1), log.bases(0)) == (0, [0])
     log.add(20)
@@ -100,7 +100,7 @@ def test_a_leap_of_the_past_counts_while_the_copy_is_not_complete() -> None:
     """Say where the queue leapt in the tables: it begins there, until the copy is complete."""
     log = Log(partial=True)
     log.index.set_queue(1, begin=0, next_offset=50)
-    log.index.set_begin(1, 0)
+    log.index.set_start(1, 0)
     log.index.set_jump(1, 30)
     assert log.index.begin(1) == 30
     log.index.partial = False

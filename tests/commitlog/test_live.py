@@ -53,7 +53,7 @@ def pieces(runs: LiveRuns, past: Past, max_bytes: int = FOREVER) -> list[list[tu
 
 
 def live(past: Past, *, begins: dict[int, int] | None = None, **options: object) -> list[tuple[int, int]]:
-    given = {"log_begin": 0, "own": frozenset(), "expired": False, **options}
+    given = {"log_start": 0, "own": frozenset(), "expired": False, **options}
     runs = LiveRuns(0, begins=begins or {}, **given)  # type: ignore[arg-type]
     return [each for piece in pieces(runs, past) for each in piece]
 
@@ -82,7 +82,7 @@ def test_what_is_dead_is_left_out(past: Past) -> None:
     assert live(past, own=frozenset({3}), expired=True) == [(3, 0), (3, 50)]
     assert live(past, floors={1: 30, 3: 10}, expired=True) == [(3, 50)], "what a landing holds is alive, in whole parts"
     assert live(past, floors={1: 29, 3: 60}, expired=True) == [(1, 0), (1, 20)]
-    assert live(past, log_begin=4 * LENGTH) == [(1, 20), (3, 0), (3, 50)]
+    assert live(past, log_start=4 * LENGTH) == [(1, 20), (3, 0), (3, 50)]
     assert live(past, begins={1: 30, 3: 60}) == []
 
 
@@ -109,7 +109,7 @@ def test_a_place_that_the_index_lost_is_not_taken_for_dead(past: Past, queue_id:
 )
 def test_a_piece_has_its_limit_of_bytes(past: Past, max_bytes: int, sizes: list[int]) -> None:
     """Pieces of at least one batch that together are all, each once."""
-    runs = LiveRuns(0, log_begin=0, begins={}, own=frozenset(), expired=False)
+    runs = LiveRuns(0, log_start=0, begins={}, own=frozenset(), expired=False)
     found = pieces(runs, past, max_bytes)
     assert [len(piece) for piece in found] == sizes
     assert [each for piece in found for each in piece] == live(past)

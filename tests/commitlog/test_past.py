@@ -76,7 +76,7 @@ def test_an_offset_is_found_in_its_segment_or_the_next(past: Past) -> None:
     assert segments_of(past, 3, [0, 2**64 - 1, 2**70]) == [None] * 3
     assert (past.index.first(1), past.index.first(2), past.index.first(3)) == (0, 0, None)
     assert past.index.queues() == {1: (0, 300), 2: (0, 60)}
-    assert past.index.begins() == {1: 0, 2: 0}
+    assert past.index.start_offsets() == {1: 0, 2: 0}
 
 
 def test_entries_go_on_over_segments_and_end_at_until(past: Past) -> None:
@@ -101,7 +101,7 @@ def test_a_dropped_segment_takes_exactly_its_entries(past: Past, tmp_path: Path)
     past.drop(0)
     past.drop(0)
     assert segments_of(past, 1, [0, 100]) == [1000, 1000]
-    assert past.index.begins() == {1: 100, 2: 50}
+    assert past.index.start_offsets() == {1: 100, 2: 50}
     assert not (tmp_path / table_name(0)).exists()
 
 
@@ -115,7 +115,7 @@ def test_copies_take_the_place_of_older_records(past: Past) -> None:
     past.add(4000)
     assert segments_of(past, 1, [94, 95, 99, 100]) == [3000, 4000, 4000, 3000]
     past.drop(0)
-    assert past.index.begins() == {1: 90, 2: 50}
+    assert past.index.start_offsets() == {1: 90, 2: 50}
     past.drop(1000)
     assert segments_of(past, 1, [0, 94, 95, 109, 110]) == [3000, 3000, 4000, 3000, 2000]
     past.drop(2000)
@@ -335,7 +335,7 @@ class Log:
             self.past.drop(start)
             self.batches = [each for each in self.batches if each.log_offset >= begin]
             begins = {queue_id: self.begin(queue_id) for queue_id in QUEUES}
-            self.index.begin_moved(begin, begins)
+            self.index.start_moved(begin, begins)
 
     def restart(self) -> None:
         """Clean or not; the tail above the tables is walked again, the queues go on where the tables end."""

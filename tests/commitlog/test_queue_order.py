@@ -42,8 +42,8 @@ class Queue:
     def check(self) -> None:
         order = self.order
         assert list(zip(order.bases, order.numbers, strict=True)) == sorted(self.held.items())
-        assert max(self.lost, default=-1) < order.hot_begin <= order.next_confirmed or not (
-            self.lost or order.hot_begin
+        assert max(self.lost, default=-1) < order.hot_start <= order.next_confirmed or not (
+            self.lost or order.hot_start
         )
 
 
@@ -54,7 +54,7 @@ def test_what_is_forgotten_is_below_what_is_said_to_be_complete(seed: int) -> No
     print("seed", seed)
     chance = random.Random(seed)
     queue = Queue()
-    floor = hot_begin = 0
+    floor = hot_start = 0
     for _ in range(300):
         what = chance.random()
         if what < 0.6 or not queue.count:
@@ -64,8 +64,8 @@ def test_what_is_forgotten_is_below_what_is_said_to_be_complete(seed: int) -> No
         else:
             floor = chance.randrange(floor, queue.count + 1)
             queue.trim(floor)
-            assert queue.order.hot_begin >= hot_begin
-            hot_begin = queue.order.hot_begin
+            assert queue.order.hot_start >= hot_start
+            hot_start = queue.order.hot_start
         queue.check()
 
 

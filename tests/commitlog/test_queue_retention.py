@@ -66,25 +66,25 @@ def test_a_part_dies_when_its_last_batch_is_too_old() -> None:
     limit, and no further; a queue without limits is left alone."""
     segments = [segment(at, *((q, at, at + 100, 30, at) for q in (1, 2, 3)), time=at) for at in (0, 100, 200)]
     limits = {1: QueueLimits(max_age_us=150), 2: QueueLimits(max_age_us=60)}
-    assert decided(segments, limits, now_us=251).queue_begins == {1: 200, 2: 200}
-    assert decided(segments, limits, now_us=250).queue_begins == {1: 100, 2: 200}
-    assert decided(segments, limits, now_us=60).queue_begins == {}
+    assert decided(segments, limits, now_us=251).queue_starts == {1: 200, 2: 200}
+    assert decided(segments, limits, now_us=250).queue_starts == {1: 100, 2: 200}
+    assert decided(segments, limits, now_us=60).queue_starts == {}
 
 
 def test_a_begin_that_is_logged_is_not_said_again() -> None:
     """The same decision with what it gave before: nothing is new."""
     segments = [segment(at, (1, at, at + 100, 30, at)) for at in (0, 100)]
     limits = {1: QueueLimits(max_age_us=10)}
-    assert decided(segments, limits, now_us=50).queue_begins == {1: 100}
-    assert decided(segments, limits, now_us=50, begins={1: 100}).queue_begins == {}
+    assert decided(segments, limits, now_us=50).queue_starts == {1: 100}
+    assert decided(segments, limits, now_us=50, begins={1: 100}).queue_starts == {}
 
 
 def test_the_logs_age_is_that_of_a_queue_with_a_limit_of_bytes_alone() -> None:
     """A queue with bytes only, in a log with an age, and in one without."""
     segments = [segment(at, (1, at, at + 100, 30, at), time=10**6) for at in (0, 100)]
     limits = {1: QueueLimits(max_bytes=1000)}
-    assert decided(segments, limits, now_us=50, log=RetentionLimits(max_age_us=10)).queue_begins == {1: 100}
-    assert decided(segments, limits, now_us=50).queue_begins == {}
+    assert decided(segments, limits, now_us=50, log=RetentionLimits(max_age_us=10)).queue_starts == {1: 100}
+    assert decided(segments, limits, now_us=50).queue_starts == {}
 
 
 @pytest.mark.parametrize(("max_bytes", "begin"), [(1, 200), (30, 200), (31, 100), (60, 100), (61, 0), (1000, 0)])
@@ -92,14 +92,14 @@ def test_a_queue_keeps_at_least_its_bytes(max_bytes: int, begin: int) -> None:
     """Goal: what Kafka's users expect of retention.bytes. Parts of 30 bytes in three segments: the oldest go while
     those that stay hold the limit."""
     segments = [segment(at, (1, at, at + 100, 30, 0), (2, at, at + 100, 500, 0)) for at in (0, 100, 200)]
-    assert decided(segments, {1: QueueLimits(max_bytes=max_bytes)}).queue_begins.get(1, 0) == begin
+    assert decided(segments, {1: QueueLimits(max_bytes=max_bytes)}).queue_starts.get(1, 0) == begin
 
 
 def test_records_that_stand_twice_count_once() -> None:
     """A segment holds copies of an older one: the bytes of the copies do not push other records out."""
     segments = [segment(0, (1, 0, 100, 30, 0)), segment(100, (1, 100, 200, 30, 0)), segment(200, (1, 0, 100, 30, 0))]
-    assert decided(segments, {1: QueueLimits(max_bytes=60)}).queue_begins == {}
-    assert decided(segments, {1: QueueLimits(max_bytes=30)}).queue_begins == {1: 100}
+    assert decided(segments, {1: QueueLimits(max_bytes=60)}).queue_starts == {}
+    assert decided(segments, {1: QueueLimits(max_bytes=30)}).queue_starts == {1: 100}
 
 
 # --- segments ---
@@ -192,8 +192,8 @@ def test_what_is_held_outlives_its_limits(floor: int, begin: int) -> None:
     for limits in (QueueLimits(max_age_us=1), QueueLimits(max_bytes=1)):
         gone = 200 if limits.max_bytes else 300  # the newest part is kept by its bytes
         found = decided(segments, {1: limits, 2: limits}, now_us=1000, floors={1: floor})
-        assert found.queue_begins.get(1, 0) == min(begin, gone)
-        assert found.queue_begins[2] == gone
+        assert found.queue_starts.get(1, 0) == min(begin, gone)
+        assert found.queue_starts[2] == gone
 
 
 def test_what_is_held_outlives_the_logs_limits() -> None:
@@ -213,15 +213,15 @@ def test_what_is_tiered_goes_early_below_the_floor() -> None:
     """A queue that is kept for ever, tiered after 50: its parts below the floor that are older go; those of another
     queue stay, and it by itself too while nobody has landed it."""
     segments = [segment(at, (1, at, at + 100, 30, at), (2, at, at + 100, 30, at)) for at in (0, 100, 200)]
-    assert decided(segments, {}, now_us=260, floors={1: 300}, tiers={1: 50}).queue_begins == {1: 300}
-    assert decided(segments, {}, now_us=240, floors={1: 300}, tiers={1: 50}).queue_begins == {1: 200}
-    assert decided(segments, {}, now_us=260, floors={1: 150}, tiers={1: 50}).queue_begins == {1: 100}
-    assert decided(segments, {}, now_us=260, floors={1: 0}, tiers={1: 50}).queue_begins == {}
+    assert decided(segments, {}, now_us=260, floors={1: 300}, tiers={1: 50}).queue_starts == {1: 300}
+    assert decided(segments, {}, now_us=240, floors={1: 300}, tiers={1: 50}).queue_starts == {1: 200}
+    assert decided(segments, {}, now_us=260, floors={1: 150}, tiers={1: 50}).queue_starts == {1: 100}
+    assert decided(segments, {}, now_us=260, floors={1: 0}, tiers={1: 50}).queue_starts == {}
     limits = {1: QueueLimits(max_age_us=10**6)}
-    assert decided(segments, limits, now_us=260, floors={1: 300}, tiers={1: 50}).queue_begins == {1: 300}
+    assert decided(segments, limits, now_us=260, floors={1: 300}, tiers={1: 50}).queue_starts == {1: 300}
     assert decided(
         segments, {1: QueueLimits(max_age_us=1)}, now_us=260, floors={1: 300}, tiers={1: 500}
-    ).queue_begins == {1: 300}
+    ).queue_starts == {1: 300}
 
 
 # --- random lives ---
@@ -314,7 +314,7 @@ class PlainLog:
             for batch in self.all.get(queue_id, ()):
                 if batch.next <= self.floors[queue_id] and batch.time < self.now - age:
                     self.tiered[queue_id] = max(batch.next, self.tiered.get(queue_id, 0))
-        for queue_id, begin in decision.queue_begins.items():
+        for queue_id, begin in decision.queue_starts.items():
             assert begin > self.begins.get(queue_id, -1), "it only rises"
             self.begins[queue_id] = begin
         if decision.begin is not None:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
-from mirrorlog.commitlog.retention import RetentionLimits, next_begin
+from mirrorlog.commitlog.retention import RetentionLimits, next_start
 
 
 class Segment(NamedTuple):
@@ -19,7 +19,7 @@ SEGMENTS = [Segment(end) for end in (100, 200, 300)]
 
 def freed(limits: RetentionLimits, *, begin: int, at_most: int = 1000) -> int | None:
     """The new begin of a log that ends at 350, at the time 0."""
-    return next_begin(SEGMENTS, begin=begin, end=350, at_most=at_most, now_us=0, limits=limits)
+    return next_start(SEGMENTS, begin=begin, end=350, at_most=at_most, now_us=0, limits=limits)
 
 
 @pytest.mark.parametrize(("begin", "expected"), [(0, 100), (100, 200), (150, 200), (200, 300), (300, None)])

@@ -29,16 +29,16 @@ def test_the_begin_does_not_pass_what_is_confirmed_and_described(tmp_path: Path)
     log = open_log(tmp_path, segment_bytes=1000, epoch=1)
     append_sizes(log, [400] * 6)
     with pytest.raises(BadRequest):
-        log.move_begin(800)
+        log.move_start(800)
     log.set_confirmed(1600)
     with pytest.raises(BadRequest):
-        log.move_begin(800)
+        log.move_start(800)
     log.set_state_from(800)
     with pytest.raises(BadRequest):
-        log.move_begin(1600)
-    log.move_begin(800)
+        log.move_start(1600)
+    log.move_start(800)
     assert log.begin == 800
-    log.move_begin(400)
+    log.move_start(400)
     assert log.begin == 800, "it never goes back"
 
 
@@ -52,7 +52,7 @@ def test_files_go_only_after_the_new_begin_is_on_disk(tmp_path: Path) -> None:
         flush(log)
         confirm_all(log)
         content = stored(log)
-        log.move_begin(1600)
+        log.move_start(1600)
         if step >= 1:
             flush(log)
         if step >= 2:
@@ -78,7 +78,7 @@ def test_a_file_that_could_not_be_freed_is_freed_later(tmp_path: Path, operation
     log = open_log(tmp_path, segment_bytes=1000, epoch=1, files=files)
     append_sizes(log, [400] * 12)
     confirm_all(log)
-    log.move_begin(4000)
+    log.move_start(4000)
     for operation in operations:
         files.disk.fail(operation, code)
     for _ in range(3):
@@ -105,7 +105,7 @@ def test_a_freed_file_is_recycled_and_its_old_content_never_counts(tmp_path: Pat
             append_sizes(log, [(112, 200, 400)[number % 3]])
             flush(log)
             confirm_all(log)
-            log.move_begin(log._chain.active.start)
+            log.move_start(log._chain.active.start)
             flush(log)
             while prepare(log):
                 pass
@@ -131,7 +131,7 @@ def test_recycled_files_are_used_while_the_log_goes_on(tmp_path: Path) -> None:
         append_sizes(log, [400])
         flush(log)
         confirm_all(log)
-        log.move_begin(max(log.begin, log._chain.segments[-2].start if len(log._chain.segments) > 1 else 0))
+        log.move_start(max(log.begin, log._chain.segments[-2].start if len(log._chain.segments) > 1 else 0))
         flush(log)
         while prepare(log):
             pass
@@ -151,7 +151,7 @@ def test_a_file_is_not_overwritten_while_a_reader_holds_a_part_of_it(tmp_path: P
     before = bytes(held)
     flush(log)
     confirm_all(log)
-    log.move_begin(800)
+    log.move_start(800)
     flush(log)
     while prepare(log):
         pass
@@ -180,7 +180,7 @@ def test_a_view_of_a_file_that_left_the_memory_is_not_overwritten_either(tmp_pat
     flush(log)
     confirm_all(log)
     assert log.read(0, 400, until=log.end) is None, "unmapped"
-    log.move_begin(1600)
+    log.move_start(1600)
     for _ in range(12):
         flush(log)
         while prepare(log):

@@ -250,7 +250,7 @@ def test_what_is_declared_lost_is_cut_at_a_border_and_not_below_the_begin(tmp_pa
     for point in (8, 392, 1208, 1608, 2008):
         with pytest.raises(BadRequest, match="not where a batch begins"):
             log.truncate(point, [Epoch(1, 0)], lost=True)
-    log.move_begin(800)
+    log.move_start(800)
     with pytest.raises(BadRequest, match="below the begin"):
         log.truncate(400, [Epoch(1, 0)], lost=True)
     assert (log.end, log.confirmed) == (2000, 2000)

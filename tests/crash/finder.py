@@ -81,11 +81,11 @@ class Finder:
                     self._past.drop(start)
                 else:
                     log.tables.remove(start)
-        begins = self._past.index.begins() if self._past is not None else {}
+        begins = self._past.index.start_offsets() if self._past is not None else {}
         self._memory.evict(log.begin)
         for queue_id in self._memory.queue_ids():
-            begins.setdefault(queue_id, self._memory.hot_begin(queue_id))
-        self._memory.begin_moved(log.begin, begins)
+            begins.setdefault(queue_id, self._memory.hot_start(queue_id))
+        self._memory.start_moved(log.begin, begins)
 
     def rebuild(self, log: CommitLog) -> None:
         """All of the past from the tables, and damaged tables from their segments. Raises OSError."""

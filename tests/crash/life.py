@@ -306,8 +306,8 @@ class Life:
         state_from = self._random.choice(borders)
         self._log.set_state_from(state_from)
         if self._random.random() < 0.5:
-            self._witness.move_begin(self._random.choice([border for border in borders if border <= state_from]))
-            self._log.move_begin(self._witness.begin)
+            self._witness.move_start(self._random.choice([border for border in borders if border <= state_from]))
+            self._log.move_start(self._witness.begin)
 
     def _measure_disk(self) -> None:
         """As the watch over the disk does: data may take so much more of it, and leaves so much to other batches."""

@@ -225,7 +225,7 @@ def test_files_are_freed_only_below_a_begin_that_is_on_disk() -> None:
         flush(log)
         log.set_confirmed(1600)
         log.set_state_from(1600)
-        log.move_begin(1600)
+        log.move_start(1600)
         killed: list[SimulatedFiles] = []
 
         def kill(moment: Moment) -> None:
@@ -431,7 +431,7 @@ def sealed_log(directory: Path) -> CommitLog:
 def test_a_segment_that_is_freed_while_its_table_is_made_is_passed_over(tmp_path: Path) -> None:
     """Goal: the loop goes on beside the helper. Free a segment between its table and its sealing."""
     log = sealed_log(tmp_path)
-    log.move_begin(800)
+    log.move_start(800)
     flush(log)
     log.seal(800)
     assert log.next_to_seal() is None
@@ -444,7 +444,7 @@ def test_the_table_of_a_freed_segment_is_removed_by_a_check(tmp_path: Path) -> N
     log = sealed_log(tmp_path)
     tables = [tmp_path / table_name(start) for start in (0, 800)]
     for freed in (False, True):
-        log.move_begin(1600 if freed else 800)
+        log.move_start(1600 if freed else 800)
         if freed:
             flush(log)
         patch(tables[freed], 0, b"rotten")

@@ -127,7 +127,7 @@ class Witness:
         """The loss is settled, on disk."""
         self.owes_loss = self.settling = False
 
-    def move_begin(self, begin: int) -> None:
+    def move_start(self, begin: int) -> None:
         self.begin = begin
         self.freed_to = max(self.freed_to, begin)
 

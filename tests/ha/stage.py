@@ -86,7 +86,7 @@ class Stage:
         self.grown()
         return self.log.end
 
-    def move_begin(self, log_offset: int) -> None:
+    def move_start(self, log_offset: int) -> None:
         """Append the decision that the log begins there."""
         self.log.append_change(encode_change(LogStartMoved(log_offset=log_offset)), 1)
         self.grown()

@@ -86,7 +86,7 @@ def test_a_copy_that_lacks_old_records_is_not_wished_in(stage: Stage) -> None:
     begin = stage.log.end
     link = stage.link("n1a", holds=stage.publish(), begin=begin)
     assert stage.wish() is None
-    stage.move_begin(begin)
+    stage.move_start(begin)
     stage.ack(link)
     assert stage.wish() == Grow("n1", "n1a", 5)
 
@@ -399,7 +399,7 @@ def test_a_member_that_lacks_old_records_holds_still_until_it_is_complete(tmp_pa
     begin = stage.log.end
     link = stage.link("n1a", holds=stage.publish(), begin=begin)
     assert (stage.confirmed, stage.mastership.copies_up) == (0, 1)
-    stage.move_begin(begin)
+    stage.move_start(begin)
     stage.ack(link)
     assert (stage.confirmed, stage.mastership.copies_up) == (stage.log.end, 2)
 

@@ -179,7 +179,7 @@ def test_a_begin_within_a_mirrors_segment_is_where_its_readers_begin(tmp_path: P
         mirror.index.evict(end)
     begin = master.log.segments()[0].end
     assert begin not in {each.end for each in mirror.log.segments()}
-    mirror.begin_moved(begin, mirror.begins_behind(begin))
+    mirror.start_moved(begin, mirror.starts_behind(begin))
     mirror.drop_past(begin)
     first = mirror.index.begin(1)
 

@@ -79,7 +79,7 @@ class Derived:
         self.groups.confirm(log_offset)
         self.forwardings.confirm(log_offset)
         self.runs.confirm(log_offset)
-        self.runs.begin_moved(begins)
+        self.runs.start_moved(begins)
         self.tracker.confirm(log_offset)
         for queue_id in (deleted := self.registry.take_deleted()):
             self.groups.forget_queue(queue_id)

@@ -89,7 +89,7 @@ class Walk:
         ]
         assert {queue_id for queue_id, _, _ in self.live.groups}.isdisjoint(gone)
         assert {queue_id for _, queue_id in self.live.producers.known()} <= set(self.live.registry.queue_ids())
-        assert not any(self.live.holds.newest(each) or self.live.registry.begins.get(each) for each in gone)
+        assert not any(self.live.holds.newest(each) or self.live.registry.start_offsets.get(each) for each in gone)
         assert set(gone) <= self.deleted
         return [each for each in self.deleted if each in gone]
 

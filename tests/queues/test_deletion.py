@@ -167,7 +167,7 @@ def test_a_checkpoint_does_not_carry_it() -> None:
         assert [each.name for each in late.registry] == ["stays"]
         assert [queue_id for queue_id, _, _ in late.groups] == [stays]
         assert [key[1] for key in late.producers.known()] == [stays]
-        assert late.registry.begins == {stays: 1}
+        assert late.registry.start_offsets == {stays: 1}
         assert not late.holds.newest(gone)
         assert late.registry.queue_id_max == stays
 

@@ -7,7 +7,7 @@ import pytest
 from mirrorlog.commitlog.retention import QueueLimits
 from mirrorlog.errors import BadBatch, BadRequest
 from mirrorlog.queues.changes import LogStartMoved, QueueStartsMoved, decode_changes, encode_change
-from mirrorlog.queues.checkpoint import BEGINS_PER_STATE, CheckpointWriter
+from mirrorlog.queues.checkpoint import STARTS_PER_STATE, CheckpointWriter
 from mirrorlog.queues.checkpoint_states import QueueStartsState, decode_checkpoint, encode_checkpoint, encode_state
 from mirrorlog.queues.log_state import LogStartTracker
 from mirrorlog.queues.registry import QueueRegistry
@@ -70,13 +70,13 @@ def test_a_begin_counts_from_its_confirm_and_never_goes_back() -> None:
     master.confirm_all()
     for batch in (moved(q1=10, q2=5), moved(q1=10, q2=20), moved(q1=3)):
         master.append(batch)
-    assert registry.begins == {1: 10, 2: 20}, "the next decision builds on it"
+    assert registry.start_offsets == {1: 10, 2: 20}, "the next decision builds on it"
     assert registry.confirm(master.log.end) == {1: 10, 2: 20}
     assert registry.confirm(master.log.end) == {}
     for header, batch in master.log.batches:
         if header.record_count == 1:
             follow_batch(registry, header, batch)
-    assert registry.begins == {1: 10, 2: 20}
+    assert registry.start_offsets == {1: 10, 2: 20}
     assert registry.confirm(master.log.end) == {}
 
 
@@ -90,7 +90,7 @@ def test_a_cut_takes_unconfirmed_begins_back() -> None:
     master.append(moved(q1=20, q2=5))
     registry.cut(border)
     master.log.cut(border)
-    assert registry.begins == {1: 10}
+    assert registry.start_offsets == {1: 10}
     master.append(moved(q2=5))
     assert registry.confirm(master.log.end) == {2: 5}
 
@@ -99,12 +99,12 @@ def test_a_checkpoint_carries_begins_and_where_the_log_begins() -> None:
     """Checkpoint with more begins than a value takes, moving one in between; rebuild from it: the begins come true with
     its confirm, though all that said them is gone."""
     master = Master()
-    for number in range(BEGINS_PER_STATE + 1):
+    for number in range(STARTS_PER_STATE + 1):
         master.declare(str(number))
-    begins = {number + 1: number for number in range(BEGINS_PER_STATE + 1)}
+    begins = {number + 1: number for number in range(STARTS_PER_STATE + 1)}
     master.append(encode_change(QueueStartsMoved(begins=begins)))
     writer = CheckpointWriter(
-        master.derived.registry, master.derived.producers, master.derived.next_queue_offset, log_begin=lambda: 800
+        master.derived.registry, master.derived.producers, master.derived.next_queue_offset, log_start=lambda: 800
     )
     began_at = master.log.end
     while (batch := writer.next_batch(master.log.end)) is not None:
@@ -116,7 +116,7 @@ def test_a_checkpoint_carries_begins_and_where_the_log_begins() -> None:
         derived.follow(header, stored)
         if header.kind == 4:
             tracker.restore(header, decode_checkpoint(stored))
-    assert derived.registry.confirm(master.log.end) == derived.registry.begins == {**begins, 1: 7}
+    assert derived.registry.confirm(master.log.end) == derived.registry.start_offsets == {**begins, 1: 7}
     assert tracker.newest == 800
     assert tracker.confirm(master.log.end) == 800
 
@@ -128,18 +128,18 @@ def test_a_checkpoint_without_begins_says_nothing_of_them() -> None:
     batches = [writer.next_batch(0), writer.next_batch(96), writer.next_batch(192)]
     assert batches[2] is None
     writer = CheckpointWriter(
-        master.derived.registry, master.derived.producers, master.derived.next_queue_offset, log_begin=lambda: 5
+        master.derived.registry, master.derived.producers, master.derived.next_queue_offset, log_start=lambda: 5
     )
     assert writer.next_batch(0)
-    assert decode_checkpoint(writer.next_batch(96) or b"") == [QueueStartsState(log_begin=5, begins={})]
+    assert decode_checkpoint(writer.next_batch(96) or b"") == [QueueStartsState(log_start=5, begins={})]
 
 
 def test_an_older_word_about_the_logs_begin_changes_nothing() -> None:
     """Restore a begin that is lower than the one known, and apply the decision itself twice."""
     log, tracker = StateLog(), LogStartTracker()
     follow_batch(tracker, *log.append(encode_change(LogStartMoved(log_offset=900))))
-    header, _ = log.append(encode_checkpoint([encode_state(QueueStartsState(log_begin=800, begins={}))]))
-    tracker.restore(header, [QueueStartsState(log_begin=800, begins={})])
+    header, _ = log.append(encode_checkpoint([encode_state(QueueStartsState(log_start=800, begins={}))]))
+    tracker.restore(header, [QueueStartsState(log_start=800, begins={})])
     assert tracker.confirm(log.end) == 900
     assert tracker.confirm(log.end) is None
 
@@ -149,7 +149,7 @@ def test_an_older_word_about_the_logs_begin_changes_nothing() -> None:
 
 def test_the_bytes_of_begins() -> None:
     """Goal: the bytes are part of the format. Encode one of each by hand, and read it back."""
-    assert encode_state(QueueStartsState(log_begin=5, begins={1: 300})) == b"\x93\xa1L\x05\x81\x01\xcd\x01\x2c"
+    assert encode_state(QueueStartsState(log_start=5, begins={1: 300})) == b"\x93\xa1L\x05\x81\x01\xcd\x01\x2c"
     batch = moved(q1=300)
     assert b"\x82\xa4type\xb0QueueBeginsMoved\xa6begins\x81\x01\xcd\x01\x2c" in batch
     assert decode_changes(batch) == [QueueStartsMoved(begins={1: 300})]

@@ -181,7 +181,7 @@ def test_above_the_limit_a_publish_is_refused_and_the_limit_named() -> None:
     assert refused.value.details["limit"] == "attribute_runs_max"
     runs.add(1, 5, 1, 0, Attributes(1))
     assert runs.total == 2
-    runs.begin_moved({1: 6})
+    runs.start_moved({1: 6})
     runs.check_room(1)
 
 
@@ -430,7 +430,7 @@ def check(derived: Derived, log: StateLog, *, settled_too: bool = True) -> None:
     for queue_id in derived.registry.queue_ids():
         runs = derived.runs.of(queue_id)
         ledgers = list(derived.groups.groups(queue_id).values())
-        begin = derived.registry.begins.get(queue_id, 0)
+        begin = derived.registry.start_offsets.get(queue_id, 0)
         whole = of(derived.runs, queue_id)
         assert all(left.until <= right.first for left, right in pairwise(whole))
         for header, asked in batches_of(log, queue_id, derived.registry.ttls.get(queue_id)):

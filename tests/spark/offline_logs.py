@@ -68,7 +68,7 @@ class StoryLog(LogMaker):
         queues = [QueueState(each, f"q{each}", "", {}, following, {}, 0) for each, following in self._next.items()]
         self._states(*queues)
         self.data(1)
-        self._states(QueueStartsState(log_begin=self.log.begin, begins=self.begins), GapsState(gaps=self.gaps))
+        self._states(QueueStartsState(log_start=self.log.begin, begins=self.begins), GapsState(gaps=self.gaps))
         if ended:
             self._states(CheckpointEnded(began.log_offset, 0))
             self.state = began.log_offset

@@ -200,7 +200,7 @@ def test_a_log_whose_begin_moved_shows_its_queues_from_what_is_left(tmp_path: Pa
     log.confirm()
     log.seal()
     begin = segment_starts(tmp_path)[3]
-    log.move_begin(begin)
+    log.move_start(begin)
     log.publish(1, records(1))
     log.close()
     logs = LogDirectories.open(str(tmp_path))
@@ -221,7 +221,7 @@ def test_a_queue_whose_records_are_all_gone_begins_and_ends_at_its_next_one(tmp_
     log.checkpoint()
     log.confirm()
     log.seal()
-    log.move_begin(segment_starts(tmp_path)[2])
+    log.move_start(segment_starts(tmp_path)[2])
     log.close()
     facts = LogDirectories.open(str(tmp_path)).facts(["q2"])[0]
     assert (facts.begin, facts.next) == (5, 5)
@@ -424,7 +424,7 @@ def test_what_is_freed_while_it_is_read_is_missed_by_name(tmp_path: Path) -> Non
     first = next(reading)
     assert first.first == 0
     starts = segment_starts(tmp_path)
-    log.move_begin(starts[4])
+    log.move_start(starts[4])
     log.confirm()
     with pytest.raises(RecordsMissing, match="are gone"):
         list(reading)
@@ -451,7 +451,7 @@ def test_copies_of_what_is_freed_are_found_where_they_stand_now(tmp_path: Path) 
     log.checkpoint()
     log.confirm()
     log.seal()
-    log.move_begin(segment_starts(tmp_path)[2])
+    log.move_start(segment_starts(tmp_path)[2])
     assert rows_of(logs.batches(range_of(facts))) == log.visible(2)
     assert read_all(tmp_path, "q2") == log.visible(2)
     log.kill()

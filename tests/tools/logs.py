@@ -144,11 +144,11 @@ class LogMaker:
             self.log.tables.store(start, end, content)
             self.log.seal(end)
 
-    def move_begin(self, log_offset: int) -> None:
+    def move_start(self, log_offset: int) -> None:
         """Decide, log and confirm a new begin, and free what is below; the files become spares."""
         self.change(encode_change(LogStartMoved(log_offset=log_offset)))
         self.confirm()
-        self.log.move_begin(log_offset)
+        self.log.move_start(log_offset)
         for start in [start for start, head in self.log.tables.heads.items() if head.end <= log_offset]:
             self.log.tables.remove(start)
         flush(self.log)

@@ -86,7 +86,7 @@ def test_all_kinds_and_changes_are_as_recorded(tmp_path: Path) -> None:
     maker.data(1, 2, codec=Codec.ZSTD)
     maker.data(1, 2, base=0)
     maker.checkpoint()
-    maker.move_begin(0)
+    maker.move_start(0)
     maker.close()
     for options in ((), ("--states",)):
         text = dump(tmp_path, *options).replace(str(tmp_path), "DIR")
@@ -161,7 +161,7 @@ def test_a_queues_name_is_known_when_its_declaration_is_gone(tmp_path: Path) -> 
     maker.fill(120)
     maker.checkpoint()
     maker.confirm()
-    maker.move_begin(segment_starts(tmp_path)[3])
+    maker.move_start(segment_starts(tmp_path)[3])
     maker.close()
     records = lines_of(tmp_path, "--records", "--queue", "q3")
     assert records
@@ -177,7 +177,7 @@ def test_a_file_below_the_begin_is_shown_whole(tmp_path: Path) -> None:
     maker.confirm()
     first = tmp_path / f"{0:020d}"
     content = first.read_bytes()
-    maker.move_begin(segment_starts(tmp_path)[1])
+    maker.move_start(segment_starts(tmp_path)[1])
     maker.close()
     first.write_bytes(content)
     lines = lines_of(first)

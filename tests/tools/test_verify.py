@@ -245,7 +245,7 @@ def test_a_begin_that_moved_and_recycled_files_are_sound(tmp_path: Path) -> None
         maker.checkpoint()
         maker.confirm()
         maker.seal()
-        maker.move_begin(max(each for each in segment_starts(tmp_path) if each <= maker.state))
+        maker.move_start(max(each for each in segment_starts(tmp_path) if each <= maker.state))
     maker.fill(1)
     assert maker.log._chain.active.recycled
     maker.confirm()

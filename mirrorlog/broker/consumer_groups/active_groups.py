@@ -43,7 +43,7 @@ _FEW_BORDERS: Final = 1000
 assert _FEW_CHANGES * (_BYTES_PER_CHANGE + len(_TEXTS) * 4 * 255) + _FEW_BORDERS * _BYTES_PER_BORDER < CHANGES_BYTES_MAX
 
 
-class Asked(NamedTuple):
+class SettlementRequest(NamedTuple):
     """A settlement; `done` is called when so many copies have it, or with the error."""
 
     settlement: Settlement
@@ -55,7 +55,7 @@ class LoggedSettlements(NamedTuple):
     """Settlements that are logged together, and the changes which that takes. These fit into one batch, unless it is
     one settlement of very many ranges."""
 
-    asked: list[Asked]
+    asked: list[SettlementRequest]
     changes: list[Change]
 
 
@@ -63,7 +63,7 @@ class PendingSettlements:
     """Ranges of what is gathered are disjoint: whoever adds looks with `meets` first."""
 
     def __init__(self) -> None:
-        self.asked: list[Asked] = []
+        self.asked: list[SettlementRequest] = []
         # Of the first so many of them: known when the next one comes, for the one of a turn is usually alone.
         self._ranges: RangeSet | None = None
         self._ranged = 0
@@ -81,7 +81,7 @@ class PendingSettlements:
         flat = iter(ranges)
         return any(self._ranges.meets(first, until) for first, until in zip(flat, flat, strict=False))
 
-    def add(self, asked: Asked) -> None:
+    def add(self, asked: SettlementRequest) -> None:
         self.asked.append(asked)
 
     def parts(self, group: str) -> Iterator[LoggedSettlements]:
@@ -92,7 +92,7 @@ class PendingSettlements:
         if len(self.asked) == 1 or _are_few([change for each in self.asked for change in each.settlement.changes]):
             yield LoggedSettlements(self.asked, _changes_of(group, self.asked))
             return
-        some: list[Asked] = []
+        some: list[SettlementRequest] = []
         room = room_max = CHANGES_BYTES_MAX - _size_max(Watermark(group=group, queue_offset=0))
         for asked in self.asked:
             size = sum(map(_size_max, asked.settlement.changes))
@@ -105,7 +105,7 @@ class PendingSettlements:
             yield LoggedSettlements(some, _changes_of(group, some))
 
 
-def _changes_of(group: str, some: Iterable[Asked]) -> list[Change]:
+def _changes_of(group: str, some: Iterable[SettlementRequest]) -> list[Change]:
     changes: list[Change] = []
     for each in some:
         changes += each.settlement.changes

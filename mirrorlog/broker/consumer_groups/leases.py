@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
-from mirrorlog.broker.consumer_groups.active_groups import ActiveGroups, Asked, LeaseNumbers, Work
+from mirrorlog.broker.consumer_groups.active_groups import ActiveGroups, LeaseNumbers, SettlementRequest, Work
 from mirrorlog.broker.consumer_groups.deliveries import Deliveries, GroupLog
 from mirrorlog.broker.consumer_groups.settlement import Respond, SettlementService, check_settle
 from mirrorlog.broker.log.clock import LogClock
@@ -158,7 +158,7 @@ class Leasing:
             raise
         answer = LeasesSettled(records=settlement.records)
         self._settling.gather(
-            work, Asked(settlement, copies, lambda error: respond(error or settlement.refusal or answer))
+            work, SettlementRequest(settlement, copies, lambda error: respond(error or settlement.refusal or answer))
         )
 
     def extend(self, message: ExtendLease, queue_id: int, respond: Respond) -> None:

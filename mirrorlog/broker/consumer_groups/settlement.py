@@ -14,9 +14,9 @@ from typing import Final, NamedTuple
 
 from mirrorlog.broker.consumer_groups.active_groups import (
     ActiveGroups,
-    Asked,
     LoggedSettlements,
     PendingSettlements,
+    SettlementRequest,
     Work,
     ranges_of,
 )
@@ -218,7 +218,7 @@ class SettlementService:
         self._now = now
         self._waiting = 0
 
-    def gather(self, work: Work, asked: Asked) -> None:
+    def gather(self, work: Work, asked: SettlementRequest) -> None:
         """It is logged at the end of the turn. Raises Overloaded."""
         if self._waiting >= self._waiting_max:
             raise Overloaded(
@@ -279,9 +279,9 @@ class SettlementService:
             work.delivery.settling.settled(counts, now)
             self._pushed.forget_if_done(counts.number, work)
 
-    def _count(self, work: Work, those: Sequence[Asked], end: int, now: float) -> None:
+    def _count(self, work: Work, those: Sequence[SettlementRequest], end: int, now: float) -> None:
         """They are in the log, which ends at `end` with them; each is answered at its own level."""
-        by_copies: dict[int, list[Asked]] = {}
+        by_copies: dict[int, list[SettlementRequest]] = {}
         for asked in those:
             self.settled(work, asked.settlement, now)
             by_copies.setdefault(asked.copies, []).append(asked)
@@ -289,7 +289,7 @@ class SettlementService:
         for copies, equals in by_copies.items():
             self._publisher.wait_at(end, copies, partial(self._answer, equals))
 
-    def _answer(self, those: Sequence[Asked], error: MirrorlogError | None) -> None:
+    def _answer(self, those: Sequence[SettlementRequest], error: MirrorlogError | None) -> None:
         self._waiting -= len(those)
         for asked in those:
             asked.done(error)

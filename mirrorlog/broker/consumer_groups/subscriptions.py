@@ -10,7 +10,7 @@ from itertools import islice
 from operator import itemgetter
 from typing import Final
 
-from mirrorlog.broker.consumer_groups.active_groups import ActiveGroups, Asked, Work
+from mirrorlog.broker.consumer_groups.active_groups import ActiveGroups, SettlementRequest, Work
 from mirrorlog.broker.consumer_groups.deliveries import Deliveries, GroupLog
 from mirrorlog.broker.consumer_groups.settlement import Pushed, PushedTable, SettlementService, Unread, check_settle
 from mirrorlog.broker.log.clock import LogClock
@@ -143,7 +143,7 @@ class Subscribing:
                 told = settlement.records, correlation_id, settlement.passed_over, settlement.elsewhere
                 receiver.answer(settled_frame(*told))
 
-        self._settling.gather(work, Asked(settlement, copies, done))
+        self._settling.gather(work, SettlementRequest(settlement, copies, done))
 
     def settle_within(self, settle: Settle, ranges: Sequence[int], *, whole: bool) -> tuple[Work, Settlement]:
         """See `Deliverer.settle_within`."""

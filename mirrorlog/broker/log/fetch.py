@@ -249,7 +249,7 @@ class Fetcher:
     async def _answer_from_past(self, fetch: Fetch, endpoint: Endpoint, correlation_id: int) -> None:
         """Only in its turn: records that are copied while it is waited for stand in memory then."""
         queue_id, at = fetch.queue_id, fetch.queue_offset
-        log_begin, until = self._replica.begin, self._replica.index.past_until(queue_id, at)
+        log_start, until = self._replica.begin, self._replica.index.past_until(queue_id, at)
         if until is None:
             self._answer(fetch, endpoint, correlation_id)
             return
@@ -257,7 +257,7 @@ class Fetcher:
         runs = await self._past.entries(queue_id, at, max_bytes, until=until)
         if at < self._replica.index.begin(queue_id):
             raise self._freed(fetch)
-        if self._replica.begin != log_begin:
+        if self._replica.begin != log_start:
             # What was found may lack what a freed segment had of it, and that is copied, in memory.
             self._answer(fetch, endpoint, correlation_id)
         elif runs and runs[0].base_queue_offset <= at:
@@ -313,7 +313,7 @@ class Fetcher:
             endpoint.send([error_frame(self._overloaded(len(self._tasks), "the disk"), correlation_id)])
             return
         turns = self._cold.setdefault(endpoint, asyncio.Semaphore(COLD_READS_MAX))
-        log_begin = self._replica.begin
+        log_start = self._replica.begin
 
         size = min(fetch.max_bytes, self._settings.send_at_once_bytes)
         room = partial(
@@ -326,7 +326,7 @@ class Fetcher:
                     endpoint.send([error_frame(refused, correlation_id)])
                 else:
                     try:
-                        await self._work_or_again(work, fetch, endpoint, correlation_id, log_begin)
+                        await self._work_or_again(work, fetch, endpoint, correlation_id, log_start)
                     finally:
                         self._budget.ended(size)
 
@@ -363,15 +363,15 @@ class Fetcher:
         return Overloaded("what was read for others is not taken yet; ask again", limit="outgoing_bytes_total")
 
     async def _work_or_again(
-        self, work: Callable[[], Awaitable[None]], fetch: Fetch, endpoint: Endpoint, correlation_id: int, log_begin: int
+        self, work: Callable[[], Awaitable[None]], fetch: Fetch, endpoint: Endpoint, correlation_id: int, log_start: int
     ) -> None:
-        """`log_begin`: where the log began when it was found out what to read."""
+        """`log_start`: where the log began when it was found out what to read."""
         try:
             await work()
         except PositionLost:
             raise
         except OffsetOutOfRange:
-            moved = self._replica.usable and self._replica.begin > log_begin
+            moved = self._replica.usable and self._replica.begin > log_start
             if not moved or fetch.queue_offset < self._replica.index.begin(fetch.queue_id):
                 raise
             # Their segment went while they were looked for there; alive, they stand elsewhere now, copied.

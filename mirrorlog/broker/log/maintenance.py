@@ -280,7 +280,7 @@ class PastKeeper:
         try:
             while self._due():
                 if self._begin_due():
-                    await self._move_begin(self._replica.begin_decided)
+                    await self._move_begin(self._replica.start_decided)
                 if (segment := self._replica.log.next_to_seal()) is not None:
                     await self._seal(*segment)
                 self._waits_for_space = False
@@ -315,14 +315,14 @@ class PastKeeper:
 
     def _begin_due(self) -> bool:
         replica = self._replica
-        return replica.begin < replica.begin_decided <= replica.log.state_from
+        return replica.begin < replica.start_decided <= replica.log.state_from
 
     async def _move_begin(self, begin: int) -> None:
         replica = self._replica
-        begins = await self._run(partial(replica.begins_behind, begin))
+        begins = await self._run(partial(replica.starts_behind, begin))
         if not replica.usable:
             return
-        replica.begin_moved(begin, begins)
+        replica.start_moved(begin, begins)
         await self._run(partial(replica.drop_past, begin))
         logger.info("begin_moved log=%s begin=%s", replica.assignment.name, begin)
 
@@ -397,7 +397,7 @@ class StateKeeper:
                 replica.queues,
                 replica.producers,
                 replica.index.next_appended,
-                log_begin=lambda: replica.begins.newest,
+                log_start=lambda: replica.begins.newest,
                 batch_bytes_max=self._batch_bytes_max,
                 gaps=replica.index.gaps,
                 holds=replica.holds,

@@ -138,7 +138,7 @@ class Replica:
         )
         # Of which of them something is not confirmed, and up to where in the log.
         self._unconfirmed: dict[DerivedState | RunTable, int] = {}
-        self.begin_decided = 0
+        self.start_decided = 0
         """Where the log begins by what is logged and confirmed; it follows when the index is ready for it."""
         self.past: Past | None = None
 
@@ -182,7 +182,7 @@ class Replica:
                 self.index.set_jump(queue_id, jump)
         if self.log.begin > self.log.first_segment:
             # The begin is within a segment (a mirror's files may end elsewhere than its master's).
-            self.begin_moved(self.log.begin, self.begins_behind(self.log.begin))
+            self.start_moved(self.log.begin, self.starts_behind(self.log.begin))
 
     def _open_log(self, begin: int, epochs: Sequence[Epoch], corrupt: LogCorrupt | None) -> CommitLog:
         """`corrupt`: see `CommitLog.open`; nothing is derived from the copy then."""
@@ -629,30 +629,30 @@ class Replica:
             except IndexDoubtful:
                 self.rebuild_past()
 
-    def begins_behind(self, begin: int) -> dict[int, int]:
+    def starts_behind(self, begin: int) -> dict[int, int]:
         """See `Past.begins_behind`; blocking."""
         with disk_named("index", self._directory):
             try:
-                return self._open_index().begins_behind(begin)
+                return self._open_index().starts_behind(begin)
             except IndexDoubtful:
                 self.rebuild_past()
-                return self._open_index().begins_behind(begin)
+                return self._open_index().starts_behind(begin)
 
-    def begin_moved(self, begin: int, begins: dict[int, int]) -> None:
+    def start_moved(self, begin: int, begins: dict[int, int]) -> None:
         """Log and index begin there from now on, at once, so that nobody is told of what cannot be read. `begins`: as
-        `begins_behind` gives them; the other queues begin in memory."""
-        self.log.move_begin(begin)
+        `starts_behind` gives them; the other queues begin in memory."""
+        self.log.move_start(begin)
         index = self.index
         # First what is forgotten, then who begins behind it.
         index.evict(begin)
         for queue_id in index.queue_ids():
             if queue_id not in begins:
                 begins[queue_id] = index.hot_first(queue_id)
-        index.begin_moved(begin, begins)
+        index.start_moved(begin, begins)
         if not index.partial:
             # Not `begins`: what was appended once more may stand behind what is first in memory. And a copy that is
             # partial shows less than there is.
-            self.runs.begin_moved({queue_id: index.begin(queue_id) for queue_id in begins})
+            self.runs.start_moved({queue_id: index.begin(queue_id) for queue_id in begins})
 
     def drop_past(self, begin: int) -> None:
         """Forget the segments that end at or below `begin`; blocking."""
@@ -789,8 +789,8 @@ class Replica:
         begins = self._confirm_states(log_offset) if self._unconfirmed else {}
         gained = self.index.confirm(log_offset)
         for queue_id, queue_begin in begins.items():
-            self.index.set_begin(queue_id, queue_begin)
-        if self.index.partial and self.begin_decided >= self._opened.begin:
+            self.index.set_start(queue_id, queue_begin)
+        if self.index.partial and self.start_decided >= self._opened.begin:
             # Before that decision all that is alive below was appended once more.
             self.index.partial = False
         return gained
@@ -803,9 +803,9 @@ class Replica:
                 del self._unconfirmed[state]
         begins = self.queues.take_moved() if self.queues.moved else {}
         if begins:
-            self.runs.begin_moved(begins)
+            self.runs.start_moved(begins)
         self._opened.set_state_from(self.checkpoints.state_from)
-        self.begin_decided = max(self.begin_decided, self.begins.confirmed)
+        self.start_decided = max(self.start_decided, self.begins.confirmed)
         return begins
 
 

@@ -22,7 +22,7 @@ class BudgetedConnection(Protocol):
     def unsent_bytes(self) -> int: ...
 
 
-class Begun(Protocol):
+class ReceivingConnection(Protocol):
     """A connection that may have begun a frame: with how many bytes, and how long ago, in s."""
 
     @property
@@ -32,7 +32,7 @@ class Begun(Protocol):
 
 
 _H = TypeVar("_H", bound=BudgetedConnection)
-_B = TypeVar("_B", bound=Begun)
+_B = TypeVar("_B", bound=ReceivingConnection)
 
 
 class OutgoingBudget(Generic[_H]):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from mirrorlog.broker.log.publish import LogPublisher
 from mirrorlog.broker.log.replica import Replica
 from mirrorlog.broker.retention.queue_retention import QueueRetention
-from mirrorlog.commitlog.retention import RetentionLimits, next_begin
+from mirrorlog.commitlog.retention import RetentionLimits, next_start
 from mirrorlog.errors import MirrorlogError
 from mirrorlog.queues.changes import LogStartMoved, encode_change
 
@@ -55,7 +55,7 @@ class Retention:
         if queues_due:
             self._queues.wake(limits)
             return
-        begin = next_begin(
+        begin = next_start(
             segments,
             begin=known,
             end=log.end,

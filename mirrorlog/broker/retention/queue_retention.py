@@ -103,7 +103,7 @@ class QueueRetention:
         """Whether this log has queues that do not live by its limits alone, or had some that were deleted."""
         replica = self._replica
         queues = replica.queues
-        found = queues.limits or queues.begins or queues.work_queues or queues.any_gone
+        found = queues.limits or queues.start_offsets or queues.work_queues or queues.any_gone
         return bool(found or any(replica.holds.live()))
 
     @property
@@ -178,7 +178,7 @@ class QueueRetention:
         self._not_before = self._now() + PAUSE * seconds
         self._deleted = decision.deleted
         self._check_running()
-        if not await self._raise_begins(decision.queue_begins, held_at=held_at):
+        if not await self._raise_begins(decision.queue_starts, held_at=held_at):
             return True
         if decision.begin is not None:
             self._publisher.append_control(encode_change(LogStartMoved(log_offset=decision.begin)))
@@ -197,7 +197,7 @@ class QueueRetention:
         known = None
         if queues.any_gone:
             known = {*queues.queue_ids(), *queues.leaving_ids()}
-        return Queues(dict(queues.limits), dict(queues.begins), self._floors(), tiers, known)
+        return Queues(dict(queues.limits), dict(queues.start_offsets), self._floors(), tiers, known)
 
     def _floors(self) -> dict[int, int]:
         """The smallest queue offset that a landing holds, or that is not settled in a queue which keeps such."""
@@ -295,8 +295,8 @@ class QueueRetention:
             return walk
         return LiveRuns(
             segment.start,
-            log_begin=self._replica.begin,
-            begins={**queues.begins, **dict.fromkeys(self._deleted, ALL_DEAD)},
+            log_start=self._replica.begin,
+            begins={**queues.start_offsets, **dict.fromkeys(self._deleted, ALL_DEAD)},
             own=own,
             expired=segment.expired,
             floors=self._floors(),
@@ -325,7 +325,7 @@ class QueueRetention:
             await self._let_others()
         batches = await self._run(self._read_helper, lambda: [job.run() for job in jobs])
         self._check_running()
-        await self._say_begins({live.queue_id for live in piece} - replica.queues.begins.keys())
+        await self._say_begins({live.queue_id for live in piece} - replica.queues.start_offsets.keys())
         for few in _few(batches):
             self._append(few)
             await self._let_others()

@@ -159,7 +159,7 @@ class GroupResets:
         index, queue_id = self._replica.index, self._queue.queue_id
         following = index.next_confirmed(queue_id)
         # Where it is decided to begin, too: it is freed from there on in a moment.
-        begin = max(index.begin(queue_id), min(self._replica.queues.begins.get(queue_id, 0), following))
+        begin = max(index.begin(queue_id), min(self._replica.queues.start_offsets.get(queue_id, 0), following))
         return Place(begin, following, index.gaps_of(queue_id))
 
     def _move(self, standing: ResetPosition, target: int) -> GroupMove:

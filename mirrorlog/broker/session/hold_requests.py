@@ -86,7 +86,7 @@ class HoldRequests:
         hold = self._standing(log, queue, wish)
         keeper.renewed(queue.queue_id, hold.name, loop_time())
         keeper.was_set(queue.queue_id, old, hold)
-        decided, give_up_at = replica.begin_decided, loop_time() + FOLLOW_S
+        decided, give_up_at = replica.start_decided, loop_time() + FOLLOW_S
         while replica.usable and replica.begin < decided and loop_time() < give_up_at:  # noqa: ASYNC110  (nobody tells)
             await asyncio.sleep(FOLLOW_LOOK_S)
         hold = self._standing(log, queue, wish)

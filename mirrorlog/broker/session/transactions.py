@@ -58,7 +58,7 @@ class TransactionConnection(Reply, Receiver, Protocol):
     def gate(self) -> Gate: ...
 
 
-class _Asked(NamedTuple):
+class _TransactionRequest(NamedTuple):
     request: Transact
     settlements: Sequence[tuple[Settle, tuple[int, ...]]]
     batches: list[memoryview]
@@ -127,7 +127,7 @@ class Transactions:
 
     # --- inside ---
 
-    def _read(self, payload: memoryview) -> _Asked:
+    def _read(self, payload: memoryview) -> _TransactionRequest:
         request, settlements, content = read_transact(payload)
         if not request.batch_count and not request.settle_count:
             raise BadRequest("an empty transaction; there is nothing to commit")
@@ -137,9 +137,9 @@ class Transactions:
                 f"{ranges} ranges in one transaction are above the limit of {self._limits.max_ranges_per_settle} "
                 "(limits.max_ranges_per_settle)"
             )
-        return _Asked(request, settlements, _batches(content, request.batch_count))
+        return _TransactionRequest(request, settlements, _batches(content, request.batch_count))
 
-    def _taken_from(self, asked: _Asked, connection: TransactionConnection) -> list[int]:
+    def _taken_from(self, asked: _TransactionRequest, connection: TransactionConnection) -> list[int]:
         """The queues of which records are acknowledged. Raises NoSuchSubscription, AccessRefused."""
         found: list[int] = []
         for settle, _ in asked.settlements:
@@ -184,7 +184,9 @@ class Transactions:
             max(each.next_log_offset for each in landed), caller.request, done, again=True, came_at=caller.came_at
         )
 
-    def _store(self, asked: _Asked, headers: Sequence[BatchHeader], log: HostedLog, caller: _Caller) -> None:
+    def _store(
+        self, asked: _TransactionRequest, headers: Sequence[BatchHeader], log: HostedLog, caller: _Caller
+    ) -> None:
         if any(header.producer_id == NO_PRODUCER for header in headers):
             raise BadRequest("batches of a transaction are numbered: without a producer id a retry would land twice")
         if headers and max(Counter(header.queue_id for header in headers).values()) > REMEMBERED_BATCHES:

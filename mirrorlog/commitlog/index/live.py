@@ -44,9 +44,9 @@ class LiveRun(NamedTuple):
 
 
 class LiveRuns:
-    """The batches of a segment that are alive: at or above the begin of their queue, and in no later table.
+    """The batches of a segment that are alive: at or above the start offset of their queue, and in no later table.
 
-    `log_begin`: where the log begins, perhaps within the segment (its master's files may end elsewhere). `begins`: the
+    `log_start`: where the log begins, perhaps within the segment (its master's files may end elsewhere). `begins`: the
     logged ones by queue id; `own`: the queues whose records live although the log's limits let the segment go
     (`expired`); `floors`: of others, from which queue offset on they do. Those that memory has a copy of are among
     them: only the loop knows.
@@ -56,14 +56,14 @@ class LiveRuns:
         self,
         start: int,
         *,
-        log_begin: int,
+        log_start: int,
         begins: Mapping[int, int],
         own: Set[int],
         expired: bool,
         floors: Mapping[int, int] = {},
     ) -> None:
         self.start = start
-        self._log_begin = log_begin
+        self._log_start = log_start
         self._begins = begins
         self.own = own
         self.expired = expired
@@ -117,5 +117,5 @@ class LiveRuns:
             runs = table.entries(queue_id, at, _READ_BYTES, until=place.next)
             if not runs or runs[0].base_queue_offset > at:
                 raise IndexDoubtful(f"queue {queue_id}: the table of segment {self.start} does not hold {at}")
-            yield from (run for run in runs if run.log_offset >= self._log_begin)
+            yield from (run for run in runs if run.log_offset >= self._log_start)
             at = runs[-1].next_queue_offset

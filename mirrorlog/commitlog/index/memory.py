@@ -7,7 +7,7 @@ them.
 
 Copied batches (flag `COPIED`) carry old queue offsets, so the order of a queue is that of its offsets and not of the
 log; where two batches hold the same records, the later one counts. They take their place when they are confirmed. A
-queue with copied batches begins where the log says (`set_begin`), not where its first batch stands.
+queue with copied batches begins where the log says (`set_start`), not where its first batch stands.
 
 After a loss the queue offsets jump (`jump`): the gap between is known as lost (`gaps`), `gap_end` says where to go on,
 and no answer runs over it. A jump counts from its confirm, in its place among the records.
@@ -180,9 +180,9 @@ class QueueIndex:
         former = self._queues.get(queue_id)
         queue = self._queues[queue_id] = QueueOrder(self._rows.floor)
         if former is not None:
-            queue.logged_begin, queue.gaps = former.logged_begin, former.gaps
+            queue.logged_start, queue.gaps = former.logged_start, former.gaps
         queue.begin = begin
-        queue.hot_begin = queue.next_confirmed = queue.next_appended = next_offset
+        queue.hot_start = queue.next_confirmed = queue.next_appended = next_offset
 
     def set_next(self, queue_id: int, next_offset: int) -> None:
         """A checkpoint says that the queue goes on at `next_offset`, above all that is known of it here: what comes in
@@ -194,10 +194,10 @@ class QueueIndex:
         self._jumped(queue, next_offset)
         queue.next_confirmed = queue.next_appended = next_offset
 
-    def set_begin(self, queue_id: int, queue_offset: int) -> None:
+    def set_start(self, queue_id: int, queue_offset: int) -> None:
         """The log says, confirmed, that the queue begins there; it never goes back."""
         queue = self._order(queue_id)
-        queue.logged_begin = max(queue.logged_begin, queue_offset)
+        queue.logged_start = max(queue.logged_start, queue_offset)
 
     def set_jump(self, queue_id: int, queue_offset: int) -> None:
         """From there on the past has the queue without a gap; what is below may be missing, or be copies."""
@@ -257,7 +257,7 @@ class QueueIndex:
         rows.forget(floor)
         self._sweeping = iter(list(self._queues.values()))
 
-    def begin_moved(self, log_offset: int, begins: Mapping[int, int]) -> None:
+    def start_moved(self, log_offset: int, begins: Mapping[int, int]) -> None:
         """The log now begins at `log_offset` and the queues of `begins` at these queue offsets; nothing goes back."""
         self.evict(log_offset)
         for queue_id, begin in begins.items():
@@ -266,10 +266,10 @@ class QueueIndex:
                 queue.begin = max(queue.begin, min(begin, queue.next_confirmed))
         self._rows.forget_past(log_offset)
 
-    def hot_begin(self, queue_id: int) -> int:
+    def hot_start(self, queue_id: int) -> int:
         """From this queue offset on all confirmed batches of the queue are in memory."""
         queue = self._fresh(queue_id)
-        return queue.hot_begin if queue is not None else 0
+        return queue.hot_start if queue is not None else 0
 
     def hot_first(self, queue_id: int) -> int:
         """The first confirmed record of the queue in memory, behind a jump if one comes before it; the next one to come
@@ -282,7 +282,7 @@ class QueueIndex:
         that begin below the queue offset given: from there on the memory answers again, also when the past has none.
         """
         queue = self._fresh(queue_id)
-        if queue is None or queue_offset >= queue.hot_begin:
+        if queue is None or queue_offset >= queue.hot_start:
             return None
         index = bisect_right(queue.bases, queue_offset) - 1
         if index >= 0 and queue_offset < self._next_of(queue, index):
@@ -301,7 +301,7 @@ class QueueIndex:
         """Whether the past may hold a batch of the queue that was appended at or after that time. Then the first
         queue offset of that time is the smaller one of the past's, if it has one, and `find_time`'s."""
         queue = self._fresh(queue_id)
-        if queue is None or self._begin_of(queue) >= queue.hot_begin:
+        if queue is None or self._start_of(queue) >= queue.hot_start:
             return False
         return append_time_us <= self._past_time
 
@@ -314,7 +314,7 @@ class QueueIndex:
     def begin(self, queue_id: int) -> int:
         """The first visible queue offset, the past included; that of the next record while there is none."""
         queue = self._queues.get(queue_id)
-        return self._begin_of(queue) if queue is not None else 0
+        return self._start_of(queue) if queue is not None else 0
 
     def next_confirmed(self, queue_id: int) -> int:
         """The queue offset after the last visible record."""
@@ -349,11 +349,11 @@ class QueueIndex:
 
     def gaps(self) -> Iterator[tuple[int, Gaps]]:
         """(queue id, its gaps) of the queues that have some now, as appended when they are asked for; without those
-        that the queue's begin has passed, but for the newest."""
+        that the queue's start offset has passed, but for the newest."""
         for queue_id in self._gapped.union(*(jump.stood for jump in self._jumps)):
             if (queue := self._queues.get(queue_id)) is None:
                 continue  # it was deleted meanwhile
-            gaps, begin = queue.gaps, 0 if self.partial else self._begin_of(queue)
+            gaps, begin = queue.gaps, 0 if self.partial else self._start_of(queue)
             for jump in self._jumps:
                 if (stood := jump.stood.get(queue_id)) is not None:
                     gaps = with_gap(gaps, (stood, jump.go_on_at))
@@ -378,7 +378,7 @@ class QueueIndex:
             return 0
         row = self._rows.row
         index = bisect_left(queue.numbers, append_time_us, 0, queue.visible, key=lambda number: row(number)[2])
-        return max(self._begin_of(queue), queue.confirmed_from(index))
+        return max(self._start_of(queue), queue.confirmed_from(index))
 
     def entries(self, queue_id: int, from_queue_offset: int, max_bytes: int) -> list[QueuedBatch]:
         """Visible batches in order, from the one that holds `from_queue_offset`, or the first one after it, on: as many
@@ -416,8 +416,8 @@ class QueueIndex:
 
     # --- Inside ---------------------------------------------------------------------------------------------------
 
-    def _begin_of(self, queue: QueueOrder) -> int:
-        begin = queue.begin if queue.logged_begin < 0 else min(queue.logged_begin, queue.next_confirmed)
+    def _start_of(self, queue: QueueOrder) -> int:
+        begin = queue.begin if queue.logged_start < 0 else min(queue.logged_start, queue.next_confirmed)
         if queue.gaps and (gap := gap_at(queue.gaps, begin)) is not None:
             begin = gap[1]  # it has nothing from before the jump
         return max(begin, queue.jump) if self.partial else begin
@@ -478,7 +478,7 @@ class QueueIndex:
             raise self._out_of_range(queue_id, queue_offset)
         index = bisect_right(queue.bases, queue_offset) - 1  # confirmed, as `queue_offset` is
         if index < 0 or queue_offset >= self._next_of(queue, index):
-            assert queue_offset >= queue.hot_begin, "the past was not asked"
+            assert queue_offset >= queue.hot_start, "the past was not asked"
             index += 1
         return queue, index
 

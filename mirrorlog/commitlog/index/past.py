@@ -199,7 +199,7 @@ class PastIndex:
                 last, expected = queue_id, _VALUE.unpack(value)[1]
         return jumps
 
-    def begins(self) -> dict[int, int]:
+    def start_offsets(self) -> dict[int, int]:
         """The first queue offset of every queue in the past, by queue id: a seek per queue."""
         return {queue_id: begin for queue_id, (begin, _) in self.queues().items()}
 
@@ -326,11 +326,11 @@ class Past:
         place = self.index.segment_at_time(queue_id, append_time_us)
         return self._table(place).find_time(queue_id, append_time_us) if place is not None else None
 
-    def begins_behind(self, begin: int) -> dict[int, int]:
+    def starts_behind(self, begin: int) -> dict[int, int]:
         """The first queue offset of each queue whose batch stands at or behind the log offset `begin`; queues that have
         none in the past are left out."""
         found: dict[int, int] = {}
-        for queue_id, first in self.index.begins().items():
+        for queue_id, first in self.index.start_offsets().items():
             place = self.index.segment_of(queue_id, first)
             while place is not None:
                 table = self._table(place)

@@ -15,15 +15,15 @@ class QueueOrder:
     """The batches of one queue in memory, in queue order: base queue offsets and row numbers. Those at or above
     `next_confirmed` are pending.
 
-    `begin`: first queue offset that the log has. `logged_begin`: the same as the log itself says it, -1 while it does
+    `begin`: first queue offset that the log has. `logged_start`: the same as the log itself says it, -1 while it does
     not. `jump`: where the queue offsets went on above the expected one, the last time. `gaps`: those that losses left,
-    as far as they are confirmed and known. `hot_begin`: from here on all of it is in
+    as far as they are confirmed and known. `hot_start`: from here on all of it is in
     memory; below are at most some copied batches. `floor`: rows below it were forgotten when this queue was
     last looked at. `mixed`: the row numbers do not rise with the queue offsets.
     """
 
     __slots__ = (
-        "bases", "begin", "floor", "gaps", "hot_begin", "jump", "logged_begin", "mixed", "next_appended",
+        "bases", "begin", "floor", "gaps", "hot_start", "jump", "logged_start", "mixed", "next_appended",
         "next_confirmed", "numbers",
     )  # fmt: skip
 
@@ -31,10 +31,10 @@ class QueueOrder:
         self.bases = array("Q")
         self.numbers = array("Q")
         self.begin = 0
-        self.logged_begin = -1
+        self.logged_start = -1
         self.jump = 0
         self.gaps: Gaps = NO_GAPS
-        self.hot_begin = 0
+        self.hot_start = 0
         self.next_confirmed = 0
         self.next_appended = 0
         self.floor = floor
@@ -75,7 +75,7 @@ class QueueOrder:
             self._trim_mixed(floor)
         elif gone := bisect_left(self.numbers, floor):
             del self.bases[:gone], self.numbers[:gone]
-            self.hot_begin = max(self.hot_begin, self.confirmed_from(0))
+            self.hot_start = max(self.hot_start, self.confirmed_from(0))
 
     def _trim_mixed(self, floor: int) -> None:
         """From behind the last batch that goes, the memory is complete."""
@@ -84,7 +84,7 @@ class QueueOrder:
         gone = np.flatnonzero(~stays)
         if not len(gone):
             return
-        self.hot_begin = max(self.hot_begin, self.confirmed_from(int(gone[-1]) + 1))
+        self.hot_start = max(self.hot_start, self.confirmed_from(int(gone[-1]) + 1))
         numbers = numbers[stays]
         self.bases = array("Q", np.frombuffer(self.bases, np.uint64)[stays].tobytes())
         self.numbers = array("Q", numbers.tobytes())

@@ -105,7 +105,7 @@ class TableHead(NamedTuple):
     last_append_time_us: int
 
     def encode(self) -> bytes:
-        """The bytes at the begin of block 0."""
+        """The bytes at the start of block 0."""
         return _HEAD.pack(_MAGIC, _VERSION, *self)
 
     @property

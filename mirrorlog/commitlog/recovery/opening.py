@@ -224,7 +224,7 @@ def _open_checkpoints(files: Files, directory: Path, log_id: UUID) -> Checkpoint
 
 
 def _no_segment(directory: Path, begin: int, corrupt: Range | None) -> list[Segment]:
-    """Of a log that is bad from its begin on; it has no file."""
+    """Of a log that is bad from its start offset on; it has no file."""
     return [Segment(begin, directory / segment_name(begin), 0, begin)] if corrupt is not None else []
 
 

@@ -268,7 +268,7 @@ class Recovery:
     # --- Which files ----------------------------------------------------------------------------------------------
 
     def _list_files(self) -> list[FileStretch]:
-        """The files that hold the log from its begin on, in order; leftovers are put aside."""
+        """The files that hold the log from its start offset on, in order; leftovers are put aside."""
         found: dict[int, Path] = {}
         spares: list[Path] = []
         begin = self.recorded.begin

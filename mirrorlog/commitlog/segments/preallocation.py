@@ -174,7 +174,7 @@ class Preparer:
             self._spent(-job.new_bytes)
 
     def offer(self, freed: FreedFile) -> None:
-        """The log has no use for this file any more, and its new begin is on disk."""
+        """The log has no use for this file any more, and its new start offset is on disk."""
         self._freed.append(freed)
 
     def take(self) -> SpareFile | None:

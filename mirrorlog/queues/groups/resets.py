@@ -1,9 +1,8 @@
 """Where groups stand after a reset, and whether it may be made. Pure.
 
-A target is always a place where a record is or comes next: not below the queue's begin, not beyond what is confirmed,
-not in a gap that a loss has left. A queue offset that a person took from somewhere is refused when it is no such
-place, for he is wrong about something; everything relative is brought to the nearest place.
-"""
+A target is always a place where a record is or comes next: not below the queue's start offset, not beyond what is
+confirmed, not in a gap that a loss has left. A queue offset that a person took from somewhere is refused when it is no
+such place, for he is wrong about something; everything relative is brought to the nearest place."""
 
 from __future__ import annotations
 

@@ -10,12 +10,13 @@ sooner. So what is given out after its time is so by that at most, and a queue w
 whose time is not over, or one for each 10 s of it. Neighbours that have a priority alone are always one, and so are,
 now and then, those whose time to live is over by the log's own time: nobody is given any of them.
 
-Everything here follows from the log, on every copy: `apply` and `restore` tell of batches, `follow` and `begin_moved`
+Everything here follows from the log, on every copy: `apply` and `restore` tell of batches, `follow` and `start_moved`
 of what nobody needs any more, `cut` of what is gone. A run goes when it is settled in all groups that there are, the
 queue's own among them, once that is confirmed; a group that is set back behind that, or is made there afterwards, gets
 these records as plain ones. While a queue has not its own group nothing goes by that: its first subscriber makes it,
-at the queue's begin. Where two neighbours are joined may differ between copies, by where they began to follow the log;
-what each record has does not, but for that hundredth. Applying a batch twice equals applying it once (invariant 8).
+at the queue's start offset. Where two neighbours are joined may differ between copies, by where they began to follow
+the log; what each record has does not, but for that hundredth. Applying a batch twice equals applying it once
+(invariant 8).
 
 Pure. Queue offsets everywhere, [first, until); times in µs UTC on the clock of the log's append times.
 
@@ -369,7 +370,7 @@ class RunTable:
             elif isinstance(state, CheckpointEnded):
                 self._end_checkpoint(header.next_log_offset, state.began_at)
 
-    def begin_moved(self, begins: Mapping[int, int]) -> None:
+    def start_moved(self, begins: Mapping[int, int]) -> None:
         """Queues begin at these queue offsets, by queue id; that is confirmed."""
         for queue_id in self._queues.keys() & begins.keys():
             self._change(queue_id, _dropped(begins[queue_id]))

@@ -104,14 +104,14 @@ class KnownQueues:
     """Follows the batches of a log that are confirmed, in log order.
 
     `begins`: logged start offsets by queue id. `nexts`: at least so far is each queue, by queue id. `gap_ends`: where
-    queues went on after losses. `begin_decided`: the newest decision on the log's start offset.
+    queues went on after losses. `start_decided`: the newest decision on the log's start offset.
     """
 
     queues: dict[int, KnownQueue] = field(default_factory=dict)
     begins: dict[int, int] = field(default_factory=dict)
     nexts: dict[int, int] = field(default_factory=dict)
     gap_ends: set[int] = field(default_factory=set)
-    begin_decided: int = 0
+    start_decided: int = 0
 
     def apply(self, header: BatchHeader, batch: Buffer) -> None:
         """The next batch of a kind in TELLING. Raises BadBatch for a change that does not fit."""
@@ -119,9 +119,9 @@ class KnownQueues:
             QueueDeclared: self._declared,
             QueueDeleted: self._deleted,
             QueueState: self._restored,
-            QueueStartsMoved: self._begins_moved,
+            QueueStartsMoved: self._starts_moved,
             QueueStartsState: self._begins_said,
-            LogStartMoved: self._begin_moved,
+            LogStartMoved: self._start_moved,
             OffsetsJumped: self._jumped,
             GapsState: self._gaps_said,
         }
@@ -145,16 +145,16 @@ class KnownQueues:
         self._declared(state)
         self.nexts[state.queue_id] = max(self.nexts[state.queue_id], state.next_queue_offset)
 
-    def _begins_moved(self, change: QueueStartsMoved | QueueStartsState) -> None:
+    def _starts_moved(self, change: QueueStartsMoved | QueueStartsState) -> None:
         for queue_id, begin in change.begins.items():
             self.begins[queue_id] = max(begin, self.begins.get(queue_id, 0))
 
     def _begins_said(self, state: QueueStartsState) -> None:
-        self._begins_moved(state)
-        self.begin_decided = max(self.begin_decided, state.log_begin)
+        self._starts_moved(state)
+        self.start_decided = max(self.start_decided, state.log_start)
 
-    def _begin_moved(self, change: LogStartMoved) -> None:
-        self.begin_decided = max(self.begin_decided, change.log_offset)
+    def _start_moved(self, change: LogStartMoved) -> None:
+        self.start_decided = max(self.start_decided, change.log_offset)
 
     def _jumped(self, change: OffsetsJumped) -> None:
         """Every queue that was declared before goes on there, if it was below."""
@@ -193,7 +193,7 @@ class LogView:
     def partial(self) -> bool:
         """A copy that began late and has not come to the decision that made its start offset: older records of a queue
         may still be to come behind newer ones, as copies."""
-        return self.known.begin_decided < self.checkpoint.begin
+        return self.known.start_decided < self.checkpoint.begin
 
     # --- Reading on -----------------------------------------------------------------------------------------------
 

@@ -89,7 +89,7 @@ class Order:
     queues: dict[int, QueueSeen] = field(default_factory=dict)
     names: dict[int, str] = field(default_factory=dict)
     state_end: int | None = None
-    begin_moved: list[tuple[int, int]] = field(default_factory=list)
+    start_moved: list[tuple[int, int]] = field(default_factory=list)
     """(end of the batch, log offset) of the newest decisions on the log's start offset."""
 
     _gaps: int = 0
@@ -187,10 +187,10 @@ class Order:
     def _queue_declared(self, header: BatchHeader, change: dict[str, Any]) -> None:
         self.names[change["queue_id"]] = str(change["name"])
 
-    def _begin_moved(self, header: BatchHeader, change: dict[str, Any]) -> None:
+    def _start_moved(self, header: BatchHeader, change: dict[str, Any]) -> None:
         if change["log_offset"] > header.log_offset:
             self._fault(header, f"the begin moves to {change['log_offset']}, above this place")
-        self.begin_moved = [*self.begin_moved[-99:], (header.next_log_offset, change["log_offset"])]
+        self.start_moved = [*self.start_moved[-99:], (header.next_log_offset, change["log_offset"])]
 
     def _offset_jump(self, header: BatchHeader, change: dict[str, Any]) -> None:
         """After a loss that was declared every queue goes on far above."""
@@ -232,7 +232,7 @@ _Follow = Callable[[Order, BatchHeader, dict[str, Any]], None]
 _FOLLOWED: Final[dict[tuple[int, str], _Follow]] = {
     (Kind.CONTROL, "EpochStarted"): Order._epoch_started,
     (Kind.CONTROL, "QueueDeclared"): Order._queue_declared,
-    (Kind.CONTROL, "BeginMoved"): Order._begin_moved,
+    (Kind.CONTROL, "BeginMoved"): Order._start_moved,
     (Kind.CONTROL, "OffsetsLeapt"): Order._offset_jump,
     (Kind.CHECKPOINT, "CheckpointBegan"): Order._checkpoint_began,
     (Kind.CHECKPOINT, "QueueState"): Order._queue_state,

@@ -205,7 +205,7 @@ class Examination:
         checkpoint = self.log.checkpoint
         if checkpoint is None:
             return
-        decided = [begin for end, begin in self.order.begin_moved if end <= checkpoint.confirmed]
+        decided = [begin for end, begin in self.order.start_moved if end <= checkpoint.confirmed]
         if decided and decided[-1] > checkpoint.begin:
             yield f"the begin moves to {decided[-1]}: that is decided and confirmed, and not done yet"
         if checkpoint.begin and checkpoint.state <= checkpoint.begin and self.order.state_end is None:

@@ -19,7 +19,7 @@ class EpochEntry(msgspec.Struct, frozen=True, array_like=True):
 class FollowRequest(Message, frozen=True, tag="Follow"):
     """Mirror to master: what it holds. `confirmed`: the confirmed offset it knows, below which it never truncates.
 
-    `start`: where a copy that has to begin anew wants to begin: at the log's begin, or at its last segment.
+    `start`: where a copy that has to begin anew wants to begin: at the log's start offset, or at its last segment.
     """
 
     log_id: str
@@ -33,7 +33,7 @@ class FollowRequest(Message, frozen=True, tag="Follow"):
 class History(Message, frozen=True):
     """Master to mirror: what the log is. The mirror finds the common point, truncates, and answers with Pull.
 
-    `start_at`: None, or where the mirror begins anew, because its copy ends below the log's begin or is empty.
+    `start_at`: None, or where the mirror begins anew, because its copy ends below the log's start offset or is empty.
     """
 
     epoch: int
