@@ -97,6 +97,9 @@ class ClusterView(Protocol):
     async def grant_queue_ids(self, log_id: UUID, *, given: int) -> None:
         """Have more of them decided, above those that are `given`. Raises what keeps it from being decided."""
 
+    def names(self) -> Iterable[str]:
+        """Of all queues that have a place, as the cluster has decided."""
+
     def placed_in(self, log_id: UUID) -> list[str]:
         """The queues that are in a log, as the cluster has decided."""
 

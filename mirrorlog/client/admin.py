@@ -183,10 +183,11 @@ class Admin:
         return answer.records
 
     async def metadata(self, queues: list[str] | None = None) -> Metadata:
-        """Nodes, and all queues or those named."""
+        """Nodes, and all queues of the cluster or those named, whichever node is asked."""
         return await self._client.metadata(queues)
 
     async def queues(self) -> list[QueueInfo]:
+        """All of the cluster, by name; `metadata` says of which no node can tell."""
         return (await self._client.metadata(None)).queues
 
     async def status(self, node_id: str | None = None) -> Status:

@@ -37,8 +37,8 @@ def queues(
 ) -> None:
     """List the queues: their nodes, their confirmed records, their arguments.
 
-    As the connected node knows them; `next` is the queue offset after the last confirmed record. Queues all of whose
-    nodes are down come last; in JSON they have `outage` in place of what a node would tell.
+    Of the whole cluster, whichever node is asked; `next` is the queue offset after the last confirmed record. Queues of
+    which no node can tell come last, with the reason; in JSON they have `outage` in place of what a node would tell.
 
     Example: mqtool queues flights
     """
@@ -50,7 +50,7 @@ def queues(
     emit(
         as_json,
         [*metadata.queues, *map(outage_fields, metadata.outages)],
-        Group(queues_view(metadata.queues, metadata.node_id), *outages_view(metadata.outages)),
+        Group(queues_view(metadata.queues), *outages_view(metadata.outages)),
     )
 
 
@@ -61,8 +61,8 @@ def within(metadata: Metadata, vhost: str) -> Metadata:
     return msgspec.structs.replace(metadata, queues=queues, outages=outages)
 
 
-def queues_view(found: Sequence[QueueInfo], node_id: str) -> RenderableType:
-    """One row per queue, as the node `node_id` knows them. Pure."""
+def queues_view(found: Sequence[QueueInfo]) -> RenderableType:
+    """One row per queue. Pure."""
     rows = [
         (
             shown(queue.name),
@@ -77,10 +77,10 @@ def queues_view(found: Sequence[QueueInfo], node_id: str) -> RenderableType:
     ]
     numbers = ("epoch", "first", "next")
     view = table("", ("queue", "id", "master > mirrors", *numbers, "arguments"), rows, numbers=numbers)
-    if not any(queue.begin and queue.master != node_id for queue in found):
+    if not any(queue.begin and not queue.current for queue in found):
         return view
     # A mirror that began late shows less than there is; that it did, it does not know.
-    return Group(view, Text(f"\nfirst: of the copies on {node_id}; where it is a mirror, their master may have more"))
+    return Group(view, Text("\nfirst: where a master does not answer, as a mirror has it; the master may have more"))
 
 
 def outages_view(outages: Sequence[QueueOutage]) -> list[RenderableType]:

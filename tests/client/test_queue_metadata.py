@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 
+import msgspec
 import pytest
 
 from mirrorlog.client.connection.backoff import BACKOFF_S_MAX, Backoff
-from mirrorlog.client.connection.queue_metadata import FoundQueue, found_in, newest, settled
+from mirrorlog.client.connection.queue_metadata import FoundQueue, found_in, newest, settled, whole
 from mirrorlog.wire.messages.queues import Metadata, NodeInfo, QueueInfo
 
 
@@ -84,3 +85,58 @@ def test_a_pause_is_short_beside_the_trouble() -> None:
     pauses.reset()
     assert pauses.next_s() == pytest.approx(0.02)
     assert Backoff(lambda: 0.0).next_s() == pytest.approx(0.01)
+
+
+# --- all queues of a cluster, by what each node has ---
+
+
+def has(told_by: str, *queues: str, master: str = "", version: int = 3, epoch: int = 1, **also: list[str]) -> Metadata:
+    """What a node says of all queues that it has; the master is itself unless another one is given."""
+    infos = [
+        QueueInfo(name=name, queue_id=1, log_id="", epoch=epoch, master=master or told_by, mirrors=[], begin=0, next=0)
+        for name in queues
+    ]
+    return msgspec.structs.replace(metadata(told_by, "", version=version), queues=infos, **also)
+
+
+def names(answer: Metadata) -> list[tuple[str, str]]:
+    return [(info.name, info.master) for info in answer.queues]
+
+
+def test_the_list_of_all_queues_is_what_all_nodes_have_together() -> None:
+    """Each once, as its master describes it, by name; what is placed elsewhere was found there."""
+    own, copies = has("n3", "a", placed=["c"]), has("n3", "b", master="n1")
+    answers = [
+        has("n1", "b", placed=["a", "c"], version=4),
+        has("n2", "c", placed=["a", "b"]),
+        msgspec.structs.replace(own, queues=copies.queues + own.queues),
+    ]
+    for order in itertools.permutations(answers):
+        found = whole(order, None)
+        assert names(found) == [("a", "n3"), ("b", "n1"), ("c", "n2")]
+        assert (found.version, found.missing, found.placed, found.outages) == (4, [], [], [])
+
+
+def test_a_queue_that_only_a_silent_node_has_is_a_row_with_its_reason() -> None:
+    """It is told while some member does not answer; else its place was taken and nobody has declared it."""
+    here, there = has("n1", "a", placed=["b"], version=4), has("n2", placed=["a", "b"])
+    found = whole([here, there], None)
+    assert names(found) == [("a", "n1")]
+    assert [(each.name, each.node) for each in found.outages] == [("b", "n3")]
+    assert found.outages[0].reason == "queue 'b' is on none of the nodes that answer; n3 does not"
+    assert not whole([here, there, has("n3", placed=["a", "b"])], None).outages
+
+
+def test_a_queue_that_its_master_has_no_more_is_gone_from_the_list() -> None:
+    """A mirror that has not heard of a deletion lists it, and is not believed; who knows more of the cluster is."""
+    assert names(whole([has("n1"), has("n2", "q", master="n1")], None)) == []
+    assert names(whole([has("n1", version=2), has("n2", "q", master="n1")], None)) == [("q", "n1")]
+
+
+def test_queues_that_were_named_are_found_together_on_several_nodes() -> None:
+    """What is on none is missing; by two nodes that have one of three each."""
+    found = whole(
+        [has("n1", "a", missing=["b", "c"], placed=["b"]), has("n2", "b", missing=["a", "c"])], ["a", "b", "c"]
+    )
+    assert names(found) == [("a", "n1"), ("b", "n2")]
+    assert (found.missing, found.placed, found.outages) == (["c"], [], [])

@@ -146,6 +146,9 @@ class Assigned:
             raise NotLeader("there is no cluster here")
         self.queue_ids_granted = given + 3
 
+    def names(self) -> list[str]:
+        return []
+
     def placed_in(self, log_id: UUID) -> list[str]:
         return []
 

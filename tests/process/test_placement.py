@@ -59,3 +59,35 @@ async def test_a_queue_has_as_many_copies_as_it_asks_for_and_a_lost_one_is_repla
                 "the third node holds a copy",
             )
             assert await copies_of("two") == 2
+
+
+async def test_every_list_of_queues_is_the_clusters_whichever_node_is_asked() -> None:
+    """Goal: no queue is missing because the wrong node was asked. Method: three nodes with a queue each that only they
+    have, and one on all; the list of a client that knows one node, for each; then a node is paused that nobody takes
+    for dead yet: its own queue is told with the node that does not answer."""
+    settings = {"cluster.node_timeout_ms": 60_000}
+    async with fast_cluster(3, min_in_sync=1, settings=settings) as cluster:
+        await asyncio.to_thread(cluster.wait_in_sync)
+        async with Client(*cluster.servers) as client:
+            await client.admin.declare("everywhere")
+        for name, node in cluster.nodes.items():
+            async with Client(node.client) as own:
+                await own.admin.declare(f"on-{name}", {"durable": False})
+        masters = {"everywhere": "n1", "on-n1": "n1", "on-n2": "n2", "on-n3": "n3"}
+        for node in cluster.nodes.values():
+            async with Client(node.client) as client:
+                found = await client.admin.metadata()
+                assert {queue.name: queue.master for queue in found.queues} == masters
+                assert found.outages == []
+                named = await client.admin.metadata(["on-n3", "none", "on-n1", "on-n2"])
+                assert [queue.name for queue in named.queues] == ["on-n3", "on-n1", "on-n2"]
+                assert named.missing == ["none"]
+        cluster.nodes["n2"].pause()
+        try:
+            async with Client(cluster.nodes["n3"].client) as client:
+                found = await client.admin.metadata()
+            assert {queue.name for queue in found.queues} == masters.keys() - {"on-n2"}
+            assert [(each.name, each.node) for each in found.outages] == [("on-n2", "n2")]
+            assert "n2 does not" in found.outages[0].reason
+        finally:
+            cluster.nodes["n2"].resume()

@@ -37,7 +37,7 @@ QUEUES = [
         ("offsets_nobody.txt", offsets_view(cluster_status())),
         ("offsets_placed.txt", offsets_view(PLACED)),
         ("nodes.txt", nodes_view(nodes_of(PLACED.nodes[1], PLACED))),
-        ("queues.txt", queues_view(QUEUES, "n1")),
+        ("queues.txt", queues_view(QUEUES)),
     ],
 )
 def test_a_view_is_printed_as_recorded(name: str, view: RenderableType) -> None:

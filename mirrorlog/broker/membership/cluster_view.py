@@ -183,6 +183,10 @@ class NodeView:
                 return self.outage(UUID(log_id))
         return None
 
+    def names(self) -> Iterable[str]:
+        """Of all queues that have a place, as the cluster has decided."""
+        return self._known.queues if self._known is not None else ()
+
     def outages(self, queues: Iterable[str] | None) -> list[QueueOutage]:
         """Those of these queues, or of all there are, that nobody can answer for now, by name; of these also the ones
         that have a copy here, and that nobody can master."""

@@ -70,14 +70,17 @@ class MetadataAnswers:
         self._seen: dict[str, _Seen] = {}
 
     def all(self) -> Message:
-        """All queues of this node's logs that whoever asks may see."""
+        """All queues of this node's logs that whoever asks may see, and the names of those that are elsewhere."""
         seen = self._seen_by(asker())
         outages = [each for each in self._view.outages(None) if seen.sees(each.name)]
         lists = [self._of_log(log) for log in self._logs]
         of = [self._view.version(), self._view.has_heard(), outages, lists]
         if seen.of != of:
             found = [each for infos in lists for each in infos if seen.sees(each.name)]
-            seen.of, seen.answer = of, Encoded(data=encode(replace(self.of(found, []), outages=outages)))
+            here = {each.name for each in found}
+            elsewhere = [name for name in self._view.names() if name not in here and seen.sees(name)]
+            answer = replace(self.of(found, []), placed=elsewhere, outages=outages)
+            seen.of, seen.answer = of, Encoded(data=encode(answer))
         return seen.answer
 
     def of(self, queues: list[QueueInfo], missing: list[str]) -> Metadata:

@@ -132,10 +132,8 @@ class ClusterClient:
         return self._nodes[node_id].client
 
     async def metadata(self, queues: list[str] | None = None) -> Metadata:
-        """Nodes and queues, as the first node that answers knows them; a queue that it misses is asked of the others.
-
-        A mirror may not have heard yet of a queue that was just declared. Raises ConnectionLost.
-        """
+        """Nodes and queues: those named, by the first nodes that know them together, or all of the cluster, by all of
+        its nodes; one that only nodes have which do not answer is among the outages. Raises ConnectionLost."""
         self.check_open()
         return await self._ended_by_close(self._finder.metadata(queues))
 

@@ -22,6 +22,7 @@ from mirrorlog.client.connection.queue_metadata import (
     newest,
     outage_of,
     settled,
+    whole,
 )
 from mirrorlog.errors import ConnectionLost, MirrorlogError, NoSuchQueue, RequestTimeout
 from mirrorlog.wire.messages.queues import Metadata
@@ -120,6 +121,8 @@ _SETTLED_S: Final = 0.01
 _UNSETTLED_S: Final = 0.05
 # For nodes that may know a queue that the others have not heard of.
 _UNKNOWN_S: Final = 0.5
+# For nodes that may have queues that no other one has, when all are asked for.
+_LIST_S: Final = 2.0
 
 
 class KnownNodes(Protocol):
@@ -148,16 +151,23 @@ class Finder:
         self._next_survey: asyncio.Task[Heard[Metadata]] | None = None
 
     async def metadata(self, queues: list[str] | None) -> Metadata:
-        """By the first node that answers and knows all the queues, else by the one that knows most of them.
+        """What the first nodes say that know all these queues together; for all there are, what all nodes say.
 
         Raises ConnectionLost, or what a node says that does answer.
         """
 
         def patience_s(answers: list[Metadata]) -> float:
-            return _UNKNOWN_S if answers[-1].missing else 0.0
+            if queues is None:
+                silent = {node.node_id for node in answers[-1].nodes} - {answer.node_id for answer in answers}
+                return _LIST_S if silent else 0.0
+            return _UNKNOWN_S if whole(answers, queues).missing else 0.0
 
-        heard = await self._in_turn(queues, patience_s)
-        return min(heard.answers, key=lambda answer: (len(answer.missing), -answer.version))
+        head_start_s = HEAD_START_S
+        if queues is None:
+            await self.metadata([])  # the members may be others than were known
+            head_start_s = 0.0
+        heard = self._learned(await ask_nodes(self._asks(queues), patience_s, head_start_s=head_start_s))
+        return whole(heard.answers, queues)
 
     async def find(self, queue: str) -> FoundQueue:
         """The queue as the node that knows most describes it. Raises NoSuchQueue, ConnectionLost, or LogUnavailable
@@ -213,12 +223,7 @@ class Finder:
                 return _UNKNOWN_S  # one that cannot hear the master calls it down; it may answer for itself
             return _UNSETTLED_S if found_queues or outage is not None else _UNKNOWN_S
 
-        return await self._in_turn([queue], patience_s)
-
-    async def _in_turn(
-        self, queues: list[str] | None, patience_s: Callable[[list[Metadata]], float]
-    ) -> Heard[Metadata]:
-        return self._learned(await ask_nodes(self._asks(queues), patience_s, head_start_s=HEAD_START_S))
+        return self._learned(await ask_nodes(self._asks([queue]), patience_s, head_start_s=HEAD_START_S))
 
     async def _surveyed(self, queue: str) -> Heard[Metadata]:
         self._wanted.add(queue)

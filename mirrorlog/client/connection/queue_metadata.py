@@ -8,11 +8,13 @@ the epoch of their copy.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from mirrorlog.errors import LogUnavailable, MirrorlogError, NoSuchQueue, NotCurrent
-from mirrorlog.wire.messages.queues import Metadata, QueueInfo
+from mirrorlog.wire.messages.queues import Metadata, QueueInfo, QueueOutage
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,57 @@ def found_in(queue: str, answers: Iterable[Metadata]) -> list[FoundQueue]:
 def newest(found: Iterable[FoundQueue]) -> FoundQueue | None:
     """The one to believe: of those that know as much the master's own, which has the newest facts. None of none."""
     return max(found, key=lambda each: (each.version, each.info.epoch, each.by_master), default=None)
+
+
+def whole(answers: Sequence[Metadata], queues: Sequence[str] | None) -> Metadata:
+    """What several nodes say, as one answer: each queue as the node that knows most of it describes it, in the order in
+    which they are asked for. `queues`: None for all, by name.
+
+    Of all there are, one that is on none of the nodes that answer is an outage, as long as some member does not.
+    """
+    knows_most = max(answers, key=lambda answer: answer.version)
+    versions = {answer.node_id: answer.version for answer in answers}
+    listed = {answer.node_id: {info.name for info in answer.queues} for answer in answers}
+    best: dict[str, FoundQueue] = {}
+    for answer in answers:
+        for info in answer.queues:
+            found = FoundQueue(info, answer.version, answer.node_id, "", heard=answer.heard)
+            best[info.name] = newest((best.get(info.name, found), found)) or found
+    # A mirror may not have heard yet that its master has deleted a queue.
+    there: dict[str, FoundQueue] = {}
+    for name in queues if queues is not None else sorted(best):
+        told = best.get(name)
+        if told and (name in listed.get(told.master, (name,)) or versions[told.master] < told.version):
+            there[name] = told
+    own = {name for name, found in there.items() if found.by_master and found.heard}
+    outages = [outage for outage in knows_most.outages if outage.name not in own]
+    asked = queues if queues is not None else knows_most.placed
+    missing = [name for name in asked if name not in there]
+    if queues is None:
+        outages += _unheard_of(
+            missing, outages, [node.node_id for node in knows_most.nodes if node.node_id not in listed]
+        )
+        missing = []
+    return replace(
+        knows_most,
+        queues=[found.info for found in there.values()],
+        missing=missing,
+        placed=[name for name in knows_most.placed if name in missing],
+        outages=outages,
+    )
+
+
+def _unheard_of(queues: Sequence[str], outages: Sequence[QueueOutage], silent: Sequence[str]) -> list[QueueOutage]:
+    """Of queues that are on no node that answers. Without a silent one there are none: a place may be taken before its
+    queue is declared."""
+    told = {outage.name for outage in outages}
+    who, do = ", ".join(silent), "does" if len(silent) == 1 else "do"
+    reason = f"is on none of the nodes that answer; {who} {do} not"
+    return [
+        QueueOutage(name=name, log_id="", node=who, reason=f"queue {name!r} {reason}")
+        for name in (queues if silent else ())
+        if name not in told
+    ]
 
 
 def settled(found: Iterable[FoundQueue], before: FoundQueue | None) -> bool:
