@@ -22,7 +22,7 @@ from mirrorlog.commitlog.index.table import SegmentTable, table_name
 from mirrorlog.commitlog.index.tables import table_from_segment
 from mirrorlog.commitlog.recovery.opening import OpenedLog
 from mirrorlog.commitlog.recovery.recovery import Claim, RecoveryReport
-from mirrorlog.commitlog.segments.cold import CheckedRead, ColdRead
+from mirrorlog.commitlog.segments.cold import ColdRead
 from mirrorlog.commitlog.segments.preallocation import PrepareJob, WarmJob
 from mirrorlog.commitlog.segments.scan import BatchRules, OnBatch, scan_file
 from mirrorlog.commitlog.segments.segment import Segment
@@ -180,7 +180,7 @@ class StoredLog:
     def read_cold(self, log_offset: int, max_bytes: int, *, until: int) -> ColdRead:
         """The job that reads the run that `read` has not mapped. Raises as `read`."""
         segment, end = self._find_run(log_offset, max_bytes, until) or (self._chain.active, log_offset)
-        return CheckedRead(
+        return ColdRead(
             self._files,
             segment.path,
             start=segment.start,

@@ -3,6 +3,9 @@
 It leaves the page cache as it was (`File.pread_past`): whoever reads a hundred gigabytes of the past once would drive
 out what is needed all the time, the tail and the pages prepared ahead of it. What was in memory already stays there.
 Figures, and what else was tried: docs/decisions/0007.
+
+Bodies are checked as well. Whoever is sent the bytes does that too, but cannot tell a bad copy from a bad way; here the
+copy itself is read, and on the helper a checksum costs nothing that anybody waits for.
 """
 
 from __future__ import annotations
@@ -21,34 +24,48 @@ class ColdRead:
     """Whole batches from `log_offset` on, up to `end`, of one segment file that begins at log offset `start`.
 
     `known_border`: a batch ends at `end`. Else the read ends with the last whole batch before it, and behind the first
-    one even if that reaches further.
+    one even if that reaches further. `on_bad`: told of bad bytes, on the thread that reads.
     """
 
-    __slots__ = ("_files", "_path", "_seed", "_start", "end", "known_border", "log_offset")
+    __slots__ = ("_files", "_on_bad", "_path", "_seed", "_start", "end", "known_border", "log_offset")
 
     def __init__(
-        self, files: Files, path: Path, *, start: int, log_offset: int, end: int, seed: int, known_border: bool = True
+        self,
+        files: Files,
+        path: Path,
+        *,
+        start: int,
+        log_offset: int,
+        end: int,
+        seed: int,
+        known_border: bool,
+        on_bad: Callable[[LogCorrupt], None],
     ) -> None:
         self._files = files
         self._path = path
         self._start = start
         self._seed = seed
+        self._on_bad = on_bad
         self.log_offset = log_offset
         self.end = end
         self.known_border = known_border
 
     def run(self) -> memoryview:
-        """The bytes, in memory of their own. Every header is checked; bodies carry the producer's checksum to whoever
-        reads them.
+        """The bytes, in memory of their own.
 
-        Raises DiskFailed for an unreadable disk, LogCorrupt for a bad header, OffsetOutOfRange when the file was
-        removed meanwhile.
+        Raises DiskFailed for an unreadable disk, LogCorrupt for a bad header or a body that does not match its
+        checksum, OffsetOutOfRange when the file was removed meanwhile.
         """
         if self.end == self.log_offset and self.known_border:
             return memoryview(b"")
         try:
             with closing(self._files.open(self._path)) as file:
-                return self._read(file)
+                content = self._read(file)
+            self._check_bodies(content)
+            return content
+        except LogCorrupt as error:
+            self._on_bad(error)
+            raise
         except FileNotFoundError:
             raise OffsetOutOfRange(f"log offset {self.log_offset} was removed while it was read") from None
         except OSError as error:
@@ -89,6 +106,17 @@ class ColdRead:
                 raise bad_bytes(place, self.log_offset + len(content), self._path, error.message) from None
             at += header.length
 
+    def _check_bodies(self, content: memoryview) -> None:
+        at = 0
+        while at < len(content):
+            header = read_header(content, at)
+            try:
+                check_body(content, at, header)
+            except BadBatch as error:
+                place = self.log_offset + at
+                raise bad_bytes(place, place + header.length, self._path, error.message) from None
+            at += header.length
+
 
 def _whole_batches(content: memoryview) -> int:
     """Where the last batch that `content` holds whole ends, by the lengths that the headers say."""
@@ -100,52 +128,3 @@ def _whole_batches(content: memoryview) -> int:
         at += length
     # Nothing whole: what stands first is no batch, and the check will say so.
     return at or len(content)
-
-
-# A cold read that checks bodies too, and tells of bad bytes.
-#
-# Whoever is sent the bytes checks them as well, but cannot tell a bad copy from a bad way; here the copy itself is
-# read. On the helper a checksum costs nothing that anybody waits for.
-
-
-class CheckedRead(ColdRead):
-    """`on_bad`: called on the thread that reads."""
-
-    __slots__ = ("_on_bad", "_where")
-
-    def __init__(
-        self,
-        files: Files,
-        path: Path,
-        *,
-        start: int,
-        log_offset: int,
-        end: int,
-        seed: int,
-        known_border: bool,
-        on_bad: Callable[[LogCorrupt], None],
-    ) -> None:
-        super().__init__(files, path, start=start, log_offset=log_offset, end=end, seed=seed, known_border=known_border)
-        self._on_bad = on_bad
-        self._where = path
-
-    def run(self) -> memoryview:
-        """As `ColdRead.run`; LogCorrupt for a body that does not match its checksum, too."""
-        try:
-            content = super().run()
-            self._check_bodies(content)
-        except LogCorrupt as error:
-            self._on_bad(error)
-            raise
-        return content
-
-    def _check_bodies(self, content: memoryview) -> None:
-        at = 0
-        while at < len(content):
-            header = read_header(content, at)
-            try:
-                check_body(content, at, header)
-            except BadBatch as error:
-                place = self.log_offset + at
-                raise bad_bytes(place, place + header.length, self._where, error.message) from None
-            at += header.length
