@@ -372,7 +372,7 @@ class BrokerNode:
             return
         try:
             stopped = NodeStopped(node=self._settings.node.id, start_id=service.identity.start_id)
-            await service.propose(stopped, timeout_s=GOODBYE_S)
+            await service.decisions.propose(stopped, timeout_s=GOODBYE_S)
         except MirrorlogError as error:
             logger.info("goodbye_not_heard reason=%r", str(error))
 

@@ -190,24 +190,12 @@ class ClusterService:
 
     # --- changes ---
 
-    async def propose(self, command: Command, *, timeout_s: float) -> Outcome:
-        """As `Decisions.propose`."""
-        return await self.decisions.propose(command, timeout_s=timeout_s)
-
-    async def decide(self, command: Command, *, timeout_s: float) -> Outcome:
-        """As `Decisions.decide`."""
-        return await self.decisions.decide(command, timeout_s=timeout_s)
-
-    async def decide_once(self, command: Command) -> Outcome:
-        """As `Decisions.decide_once`."""
-        return await self.decisions.decide_once(command)
-
     def propose_soon(self, command: Command) -> None:
         """Have it decided, and do not wait; who needs it looks again later."""
 
         async def propose() -> None:
             try:
-                await self.propose(command, timeout_s=PROPOSE_S)
+                await self.decisions.propose(command, timeout_s=PROPOSE_S)
             except MirrorlogError as error:
                 logger.warning("not_decided command=%s reason=%r", type(command).__name__, str(error))
 

@@ -75,8 +75,7 @@ class Service:
     def __init__(self, *answers: Applied | MirrorlogError | None) -> None:
         member = Member(*answers)
         member.driver.machine = SimpleNamespace(index=0)
-        decisions = member.decisions
-        self.propose, self.decide_once = decisions.propose, decisions.decide_once
+        self.decisions = member.decisions
         self.identity = SimpleNamespace(node="n1", start_id="s")
         self.state = SimpleNamespace(nodes={"n1": SimpleNamespace()}, logs=dict[str, Any]())
         self.life = lambda node: None

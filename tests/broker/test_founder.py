@@ -279,7 +279,7 @@ def test_a_name_that_was_forgotten_joins(tmp_path: Path) -> None:
         await until(
             lambda: all(log.master and log.master.node != "n3" for log in service.state.logs.values()),
         )
-        outcome = await service.decide(NodeForgotten(node="n3"), timeout_s=WAIT_S)
+        outcome = await service.decisions.decide(NodeForgotten(node="n3"), timeout_s=WAIT_S)
         assert not outcome.refusal
         nodes.wipe("n3")
         nodes.start("n3")

@@ -171,7 +171,7 @@ class ServiceNode:
     async def _propose(self, command: InSyncGrown) -> None:
         assert self.service is not None
         try:
-            await self.service.propose(command, timeout_s=1.0)
+            await self.service.decisions.propose(command, timeout_s=1.0)
         except MirrorlogError:
             if self.service is not None:
                 self.changed(self.service.state)

@@ -31,7 +31,7 @@ def test_what_is_applied_everywhere_is(tmp_path: Path) -> None:
                 asked = nodes[number % 3].service
                 assert asked is not None
                 command = NodeDraining(node="a", draining=number % 2 == 0)
-                outcome = await asked.decide(command, timeout_s=WAIT_S)
+                outcome = await asked.decisions.decide(command, timeout_s=WAIT_S)
                 assert await asked.decisions.applied_everywhere(outcome.index, timeout_s=WAIT_S)
                 behind = [
                     node.name
@@ -57,7 +57,7 @@ def test_a_node_that_is_down_is_not_waited_for_and_one_that_is_slow_for_a_moment
             )
             await c.die()
             await until(lambda: a.service is not None and a.service.life("c") is Life.DOWN)
-            outcome = await a.service.decide(NodeDraining(node="b", draining=True), timeout_s=WAIT_S)
+            outcome = await a.service.decisions.decide(NodeDraining(node="b", draining=True), timeout_s=WAIT_S)
             assert await a.service.decisions.applied_everywhere(outcome.index, timeout_s=WAIT_S)
             assert b.state.nodes["b"].draining
 

@@ -22,7 +22,9 @@ def test_one_node_alone_is_a_full_cluster(tmp_path: Path) -> None:
     async def run() -> None:
         async with founded(tmp_path, "a") as (a,):
             assert a.service is not None
-            assert not (await a.service.propose(NodeDraining(node="a", draining=True), timeout_s=WAIT_S)).refusal
+            assert not (
+                await a.service.decisions.propose(NodeDraining(node="a", draining=True), timeout_s=WAIT_S)
+            ).refusal
             assert a.state.nodes["a"].draining
 
     asyncio.run(run())
@@ -48,7 +50,7 @@ def test_any_node_may_be_asked_for_a_change(tmp_path: Path) -> None:
         async with founded(tmp_path, "a", "b", "c") as nodes:
             for node in nodes:
                 assert node.service is not None
-                outcome = await node.service.propose(NodeDraining(node="x", draining=True), timeout_s=WAIT_S)
+                outcome = await node.service.decisions.propose(NodeDraining(node="x", draining=True), timeout_s=WAIT_S)
                 assert "no node x is in the cluster" in outcome.refusal
 
     asyncio.run(run())
@@ -171,7 +173,9 @@ def test_a_majority_that_is_gone_stops_decisions_and_its_return_resumes_them(tmp
             await c.die()
             assert a.service is not None
             await until(lambda: a.service and a.service.leader == "")
-            deciding = asyncio.ensure_future(a.service.propose(NodeDraining(node="a", draining=True), timeout_s=WAIT_S))
+            deciding = asyncio.ensure_future(
+                a.service.decisions.propose(NodeDraining(node="a", draining=True), timeout_s=WAIT_S)
+            )
             await b.start(nodes)
             assert not (await deciding).refusal
 
@@ -208,7 +212,7 @@ def test_a_node_comes_to_know_what_was_decided_before_it_asked(tmp_path: Path) -
                 told, asks = nodes[turn % 3].service, nodes[(turn // 3 + turn + 1) % 3].service
                 assert told is not None
                 assert asks is not None
-                outcome = await told.propose(NodeDraining(node="a", draining=turn % 2 == 0), timeout_s=WAIT_S)
+                outcome = await told.decisions.propose(NodeDraining(node="a", draining=turn % 2 == 0), timeout_s=WAIT_S)
                 await asks.decisions.up_to_date()
                 assert asks.driver.machine.index >= outcome.index
 

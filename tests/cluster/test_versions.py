@@ -70,7 +70,9 @@ def test_software_that_is_left_behind_has_no_part_in_anything(tmp_path: Path) ->
             assert isinstance(c.failures[0], NotAMember)
             assert "software of version 1 works in clusters of version 1 only" in str(c.failures[0])
             assert (c.service.leader, c.service.driver.machine.index) == ("", 0)
-            assert not (await a.service.propose(NodeDraining(node="b", draining=True), timeout_s=WAIT_S)).refusal
+            assert not (
+                await a.service.decisions.propose(NodeDraining(node="b", draining=True), timeout_s=WAIT_S)
+            ).refusal
             assert settled_on(a) == leader
 
     asyncio.run(run())

@@ -29,7 +29,7 @@ async def lose_the_coordinator(world: World, *, power: bool) -> None:
     left = [node for node in nodes if node is not victim]
 
     async def drain(machine: object) -> None:
-        assert not (await left[0].known.propose(NodeDraining(node="a", draining=True), timeout_s=5)).refusal
+        assert not (await left[0].known.decisions.propose(NodeDraining(node="a", draining=True), timeout_s=5)).refusal
 
     asking = world.loop.create_task(drain(None), context=left[0].machine.process.context.copy())  # type: ignore[union-attr]
     await asking

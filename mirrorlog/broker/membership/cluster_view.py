@@ -73,10 +73,10 @@ class NodeView:
             self._down_since_us.pop(change.node, None)
 
     async def decide_once(self, command: Command) -> Outcome:
-        """As `ClusterService.decide_once`."""
+        """As `Decisions.decide_once`."""
         if self.service is None:
             raise NotLeader("this node is in no cluster yet")
-        return await self.service.decide_once(command)
+        return await self.service.decisions.decide_once(command)
 
     @property
     def _known(self) -> ClusterState | None:
@@ -270,7 +270,7 @@ class NodeView:
         # Asked for again if a coordinator hangs: it is decided once, whatever comes of the first.
         asked = {name: arguments[name] for name in ("copies", "flush") if log_group and name in arguments}
         command = QueuesPlaced(log_id=log_id, names=(queue,), log_group=log_group, **asked)
-        outcome = await service.decide(command, timeout_s=PLACE_S)
+        outcome = await service.decisions.decide(command, timeout_s=PLACE_S)
         if outcome.refusal and log_group:
             raise BadRequest(outcome.refusal)
         if outcome.refusal:
@@ -286,11 +286,13 @@ class NodeView:
             if number is None:
                 raise BadRequest(f"the cluster has {len(numbers)} logs, and can have no more")
             log_id = str(uuid5(UUID(state.cluster_id), f"transient-{node}-{number}"))
-            made = await service.decide(TransientLogMade(log_id=log_id, number=number, node=node), timeout_s=PLACE_S)
+            made = await service.decisions.decide(
+                TransientLogMade(log_id=log_id, number=number, node=node), timeout_s=PLACE_S
+            )
             if made.refusal:
                 raise NotLeader(f"{made.refusal}; ask again")
         placed = QueuesPlaced(log_id=service.state.transient[node], names=(queue,))
-        outcome = await service.decide(placed, timeout_s=PLACE_S)
+        outcome = await service.decisions.decide(placed, timeout_s=PLACE_S)
         if outcome.refusal or queue not in service.state.queues:
             raise NotLeader(f"{outcome.refusal or 'the cluster has just given this run up'}; ask again")
         return UUID(service.state.queues[queue])
@@ -321,7 +323,7 @@ class NodeView:
         """See `requests.ClusterView`."""
         until = max(given, self.queue_ids(log_id)) + QUEUE_IDS_GRANTED
         granted = QueueIdsGranted(log_id=str(log_id), until=until)
-        outcome = await self._cluster_service().decide(granted, timeout_s=PLACE_S)
+        outcome = await self._cluster_service().decisions.decide(granted, timeout_s=PLACE_S)
         if outcome.refusal:
             raise NotLeader(f"{outcome.refusal}; ask again")
 
@@ -329,7 +331,7 @@ class NodeView:
         """Nothing leads to the queues any more, on every node that is up; see `deletion.Cluster`."""
         service = self._cluster_service()
         command = QueuesUnbound(names=tuple(queues), log_id=str(log_id), epoch=epoch)
-        outcome = await service.decide(command, timeout_s=PLACE_S)
+        outcome = await service.decisions.decide(command, timeout_s=PLACE_S)
         if outcome.refusal:
             raise NotLeader(f"{outcome.refusal}; ask again")
         await service.decisions.applied_everywhere(outcome.index, timeout_s=EVERYWHERE_S)
@@ -339,7 +341,7 @@ class NodeView:
         service = self._cluster_service()
         removals = service.state.removals.get(str(log_id), 0)
         command = QueuesRemoved(names=tuple(queues), log_id=str(log_id), epoch=epoch, removals=removals)
-        outcome = await service.decide(command, timeout_s=PLACE_S)
+        outcome = await service.decisions.decide(command, timeout_s=PLACE_S)
         if outcome.refusal:
             raise NotLeader(f"{outcome.refusal}; ask again")
 
@@ -351,7 +353,7 @@ class NodeView:
     @staticmethod
     async def _made(log: LogMade, service: ClusterService) -> str:
         """Its id, once the log is there: this declaration's, or that of one that came at the same time."""
-        outcome = await service.decide(log, timeout_s=PLACE_S)
+        outcome = await service.decisions.decide(log, timeout_s=PLACE_S)
         if outcome.refusal:
             raise NotLeader(f"{outcome.refusal}; ask again")
         return log.log_id

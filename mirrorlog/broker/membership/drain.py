@@ -33,7 +33,7 @@ async def hand_over(service: ClusterService, *, hurry: Callable[[], bool]) -> No
     loop = asyncio.get_running_loop()
     began = loop.time()
     try:
-        await service.propose(NodeDraining(node=service.identity.node, draining=True), timeout_s=DECIDE_S)
+        await service.decisions.propose(NodeDraining(node=service.identity.node, draining=True), timeout_s=DECIDE_S)
     except MirrorlogError as error:
         logger.info("handover_not_heard reason=%r", str(error))
         return

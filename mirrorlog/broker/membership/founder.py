@@ -264,7 +264,7 @@ class FirstAdmin:
             if topology is not None and topology.users:
                 return True
             made = FirstUserMade(name=self._name, password_hash=password_hash)
-            outcome = await service.decide(made, timeout_s=DECIDE_S)
+            outcome = await service.decisions.decide(made, timeout_s=DECIDE_S)
             if outcome.refusal:
                 logger.warning("first_admin_not_made user=%s reason=%r", self._name, outcome.refusal)
                 return False

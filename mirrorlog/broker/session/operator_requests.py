@@ -119,7 +119,7 @@ class Operations:
             if log is None or log.wished == away.home or (log.master is not None and log.master.node == away.home):
                 return
             wished = MasterWished(log_id=away.log_id, seen=log.seen, node=away.home)
-            refusal = (await self._service.decide_once(wished)).refusal
+            refusal = (await self._service.decisions.decide_once(wished)).refusal
             if not refusal:
                 return
         raise Refused(refusal)
@@ -262,6 +262,6 @@ class Operations:
 
     async def _decide(self, command: Command) -> None:
         """Raises Refused with the cluster's reason, RequestTimeout when no majority decides, OutcomeUnknown."""
-        outcome = await self._service.propose(command, timeout_s=DECIDE_S)
+        outcome = await self._service.decisions.propose(command, timeout_s=DECIDE_S)
         if outcome.refusal:
             raise outcome.error

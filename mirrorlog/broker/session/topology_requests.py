@@ -205,7 +205,7 @@ class RoutingRequests:
 
     async def _decide(self, command: Command) -> Message:
         _check_size(command)
-        outcome = await self._service.decide(command, timeout_s=DECIDE_S)
+        outcome = await self._service.decisions.decide(command, timeout_s=DECIDE_S)
         if outcome.refusal:
             raise outcome.error
         await self._service.decisions.applied_everywhere(outcome.index, timeout_s=EVERYWHERE_S)
