@@ -218,11 +218,6 @@ def message_ttl_ms(arguments: Mapping[str, Any]) -> int | None:
     return _number_of(arguments, _MESSAGE_TTL)
 
 
-def max_priority(arguments: Mapping[str, Any]) -> int:
-    """The highest priority that the queue tells from others; 0: none."""
-    return _number_of(arguments, _MAX_PRIORITY) or 0
-
-
 def limits_of(arguments: Mapping[str, Any]) -> QueueLimits | None:
     """A queue's own retention; None when it has none."""
     age_ms, size = (

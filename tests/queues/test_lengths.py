@@ -13,7 +13,6 @@ from mirrorlog.errors import QueueFull
 from mirrorlog.queues.arguments import (
     REJECT_PUBLISH,
     lengths_of,
-    max_priority,
     message_ttl_ms,
     version_needed,
 )
@@ -265,7 +264,7 @@ def test_arguments_say_what_a_queue_may_have_and_what_does_not_fit_is_passed_ove
     assert lengths_of({"x-max-length": True}) is None
     assert lengths_of({"x-max-length": 5, "x-overflow": ["?"]}) == LengthLimits(5, None, DROP_HEAD)
     assert [message_ttl_ms({"x-message-ttl": each}) for each in (0, 9, -1, "9", None)] == [0, 9, None, None, None]
-    assert [max_priority({"x-max-priority": each}) for each in (0, 255, 256, "9", None)] == [0, 255, 0, 0, 0]
+    assert [Rules.of({"x-max-priority": each}).priority_max for each in (0, 255, 256, "9", None)] == [0, 255, 255, 0, 0]
 
 
 @pytest.mark.parametrize("name", ["x-message-ttl", "x-max-priority", "x-max-length", "x-max-length-bytes"])

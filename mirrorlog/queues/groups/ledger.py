@@ -212,12 +212,6 @@ class Ledger:
         """How many records a lease has still."""
         return sum(records for records, _ in self.lease_chunks.get(lease, {}).values())
 
-    def lease_of(self, at: int) -> int | None:
-        """Which lease has the record."""
-        chunk = self.chunks.get(at >> BITS)
-        row = None if chunk is None else chunk.row_at(at)
-        return row.number if row is not None and row.logged_at == NOT_PARKED else None
-
     def lease_has(self, lease: int, first: int, until: int) -> bool:
         """Whether one row of the lease has all of [first, until): so it is with most receipts. False may mean that
         several have it, see `lease_ranges`."""
