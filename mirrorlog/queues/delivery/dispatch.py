@@ -80,7 +80,7 @@ class Dispatcher:
             given = self._push(self._subscribers.find(number), run, end, now, bytes_max)
             if given is not None:
                 return given
-            self._subscribers.pass_over(number)  # the next record is larger than what it may have beside the others
+            self._subscribers.turns.not_ready(number)  # the next record is larger than what it may have beside others
         return None
 
     def take_back(self, given: Dispatch) -> None:
@@ -95,7 +95,7 @@ class Dispatcher:
         """From `run` on; None when the first record does not fit beside what it has."""
         limit = min(end, self._front.covered)
         number = subscriber.facts.number
-        equals = self._subscribers.equals(number)
+        equals = self._subscribers.turns.equals(number)
         room_bytes = subscriber.room_bytes
         grants: list[Grant] = []
         size = sent = 0

@@ -361,14 +361,6 @@ class Subscribers:
     def wish(self, number: int) -> LeaseWish | None:
         return self._wishes.get(number)
 
-    def equals(self, number: int) -> int:
-        """How many of its priority are ready, itself among them."""
-        return self.turns.equals(number)
-
-    def pass_over(self, number: int) -> None:
-        """It has no room for what is next."""
-        self.turns.not_ready(number)
-
     def served(self, subscriber: Subscriber) -> None:
         """It was given something."""
         number = subscriber.facts.number
