@@ -257,7 +257,7 @@ CAPS = {
     "lines of a file": 850,
     "public class names that occur twice": 0,
     "files of one importer and at most 130 lines": 21,
-    "lines of the package": 97_313,
+    "lines of the package": 97_293,
     "private names that tests reach for": 370,
     "monkeypatches of tests": 292,
 }

@@ -265,7 +265,7 @@ class Settle(NamedTuple):
 
 
 class SettledPayload(NamedTuple):
-    """Of a settlement's records: how many it changed, and how many somebody else has in hand by now."""
+    """Of a settlement's records: how many it changed, and how many are with somebody else by now."""
 
     records: int
     passed_over: int

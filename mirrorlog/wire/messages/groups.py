@@ -52,8 +52,8 @@ class Subscribed(Message, frozen=True):
 
 
 class Unsubscribe(Message, frozen=True):
-    """Nothing more is granted; what is in hand stays so until it is settled or the connection goes. Answered with
-    Done, behind every DELIVER of the subscription. `leaves`: it ends now, as if its connection were gone."""
+    """Nothing more is granted; what is unacknowledged stays so until it is settled or the connection goes. Answered
+    with Done, behind every DELIVER of the subscription. `leaves`: it ends now, as if its connection were gone."""
 
     subscription: int
     leaves: bool = False
@@ -132,7 +132,7 @@ class LeasesSettled(Message, frozen=True):
 
 
 class PurgeGroup(Message, frozen=True):
-    """Settle every record that is ready in the group, not what is in somebody's hands. Answered with Purged."""
+    """Settle every record that is ready in the group, not what is unacknowledged. Answered with Purged."""
 
     queue: str
     group: str = ""
@@ -203,12 +203,11 @@ class GroupInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     are with subscribers, `leased` leased, `departing` leave for other queues, and `parked` wait for a delay's end.
 
     `waiting`: who waits for leases. `alone`: who has the group for itself; `idle_for_another`: how many get nothing for
-    that. Of the others `without_credit` have in hand what they may have, and the connections of `not_reading` take
-    nothing; 20 of each at most, as `peer (records in hand)`. `due_ms`: until a delay, a lease or a consumer's time ends
-    next, -1: none. `gone`: not settled, and freed by the queue's retention all the same.
-    `departing_waits`: why none of the `departing` arrives at the moment, if that is so.
-    `leases`, `consumers`: 20 of each at most, and 1,000 of each in one answer.
-    """
+    that. Of the others `without_credit` have as many unacknowledged as they may have, and the connections of
+    `not_reading` take nothing; 20 of each at most, as `peer (records in hand)`. `due_ms`: until a delay, a lease or a
+    consumer's time ends next, -1: none. `gone`: not settled, and freed by the queue's retention all the same.
+    `departing_waits`: why none of the `departing` arrives at the moment, if that is so. `leases`, `consumers`: 20 of
+    each at most, and 1,000 of each in one answer."""
 
     group: str
     kind: str
