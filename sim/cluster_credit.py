@@ -59,7 +59,7 @@ def still_held(nodes: list[SimulatedNode]) -> str:
     """Who is held, or what is counted, though nobody sends any more; empty: nothing."""
     for node in nodes:
         for held in node.node.logs if node.node is not None else ():
-            counted = held.publisher._credits if held.masters and held.publisher is not None else None
+            counted = held.publisher.credits if held.masters and held.publisher is not None else None
             if counted is not None and (counted.blocked or any(each.batches for each in counted.told())):
                 return f"{node.name}, log {held.name}: {[(each.key[1:], each.batches) for each in counted.told()]}"
     return ""

@@ -50,8 +50,8 @@ class Ledgers:
     def _compare(self, node: str, replica: Replica) -> None:
         if replica.groups._partial:
             return  # it has begun with a checkpoint that it does not know whole
-        end = replica.end
-        epochs = tuple(entry for entry in replica.epochs.entries if entry.start < end)
+        end = replica.log.end
+        epochs = tuple(entry for entry in replica.log.epochs.entries if entry.start < end)
         known = facts(replica.groups, replica.forwardings, but=replica.queues.is_leaving)
         other, there = self._known.setdefault((str(replica.log_id), end, epochs), (node, known))
         if other != node:

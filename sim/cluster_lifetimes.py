@@ -81,7 +81,7 @@ class LifetimeHistory:
     def end(self, log: HostedLog, names: Iterable[str]) -> None:
         """A master ends these queues."""
         process, replica = current_process(), log.replica
-        there = self._there.get(log.deliverer._subscribing, {}) if log.deliverer is not None else {}
+        there = self._there.get(log.deliverer.subscribing, {}) if log.deliverer is not None else {}
         for name in names:
             queue = replica.queues.get(name)
             lifetime = replica.queues.lifetimes.get(queue.queue_id) if queue is not None else None
@@ -90,7 +90,7 @@ class LifetimeHistory:
             numbers = tuple(number for number, of in there.items() if of == (queue.queue_id, ""))
             node = process.machine if process is not None else ""
             self.went.append(
-                Went(self.now(), node, log.name, replica.epochs.current, name, numbers, lifetime.auto_delete)
+                Went(self.now(), node, log.name, replica.log.epochs.current, name, numbers, lifetime.auto_delete)
             )
 
 
@@ -183,21 +183,21 @@ _Any = Callable[..., Any]
 def watched(history: LifetimeHistory) -> Iterator[None]:
     """Whoever comes and goes, and what ends, is noted meanwhile."""
     with (
-        patch.object(Subscribing, "begin", _begin(history, Subscribing.begin)),
-        patch.object(Subscribing, "close", _leave(history, Subscribing.close)),
+        patch.object(Subscribing, "subscribe", _subscribe(history, Subscribing.subscribe)),
+        patch.object(Subscribing, "unsubscribe", _leave(history, Subscribing.unsubscribe)),
         patch.object(Subscribing, "end", _leave(history, Subscribing.end)),
         patch.object(LifetimeKeeper, "_end_soon", _end_soon(history, LifetimeKeeper._end_soon)),
     ):
         yield
 
 
-def _begin(history: LifetimeHistory, original: _Any) -> _Any:
-    def begin(self: Subscribing, message: Any, queue_id: int, receiver: Any) -> Any:
-        facts = original(self, message, queue_id, receiver)
-        history.enter(self, facts.number, queue_id, message.group)
-        return facts
+def _subscribe(history: LifetimeHistory, original: _Any) -> _Any:
+    def subscribe(self: Subscribing, message: Any, queue_id: int, receiver: Any) -> Any:
+        answer = original(self, message, queue_id, receiver)
+        history.enter(self, answer.subscription, queue_id, message.group)
+        return answer
 
-    return begin
+    return subscribe
 
 
 def _leave(history: LifetimeHistory, original: _Any) -> _Any:

@@ -85,13 +85,13 @@ class Tap:
         below = min(work.delivery.front.covered, replica.index.next_confirmed(key[0]))
         if (str(replica.log_id), key[0]) in self.alone and (others := {each[0] for each in hands.values()} - {number}):
             self.beside.append(
-                f"{self.now():.3f} {node}, epoch {replica.epochs.current}, gives {grants[0]} of queue {key[0]} to "
+                f"{self.now():.3f} {node}, epoch {replica.log.epochs.current}, gives {grants[0]} of queue {key[0]} to "
                 f"{number}, and {others} have some"
             )
         for grant in grants:
             self.granted.append(
                 Granted(
-                    self.now(), node, str(replica.log_id), replica.epochs.current, *key, way, number,
+                    self.now(), node, str(replica.log_id), replica.log.epochs.current, *key, way, number,
                     grant.first, grant.next, grant.redelivered, grant.attempts, clock_us, below,
                 )
             )  # fmt: skip
@@ -99,7 +99,8 @@ class Tap:
                 owner = hands.get(offset)
                 if owner is not None and owner[1] > self.now():
                     self.twice.append(
-                        f"{self.now():.3f} {node}, epoch {replica.epochs.current}, gives {offset} of group {key[1]!r} "
+                        f"{self.now():.3f} {node}, epoch {replica.log.epochs.current}, gives {offset} of group "
+                        f"{key[1]!r} "
                         f"of queue {key[0]} to {number}, and {owner[0]} has it"
                     )
                 if way != "auto":
@@ -148,12 +149,12 @@ def tapped(tap: Tap) -> Iterator[None]:
         patch.object(DeliverFrames, "send", _send(tap, DeliverFrames.send)),
         patch.object(Leasing, "lend", _lend(tap, Leasing.lend)),
         patch.object(Subscribing, "end", _end(tap, Subscribing.end)),
-        patch.object(Deliverer, "settle", _settle(tap, Deliverer.settle)),
-        patch.object(Deliverer, "settle_lease", _settle_lease(tap, Deliverer.settle_lease)),
-        patch.object(Deliverer, "extend_lease", _extend_lease(tap, Deliverer.extend_lease)),
+        patch.object(Subscribing, "settle", _settle(tap, Subscribing.settle)),
+        patch.object(Leasing, "settle", _settle_lease(tap, Leasing.settle)),
+        patch.object(Leasing, "extend", _extend_lease(tap, Leasing.extend)),
         patch.object(GroupEnds, "replace", _replace(tap, GroupEnds.replace)),
         patch.object(Deliverer, "dropped", _dropped(tap, Deliverer.dropped)),
-        patch.object(Deliverer, "logged_within", _logged_within(tap, Deliverer.logged_within)),
+        patch.object(Subscribing, "logged_within", _logged_within(tap, Subscribing.logged_within)),
     ):
         yield
 
@@ -192,7 +193,7 @@ def _end(tap: Tap, original: _Any) -> _Any:
 
 
 def _settle(tap: Tap, original: _Any) -> _Any:
-    def settle(self: Deliverer, settle: Any, ranges: Sequence[int], receiver: Any, correlation_id: int) -> None:
+    def settle(self: Subscribing, settle: Any, ranges: Sequence[int], receiver: Any, correlation_id: int) -> None:
         key = self._pushed[settle.subscription].work.key
         original(self, settle, ranges, receiver, correlation_id)
         if settle.how != How.EXTEND:
@@ -202,7 +203,7 @@ def _settle(tap: Tap, original: _Any) -> _Any:
 
 
 def _settle_lease(tap: Tap, original: _Any) -> _Any:
-    def settle_lease(self: Deliverer, message: Any, queue_id: int, respond: Any) -> None:
+    def settle_lease(self: Leasing, message: Any, queue_id: int, respond: Any) -> None:
         original(self, message, queue_id, respond)
         for each in message.receipts:
             tap.let_go(self._works, (queue_id, message.group), each.lease, [each.first, each.next])
@@ -211,7 +212,7 @@ def _settle_lease(tap: Tap, original: _Any) -> _Any:
 
 
 def _extend_lease(tap: Tap, original: _Any) -> _Any:
-    def extend_lease(self: Deliverer, message: Any, queue_id: int, respond: Any) -> None:
+    def extend_lease(self: Leasing, message: Any, queue_id: int, respond: Any) -> None:
         original(self, message, queue_id, respond)
         for each in message.receipts:
             tap.extend(self._works, (queue_id, message.group), each.lease, tap.now() + message.lease_ms / 1000)
@@ -237,7 +238,7 @@ def _dropped(tap: Tap, original: _Any) -> _Any:
 
 
 def _logged_within(tap: Tap, original: _Any) -> _Any:
-    def logged_within(self: Deliverer, within: Any) -> None:
+    def logged_within(self: Subscribing, within: Any) -> None:
         original(self, within)
         ranges = [border for each in within.settlement.ranges for border in each]
         tap.let_go(self._works, within.work.key, within.settlement.number, ranges)

@@ -75,12 +75,12 @@ class SimulatedNode:
     def flushed(self, log_id: str) -> int:
         """Up to which log offset its run has the log on disk; 0 when it does not hold it."""
         held = self.node.logs.held(log_id) if self.node is not None else None
-        return held.replica.flushed if held is not None else 0
+        return held.replica.log.flushed if held is not None else 0
 
     def end(self, log_id: str) -> int:
         """Where its run's copy of the log ends; 0 when it does not hold it."""
         held = self.node.logs.held(log_id) if self.node is not None else None
-        return held.replica.end if held is not None else 0
+        return held.replica.log.end if held is not None else 0
 
     def start(self) -> None:
         """The next run."""

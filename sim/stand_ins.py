@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from mirrorlog.broker.log import replica
+from mirrorlog.broker.log import derived
 from mirrorlog.commitlog.index import past
 from sim.disk import SimulatedFile, SimulatedFiles
 from sim.machines import ROOT, Machine
@@ -46,7 +46,7 @@ def node_disks(world: World) -> Iterator[None]:
         for owner, name, new in (
             (SimulatedFile, "map", _map),
             (past.PastIndex, "open", classmethod(lambda cls, path, tables: open_index(cls, real(path), tables))),
-            (replica, "delete_index", lambda path: past.delete(real(path))),
+            (derived, "delete_index", lambda path: past.delete(real(path))),
         ):
             patches.enter_context(patch.object(owner, name, new))
         _patch_paths(patches, lambda: machine().files)

@@ -43,7 +43,7 @@ ALLOWED: dict[str, set[str]] = {
 PURE = [
     "mirrorlog/attempts.py",
     "mirrorlog/broker/consumer_groups/active_groups.py",
-    "mirrorlog/broker/hosting/duties.py",
+    "mirrorlog/broker/hosting/states.py",
     "mirrorlog/broker/log/counters.py",
     "mirrorlog/broker/membership/placing.py",
     "mirrorlog/broker/resources/budgets.py",
@@ -96,7 +96,6 @@ PURE = [
     "mirrorlog/ha/connection.py",
     "mirrorlog/ha/group_transfer.py",
     "mirrorlog/ha/in_sync.py",
-    "mirrorlog/ha/losses.py",
     "mirrorlog/ha/mastership.py",
     "mirrorlog/queues/**/*.py",
     "mirrorlog/spark/checks/buckets.py",
@@ -254,11 +253,11 @@ def inside(folder: str, edges: Mapping[str, Set[str]]) -> dict[str, set[str]]:
 
 CAPS = {
     "files in a folder": 15,
-    "lines of a file": 850,
+    "lines of a file": 501,
     "public class names that occur twice": 0,
-    "files of one importer and at most 130 lines": 21,
-    "lines of the package": 97_293,
-    "private names that tests reach for": 370,
+    "files of one importer and at most 130 lines": 20,
+    "lines of the package": 97_261,
+    "private names that tests reach for": 368,
     "monkeypatches of tests": 292,
 }
 """They only go down (HOUSE.md's aims: 15, 500, 0, 30, 85,000)."""

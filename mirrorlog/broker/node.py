@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from mirrorlog import __version__
 from mirrorlog.broker.door_process import DoorProcess, GrpcDoorProcess, HttpDoorProcess, tls_flags
-from mirrorlog.broker.hosting.hosted_log import HostedLogs
+from mirrorlog.broker.hosting.hosted_logs import HostedLogs
 from mirrorlog.broker.hosting.hosting import Hosting, assignment_of
 from mirrorlog.broker.log.clock import now_us
 from mirrorlog.broker.membership.cluster_view import NodeView

@@ -16,7 +16,7 @@ from mirrorlog.config import LogAssignment, Member
 from mirrorlog.errors import LogUnavailable, MirrorlogError
 from mirrorlog.queues.delivery.group import Settlement
 from mirrorlog.wire.endpoint import Endpoint
-from mirrorlog.wire.frames import Settle
+from mirrorlog.wire.frames import Credit, Settle
 from mirrorlog.wire.messages.queues import QueueOutage
 from mirrorlog.wire.messages.status import ClusterStatus
 from mirrorlog.wire.routing import RoutingTable
@@ -124,6 +124,21 @@ class ClusterView(Protocol):
         """`now`: the loop's clock in s. None for a node that is in no cluster."""
 
 
+class Reply(Protocol):
+    """Where an answer goes; the connection may be gone by then."""
+
+    def answer(self, frame_: bytes) -> None: ...
+
+    def refuse(self, error: MirrorlogError, correlation_id: int) -> None: ...
+
+    def credited(self, credit: Credit) -> None:
+        """Say so, if that is asked for."""
+
+    @property
+    def peer(self) -> str:
+        """Of whom, for people."""
+
+
 class Receiver(Protocol):
     """The connection that a subscription belongs to: a `ClientSession`."""
 
@@ -136,7 +151,7 @@ class Receiver(Protocol):
 
 
 class ServesSubscriptions(Protocol):
-    """The `Deliverer` of a log, as the connections see it whose subscriptions it serves; each method as there."""
+    """What serves the subscriptions of a log, as their connections see it: its `Subscribing`; each method as there."""
 
     def writable(self, number: int) -> None: ...
 

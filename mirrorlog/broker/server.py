@@ -16,7 +16,8 @@ from typing import Final
 from uuid import UUID
 
 from mirrorlog import __version__
-from mirrorlog.broker.hosting.hosted_log import HostedLog, HostedLogs
+from mirrorlog.broker.hosting.hosted_log import HostedLog
+from mirrorlog.broker.hosting.hosted_logs import HostedLogs
 from mirrorlog.broker.hosting.status import disk_status, memory_status, with_warnings
 from mirrorlog.broker.log.clock import now_us
 from mirrorlog.broker.log.host import Helpers, Host

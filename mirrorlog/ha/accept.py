@@ -13,10 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Sequence, Set
 from concurrent.futures import Executor
 from contextlib import suppress
-from typing import Final, Protocol
+from typing import Final
 from uuid import UUID
-
-import msgspec
 
 from mirrorlog.commitlog.epochs import LIST_BYTES_MAX
 from mirrorlog.commitlog.segments.cold import ColdRead
@@ -32,21 +30,19 @@ from mirrorlog.errors import (
     ProtocolError,
 )
 from mirrorlog.ha.actions import Action, Close, ReadCold, Send
-from mirrorlog.ha.connection import HAConnection, SourceCopy, SourceLog
-from mirrorlog.ha.driving import log_failure
+from mirrorlog.ha.connection import HAConnection, SourceCopy
 from mirrorlog.ha.group_transfer import Answer
-from mirrorlog.ha.losses import DeclaredLoss
+from mirrorlog.ha.links import DeclaredLoss, Greeting, MemberLink, log_failure, no_joiner, no_member
 from mirrorlog.ha.mastership import Mastership
 from mirrorlog.wire.auth.credentials import OPEN, Credentials
-from mirrorlog.wire.auth.proof import AcceptedGreeting
 from mirrorlog.wire.dialling import LINK_UNACKED_MS
 from mirrorlog.wire.endpoint import Endpoint
 from mirrorlog.wire.fairness.lines import LoopLines
 from mirrorlog.wire.fairness.places import PortPlaces
 from mirrorlog.wire.frames import Frame, FrameType, frame, read_ack
 from mirrorlog.wire.listening import Port, PortPlace, listen
-from mirrorlog.wire.messages.codec import as_error, encode, expect_message
-from mirrorlog.wire.messages.handshake import Failure, Hello, Welcome, check_hello
+from mirrorlog.wire.messages.codec import as_error, expect_message
+from mirrorlog.wire.messages.handshake import Failure, Hello, Welcome
 from mirrorlog.wire.messages.replication import FollowRequest, Pull
 from mirrorlog.wire.tls import Refusals
 
@@ -59,32 +55,6 @@ ANNOUNCE_S: Final = 0.005
 """How long what is confirmed may wait for bytes that carry it to the mirrors; twice that when bytes have just left."""
 
 
-class MasterLog(SourceLog, Protocol):
-    """What a master's side needs of its log beyond reading."""
-
-    def is_border(self, log_offset: int) -> bool:
-        """Whether a batch begins or the log ends there."""
-
-
-class MasterCopy(SourceCopy, Protocol):
-    """A master's own copy."""
-
-    @property
-    def log(self) -> MasterLog: ...
-
-    def set_confirmed(self, log_offset: int) -> None:
-        """Everything below is confirmed, and what follows from that."""
-
-
-class MemberLink(Protocol):
-    """What takes the frames of another member of the cluster, once it has greeted."""
-
-    def frame(self, frame_: Frame) -> None:
-        """Raises MirrorlogError, which closes the connection."""
-
-    def disconnected(self) -> None: ...
-
-
 class MasterLink:
     """The master's end of one mirror's connection: frames to an HAConnection, its actions to the socket."""
 
@@ -92,10 +62,10 @@ class MasterLink:
         self._service = service
         self._place = place
         self._endpoint: Endpoint | None = None
-        self._greeted: Hello | None = None
-        self._greeting: AcceptedGreeting | None = None
-        self._version = 0
-        self._log: MasteredLog | None = None
+        self.greeted = False
+        """Whether it was let in."""
+        self._greeting: Greeting | None = None
+        self.log: MasteredLog | None = None
         self._member: MemberLink | None = None
         self.connection: HAConnection | None = None
         self.reading: asyncio.Task[None] | None = None
@@ -103,18 +73,9 @@ class MasterLink:
         self.opened_at = 0.0
 
     @property
-    def greeted(self) -> bool:
-        """Whether it was let in."""
-        return self._greeted is not None
-
-    def is_of(self, log: MasteredLog) -> bool:
-        """Whether it belongs to this mastership."""
-        return self._log is log
-
-    @property
     def log_id(self) -> UUID | None:
         """Of what it mirrors; None before it has said."""
-        return self._log.log_id if self._log is not None else None
+        return self.log.log_id if self.log is not None else None
 
     @property
     def endpoint(self) -> Endpoint:
@@ -125,6 +86,7 @@ class MasterLink:
 
     def connected(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
+        self._greeting = Greeting(self._service.welcome, self._service.credentials, endpoint, self._place)
         self.opened_at = time.monotonic()
         self._service.accepted += 1
         self._service.links.add(self)
@@ -137,13 +99,15 @@ class MasterLink:
         if self._member is not None:
             self._member.frame(frame_)
             return
-        if frame_.type == FrameType.ERROR and self._greeting is not None:
+        assert self._greeting is not None
+        if frame_.type == FrameType.ERROR and self._greeting.hello is not None:
             reason = as_error(expect_message(frame_, FrameType.ERROR, Failure))
             if isinstance(reason, BadBatch):
                 self._read_own_bytes()
             raise ConnectionLost(f"mirror {self._greeting.hello.node_id} gave up: {reason}")
-        if self._greeted is None:
-            self._greet(frame_)
+        if not self.greeted:
+            if self._greeting.heard(frame_):
+                self._let_in(self._greeting)
         elif self.connection is None:
             self._follow(expect_message(frame_, FrameType.FOLLOW, FollowRequest), now)
         else:
@@ -160,19 +124,19 @@ class MasterLink:
 
     def disconnected(self, error: MirrorlogError | None) -> None:
         self._service.links.discard(self)
-        if self._greeted is None and error is not None:
+        if not self.greeted and error is not None:
             self._service.tell_refused(self.endpoint.peer, error)
         if self._member is not None:
             self._service.members.discard(self)
             self._member.disconnected()
-        if self.connection is not None and self._log is not None:
-            self._service.sent[self._log.log_id, self.connection.node_id] += self.connection.sent_bytes
-            self._log.mastership.leave(self.connection)
+        if self.connection is not None and self.log is not None:
+            self._service.sent[self.log.log_id, self.connection.node_id] += self.connection.sent_bytes
+            self.log.mastership.leave(self.connection)
             logger.info(
                 "mirror_left node=%s log=%s acked=%s reason=%r",
-                self.connection.node_id, self._log.name, self.connection.read_half.acked, str(error or "closed"),
+                self.connection.node_id, self.log.name, self.connection.read_half.acked, str(error or "closed"),
             )  # fmt: skip
-            self._log.tell_in_sync(str(error or "closed"))
+            self.log.tell_in_sync(str(error or "closed"))
 
     # --- driving ---
 
@@ -200,39 +164,19 @@ class MasterLink:
         if not self.endpoint.stalled(now, limits.frame_timeout_ms) and not self.endpoint.starved(now):
             self._do(self.connection.tick(now))
 
-    def _greet(self, frame_: Frame) -> None:
-        """HELLO, and then the proof, if one is asked for."""
-        if self._greeting is None:
-            hello = expect_message(frame_, FrameType.HELLO, Hello)
-            self._version = check_hello(hello, cluster_id=self._service.welcome.cluster_id)
-            if hello.role not in ("mirror", "member", "joiner") or not hello.node_id or not hello.start_id:
-                raise ProtocolError(f"role {hello.role!r} on the replication port; clients use the client port")
-            self._greeting = self._service.credentials.accepted(hello, self.endpoint)
-            if self._greeting.challenge is not None:
-                self._place.went_on()
-                self.endpoint.send([self._greeting.challenge])
-                return
-        else:
-            self._greeting.proven(frame_)
-        self._welcome(self._greeting)
-
-    def _welcome(self, greeting: AcceptedGreeting) -> None:
+    def _let_in(self, greeting: Greeting) -> None:
         hello = greeting.hello
-        assert hello.node_id is not None
-        assert hello.start_id is not None
+        assert hello is not None
         if hello.role != "member":
             self._service.check_links()
         self._place.let_in()
-        self._greeted = hello
+        self.greeted = True
         self.endpoint.trust()
         if hello.role == "joiner":
             self.endpoint.known()
         else:
             self.endpoint.unmetered()
-        welcome = msgspec.structs.replace(self._service.welcome, version=self._version)
-        self.endpoint.send([frame(FrameType.WELCOME, encode(greeting.sealed(welcome)))])
-        if greeting.checked:
-            self.endpoint.check_frames()
+        greeting.answer()
         if hello.role == "member":
             # It has no log and no acks; silence is for the cluster to judge.
             self._service.links.discard(self)
@@ -243,15 +187,15 @@ class MasterLink:
             self._member = self._service.joiner_link(self.endpoint)
 
     def _follow(self, message: FollowRequest, now: float) -> None:
-        assert self._greeted is not None
-        assert self._greeted.node_id is not None
+        assert self._greeting is not None
+        node_id, start_id = self._greeting.node_id, self._greeting.start_id
         log = self._service.log(message.log_id)
-        log.mastership.check_member(self._greeted.node_id)
+        log.mastership.check_member(node_id)
         if not (0 <= message.begin <= message.end and 0 <= message.confirmed <= message.end):
             raise BadRequest(
                 f"a copy from {message.begin} to {message.end}, confirmed up to {message.confirmed}, cannot be"
             )
-        connection = log.link(self._greeted.node_id, self._greeted.start_id or "", now)
+        connection = log.link(node_id, start_id, now)
         try:
             actions = connection.follow(message, now)
         except MirrorAhead as error:
@@ -261,42 +205,44 @@ class MasterLink:
                 logger.error("log_recovering log=%s reason=%r", log.name, log.mastership.reason)
             raise
         log.mastership.check_open()
-        self._log, self.connection = log, connection
+        self.log, self.connection = log, connection
         self._do(actions)
 
     def _acked(self, connection: HAConnection, frame_: Frame, now: float) -> None:
-        assert self._log is not None
-        ack, log = read_ack(frame_.payload), self._log.copy.log
+        assert self.log is not None
+        ack, log = read_ack(frame_.payload), self.log.copy.log
         # A copy holds whole batches. An ack within one would make it visible, to readers, before it is there.
         if ack.written < log.end and not log.is_border(ack.written):
             raise ProtocolError(f"an ack of {ack.written}, where no batch ends")
         if ack.flushed != connection.read_half.flushed and ack.flushed < log.end and not log.is_border(ack.flushed):
             raise ProtocolError(f"an ack of {ack.flushed}, where no batch ends")
-        self._log.progressed(self._log.mastership.acked(connection, ack, now))
+        self.log.progressed(self.log.mastership.acked(connection, ack, now))
         if connection.owes:
             self.push(connection)
 
     def _pull(self, connection: HAConnection, frame_: Frame, now: float) -> None:
-        assert self._log is not None
+        assert self.log is not None
         actions = connection.pull(expect_message(frame_, FrameType.PULL, Pull), now)
         # Only now, when this link is proven, may it take the place of an older one of the same mirror.
-        if (replaced := self._log.mastership.join(connection)) is not None:
-            self._service.close_link_of(replaced)
+        if (replaced := self.log.mastership.join(connection)) is not None:
+            for link in list(self._service.links):
+                if link.connection is replaced:
+                    link.endpoint.close(ConnectionLost(f"mirror {replaced.node_id} has opened a newer link"))
         self._do(actions)
         logger.info(
             "mirror_joined node=%s log=%s epoch=%s from=%s end=%s",
-            connection.node_id, self._log.name, self._log.copy.log.epochs.current,
-            connection.read_half.requested, self._log.copy.log.end,
+            connection.node_id, self.log.name, self.log.copy.log.epochs.current,
+            connection.read_half.requested, self.log.copy.log.end,
         )  # fmt: skip
-        self._log.progressed(self._log.mastership.proven(connection))
-        self._log.tell_in_sync(f"follows from {connection.read_half.requested}")
+        self.log.progressed(self.log.mastership.proven(connection))
+        self.log.tell_in_sync(f"follows from {connection.read_half.requested}")
 
     def _read_own_bytes(self) -> None:
         """The mirror got bytes that fail their checks: either they are bad here, or they went bad on the way. Who reads
         them tells of the first by himself; after the second the mirror comes again."""
-        if self.connection is None or self._log is None or not self.connection.proven:
+        if self.connection is None or self.log is None or not self.connection.proven:
             return
-        log, name, node = self._log.copy.log, self._log.name, self.connection.node_id
+        log, name, node = self.log.copy.log, self.log.name, self.connection.node_id
         first, sent = self.connection.read_half.acked, self.connection.write_half.next_transfer
         logger.warning("bad_bytes_refused node=%s log=%s first=%s sent=%s", node, name, first, sent)
         self._service.spawn(self._check_own(log.read_cold(first, sent - first, until=sent)))
@@ -336,9 +282,7 @@ class MasteredLog:
         self,
         *,
         log_id: UUID,
-        name: str,
-        own_id: str,
-        copy: MasterCopy,
+        copy: SourceCopy,
         mastership: Mastership,
         settings: HaSettings,
         answer: Callable[[Answer], None],
@@ -346,10 +290,9 @@ class MasteredLog:
     ) -> None:
         """`losses`: those that the cluster has declared, that of this mastership's own promotion included."""
         self.log_id = log_id
-        self.name = name
+        self.name = mastership.name
         self.copy = copy
         self.mastership = mastership
-        self._own_id = own_id
         self._settings = settings
         self._answer = answer
         self._losses = losses
@@ -357,12 +300,7 @@ class MasteredLog:
 
     def link(self, node_id: str, start_id: str, now: float) -> HAConnection:
         return HAConnection(
-            node_id=node_id,
-            start_id=start_id,
-            copy=self.copy,
-            settings=self._settings,
-            now=now,
-            losses=self._losses,
+            node_id=node_id, start_id=start_id, copy=self.copy, settings=self._settings, now=now, losses=self._losses
         )
 
     def progressed(self, answers: Iterable[Answer]) -> None:
@@ -386,7 +324,7 @@ class MasteredLog:
         before, self._in_sync = self._in_sync, self.mastership.in_sync
         for node in sorted(before ^ self._in_sync):
             event = "mirror_in_sync" if node in self._in_sync else "mirror_not_in_sync"
-            in_sync = ",".join([self._own_id, *sorted(self._in_sync)])
+            in_sync = ",".join([self.mastership.own, *sorted(self._in_sync)])
             logger.info("%s node=%s log=%s in_sync=%s reason=%r", event, node, self.name, in_sync, reason)
 
 
@@ -420,9 +358,9 @@ class AcceptSocketService:
         """Connections since this process began."""
         self.sent: Counter[tuple[UUID, str]] = Counter()
         """Bytes of a log to a mirror, on links that have ended."""
-        self.member_link: Callable[[Hello, Endpoint], MemberLink] = _no_member
+        self.member_link: Callable[[Hello, Endpoint], MemberLink] = no_member
         """Makes what takes a member's frames: of its greeting and the endpoint."""
-        self.joiner_link: Callable[[Endpoint], MemberLink] = _no_joiner
+        self.joiner_link: Callable[[Endpoint], MemberLink] = no_joiner
         """Makes what takes the frames of a node that is in no cluster."""
         self.helper = helper
         self._logs: dict[str, MasteredLog] = {}
@@ -471,7 +409,7 @@ class AcceptSocketService:
         way."""
         if self._logs.get(str(log.log_id)) is log:
             del self._logs[str(log.log_id)]
-        links = [link for link in self.links if link.is_of(log)]
+        links = [link for link in self.links if link.log is log]
         for link in links:
             link.endpoint.close(reason)
         return [link.reading for link in links if link.reading is not None]
@@ -505,12 +443,14 @@ class AcceptSocketService:
                 owes = owes or connection.owes
         if owes and not self._pump_due:
             self._pump_due = True
-            asyncio.get_running_loop().call_soon(self._pump)
+            asyncio.get_running_loop().call_soon(self.push)
 
     def push(self) -> None:
         """Push now what `stored` has told of, if anything."""
         if self._pump_due:
-            self._pump()
+            self._pump_due = False
+            for link in list(self.links):
+                link.pump(announce=False)
 
     def gained(self, queue_ids: Set[int]) -> None:
         """More is confirmed, of these queues: news to all mirrors, that the next bytes carry, or soon a frame of its
@@ -527,11 +467,6 @@ class AcceptSocketService:
         for log in self._logs.values():
             log.progressed(log.mastership.expired(now))
             log.tell_in_sync("lacks no record of the log")
-
-    def close_link_of(self, connection: HAConnection) -> None:
-        for link in list(self.links):
-            if link.connection is connection:
-                link.endpoint.close(ConnectionLost(f"mirror {connection.node_id} has opened a newer link"))
 
     def spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)
@@ -553,13 +488,6 @@ class AcceptSocketService:
         for task in self._tasks:
             task.cancel()
 
-    def _pump(self) -> None:
-        if not self._pump_due:
-            return  # pushed already
-        self._pump_due = False
-        for link in list(self.links):
-            link.pump(announce=False)
-
     def _announce(self) -> None:
         self._announce_due = False
         newest = time.monotonic() - ANNOUNCE_S
@@ -568,11 +496,3 @@ class AcceptSocketService:
                 self.gained(frozenset())  # a steady stream tells by itself, and only its end is news
             else:
                 link.pump(announce=True)
-
-
-def _no_joiner(endpoint: Endpoint) -> MemberLink:
-    raise ProtocolError("this node lets nobody in")
-
-
-def _no_member(hello: Hello, endpoint: Endpoint) -> MemberLink:
-    raise ProtocolError("this node takes no members")

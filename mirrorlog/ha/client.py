@@ -39,7 +39,7 @@ from mirrorlog.errors import (
     WrongCluster,
 )
 from mirrorlog.ha.actions import Action, Align, Close, Connect, FlushSoon, Send
-from mirrorlog.ha.losses import DeclaredLoss, losses_since, lost_from
+from mirrorlog.ha.links import DeclaredLoss, losses_since, lost_from
 from mirrorlog.wire.auth.proof import DialledGreeting
 from mirrorlog.wire.frames import TRANSFER, TRANSFER_FLUSH, Frame, FrameType, ack_frame, frame, read_transfer
 from mirrorlog.wire.messages.base import Message
@@ -80,6 +80,12 @@ class HeldLog(Protocol):
         """What a damaged copy held before bytes of it went bad; its `end` is where they begin. Of a sound one, what it
         holds."""
 
+    def place_for(self, length: int) -> memoryview | None:
+        """Memory at the end to receive a run in; None: append it from elsewhere."""
+
+    def drop_placed(self, run: memoryview) -> None:
+        """The run will not be completed."""
+
 
 class MirrorCopy(Protocol):
     """The mirror's own copy."""
@@ -89,11 +95,7 @@ class MirrorCopy(Protocol):
         """Another one when the copy began anew."""
 
     def append_run(self, run: memoryview, *, log_offset: int) -> object: ...
-    def place_for(self, length: int) -> memoryview | None:
-        """Memory at the end to receive a run in; None: append it from elsewhere."""
-
     def keep_placed(self, run: memoryview, *, log_offset: int) -> object: ...
-    def drop_placed(self, run: memoryview) -> None: ...
     def set_confirmed(self, log_offset: int) -> None:
         """Above the end it is the end: a mirror hears of more than it holds."""
 
@@ -198,7 +200,7 @@ class HAClient:
         if self.state is not ClientState.STOPPED:
             self.state = ClientState.WAITING
         if self._placed is not None:
-            self._copy.drop_placed(self._placed)
+            self._copy.log.drop_placed(self._placed)
             self._placed = None
         self.last_error = error or self.last_error
         self.waits_for_space = isinstance(error, DiskFull)
@@ -249,7 +251,7 @@ class HAClient:
             return None
         transfer = read_transfer(facts)
         if (transfer.epoch, transfer.log_offset) == (self._epoch, self._copy.log.end):
-            self._placed = self._copy.place_for(size)
+            self._placed = self._copy.log.place_for(size)
         return self._placed
 
     def aligned(self, now: float) -> Sequence[Action]:

@@ -19,7 +19,7 @@ from mirrorlog.config import LimitSettings
 from mirrorlog.errors import ConnectionLost, LogUnavailable, MirrorlogError, ProtocolError
 from mirrorlog.ha.actions import Action, Align, Close, Connect, FlushSoon, Send
 from mirrorlog.ha.client import ClientState, HAClient, MirrorCopy
-from mirrorlog.ha.driving import log_failure
+from mirrorlog.ha.links import log_failure
 from mirrorlog.wire.auth.credentials import OPEN, Credentials
 from mirrorlog.wire.dialling import dial
 from mirrorlog.wire.endpoint import Endpoint

@@ -35,7 +35,7 @@ from mirrorlog.errors import (
     StalledFrame,
 )
 from mirrorlog.ha.actions import Action, Close, ReadCold, Send
-from mirrorlog.ha.losses import DeclaredLoss, losses_since, lost_from
+from mirrorlog.ha.links import DeclaredLoss, losses_since, lost_from
 from mirrorlog.wire.frames import TRANSFER_FLUSH, Ack, FrameType, frame, transfer_head
 from mirrorlog.wire.messages.codec import encode
 from mirrorlog.wire.messages.replication import EpochEntry, FollowRequest, History, Pull
@@ -91,6 +91,8 @@ class SourceLog(Protocol):
 
     def read(self, log_offset: int, max_bytes: int, *, until: int) -> memoryview | None: ...
     def read_cold(self, log_offset: int, max_bytes: int, *, until: int) -> ColdRead: ...
+    def is_border(self, log_offset: int) -> bool:
+        """Whether a batch begins or the log ends there."""
 
 
 class SourceCopy(Protocol):
@@ -103,6 +105,9 @@ class SourceCopy(Protocol):
     @property
     def begin_ahead(self) -> int:
         """Where the log begins or will begin, by the newest decision that it holds, confirmed or not."""
+
+    def set_confirmed(self, log_offset: int) -> None:
+        """Everything below is confirmed, and what follows from that."""
 
 
 class LinkState(Enum):

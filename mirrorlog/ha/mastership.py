@@ -155,8 +155,8 @@ class Mastership:
         """Where this epoch's first batch ends. Nobody is let into the set before it is known, or without holding it."""
         self.durability = durability
         self.progress = Progress(own=own, in_sync=in_sync, durability=durability, confirmed=confirmed)
-        self._name = name
-        self._own = own
+        self.name = name
+        self.own = own
         self._in_sync = in_sync
         self._up: frozenset[str] = frozenset()
         self.copies_up = 1
@@ -172,7 +172,7 @@ class Mastership:
     @property
     def mirrors(self) -> tuple[str, ...]:
         """The other nodes that hold copies, whether in sync or not."""
-        return tuple(node for node in self._in_sync.replicas if node != self._own)
+        return tuple(node for node in self._in_sync.replicas if node != self.own)
 
     @property
     def min_in_sync(self) -> int:
@@ -201,11 +201,11 @@ class Mastership:
             raise self._recovering()
         if self._unheard:
             waited = ", ".join(sorted(self._unheard))
-            raise LogRecovering(f"log {self._name} lost bytes on its master and waits to hear what {waited} holds")
+            raise LogRecovering(f"log {self.name} lost bytes on its master and waits to hear what {waited} holds")
         if self.copies_up < self._in_sync.copies_wanted:
             missing = ", ".join(node for node in self.mirrors if node not in self._up)
             raise InSyncReplicasNotEnough(
-                f"log {self._name} has {self.copies_up} copies up, min_in_sync is {self.min_in_sync}; "
+                f"log {self.name} has {self.copies_up} copies up, min_in_sync is {self.min_in_sync}; "
                 f"waiting for {missing}; nothing was stored",
                 copies_up=self.copies_up,
                 min_in_sync=self.min_in_sync,
@@ -255,7 +255,7 @@ class Mastership:
         """Raises NotAMember for a node that this log is not assigned to."""
         if node not in self.mirrors:
             assigned = ", ".join(self.mirrors) or "nobody"
-            raise NotAMember(f"node {node!r} is no mirror of log {self._name}; its mirrors are {assigned}")
+            raise NotAMember(f"node {node!r} is no mirror of log {self.name}; its mirrors are {assigned}")
 
     def check_open(self) -> None:
         """Raises LogRecovering: a master that has lost something cuts nobody, and feeds nobody what may not stay."""
@@ -321,7 +321,7 @@ class Mastership:
         """
         if self.state is LogState.RECOVERING:
             return None
-        behind = self._clocks.behind(now, end=self.progress.held(self._own).written, reached=self._reached())
+        behind = self._clocks.behind(now, end=self.progress.held(self.own).written, reached=self._reached())
         wish = self._wishes.next(now, self._in_sync, behind=behind, ready=self._ready())
         if isinstance(wish, Grow):
             self._catch_up.won(now)
@@ -370,7 +370,7 @@ class Mastership:
         return {
             node: self.progress.held(node).at(self.durability) if node in self._up else None
             for node in self._in_sync.members
-            if node != self._own
+            if node != self.own
         }
 
     def _ready(self) -> list[Candidate]:
@@ -418,7 +418,7 @@ class Mastership:
         self.reason = f"{error.message}; nothing is truncated: make that node the master, or set its copy aside"
 
     def _recovering(self) -> LogRecovering:
-        return LogRecovering(f"log {self._name} is recovering: {self.reason}")
+        return LogRecovering(f"log {self.name} is recovering: {self.reason}")
 
 
 def _is_of(link: HAConnection | None, start_id: str | None) -> bool:

@@ -15,9 +15,9 @@ def derived(replica: Replica) -> dict[str, Any]:
     """Queues, index, producers, checkpoints and begins of a copy, confirmed or not, without what is only an order of
     looking things up."""
     return {
-        "epochs": replica.epochs.entries,
-        "begin": replica.begin,
-        "end": replica.end,
+        "epochs": replica.log.epochs.entries,
+        "begin": replica.log.begin,
+        "end": replica.log.end,
         "state_from": replica.log.state_from,
         "queues": {queue.name: _queue(replica, queue.queue_id) for queue in replica.queues},
         "queue_id_max": replica.queues.queue_id_max,
@@ -34,7 +34,7 @@ def derived(replica: Replica) -> dict[str, Any]:
         ),
         "groups": table_facts(replica.groups, END),
         "partial_groups": set(replica.groups._partial),
-        "log_begins": (replica.begins.newest, list(replica.begins._unconfirmed), replica.start_decided),
+        "log_begins": (replica.begins.newest, list(replica.begins._unconfirmed), replica.derived.start_decided),
         "partial": replica.index.partial,
         "lossy": replica.log.lossy,
     }  # fmt: skip

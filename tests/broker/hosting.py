@@ -104,7 +104,7 @@ async def in_sync(master: HostedLog, *mirrors: HostedLog) -> None:
             isinstance(log.role, MirrorRole)
             and log.role.service.following
             and log.facts().end == log.facts().confirmed == master.facts().end == master.facts().confirmed
-            and log.replica.epochs == master.replica.epochs
+            and log.replica.log.epochs == master.replica.log.epochs
             for log in mirrors
         )
 

@@ -70,7 +70,7 @@ class Writer:
         if groups.get(queue_id, group) is None:
             change: Change = groups.reset(queue_id, group, 0)
         else:
-            change = random_change(self.random, group, self.replica.end)
+            change = random_change(self.random, group, self.replica.log.end)
         self.replica.append_change(encode_change(change, queue_id=queue_id), self.now_us)
 
     def checkpoint(self) -> None:
@@ -81,12 +81,12 @@ class Writer:
             batch_bytes_max=replica.log.max_batch_bytes, groups=replica.groups,
         )  # fmt: skip
         steps = self.random.choice((1, 2, 100))
-        while steps and (batch := writer.next_batch(replica.end)) is not None:
+        while steps and (batch := writer.next_batch(replica.log.end)) is not None:
             replica.append_change(batch, self.now_us)
             steps -= 1
 
     def jump(self) -> None:
-        self.replica.append_change(self.replica.jump_batch(lost_from=self.replica.begin), self.now_us)
+        self.replica.append_change(self.replica.jump_batch(lost_from=self.replica.log.begin), self.now_us)
 
     def _queue_id(self) -> int:
         if not len(self.replica.queues):
@@ -106,11 +106,11 @@ def test_a_cut_leaves_what_a_start_finds(tmp_path: Path, seed: int) -> None:
     for turn in range(3):
         for _ in range(60):
             writer.step()
-        borders = [each for each in replica.log._chain.active.borders if each >= replica.confirmed]
+        borders = [each for each in replica.log._chain.active.borders if each >= replica.log.confirmed]
         confirmed, cut = sorted(writer.random.sample(borders, 2))
         replica.set_confirmed(confirmed)
-        epoch = replica.epochs.current + 1
-        replica.align(cut, [*replica.epochs.held(cut), Epoch(epoch, cut, "n9", "s")])
+        epoch = replica.log.epochs.current + 1
+        replica.align(cut, [*replica.log.epochs.held(cut), Epoch(epoch, cut, "n9", "s")])
         replica.aligned()
         flush(replica)
         shutil.copytree(tmp_path / "n0", tmp_path / f"again{turn}")
@@ -144,7 +144,7 @@ def test_what_was_confirmed_and_is_lost_is_cut_from_all_that_is_derived(tmp_path
             replica = writer.replica = open_replica(tmp_path / "n0", settings)
         sealed += replica.log._chain.is_sealed(cut)
         before = content(replica)
-        epochs = [*replica.epochs.held(cut), Epoch(replica.epochs.current + 1, cut, "n9", "s")]
+        epochs = [*replica.log.epochs.held(cut), Epoch(replica.log.epochs.current + 1, cut, "n9", "s")]
 
         aside = replica.quarantine_tail(cut)
         assert replica.quarantine_tail(cut) == aside, "who was killed before the cut keeps it once"
@@ -174,8 +174,8 @@ def tiny_segments(settings: Settings) -> Settings:
 
 def borders_of(replica: Replica) -> list[int]:
     found: list[int] = []
-    replica.log.scan(replica.begin, lambda header, batch: found.append(header.log_offset))
-    return [*found, replica.end]
+    replica.log.scan(replica.log.begin, lambda header, batch: found.append(header.log_offset))
+    return [*found, replica.log.end]
 
 
 def append_all(replica: Replica, run: bytes) -> None:
@@ -210,11 +210,11 @@ def test_a_retry_of_what_was_cut_is_taken(tmp_path: Path) -> None:
         encode_batch([Record(b"v")], queue_id=1, producer_id=7, producer_epoch=0, sequence=each) for each in (0, 1)
     )
     for batch in (first, second):
-        cut = replica.end
+        cut = replica.log.end
         replica.append(memoryview(batch), read_header(batch), 1)
     header = read_header(second)
     assert replica.producers.check(header) is not None
-    replica.align(cut, [*replica.epochs.entries, Epoch(2, cut, "n1", "s")])
+    replica.align(cut, [*replica.log.epochs.entries, Epoch(2, cut, "n1", "s")])
     replica.aligned()
     assert replica.producers.check(header) is None
     assert replica.producers.check(read_header(first)) is not None

@@ -81,7 +81,7 @@ def test_what_is_not_known_of_attributes_is_refused_and_nothing_is_stored(tmp_pa
         async with running_all(settings) as nodes, Client(settings[0].client_bind) as client:
             await client.admin.declare("q")
             connection, found = await client.master_of("q")
-            end = replica_of(nodes[0]).end
+            end = replica_of(nodes[0]).log.end
             draft = draft_columns([b"v"], attributes=ASKED)
             counted = draft._replace(body_length=draft.body_length + 16)
             for bad, kind in (
@@ -93,7 +93,7 @@ def test_what_is_not_known_of_attributes_is_refused_and_nothing_is_stored(tmp_pa
             ):
                 refused = await publish(connection, bad)
                 assert isinstance(refused, kind), refused
-            assert replica_of(nodes[0]).end == end
+            assert replica_of(nodes[0]).log.end == end
             assert isinstance(await publish(connection, batch_of(ASKED, queue_id=found.queue_id)), Confirm)
 
     run(test)
@@ -147,11 +147,11 @@ def test_of_a_node_that_has_not_heard_its_cluster_the_master_is_asked_whether_it
             mirror = await client.connection_to(settings[1].client_bind)
             with pytest.raises(NotMaster):
                 await mirror.transact(payload, timeout_ms=5_000)
-            end = replica_of(nodes[0]).end
+            end = replica_of(nodes[0]).log.end
             master = await client.connection_to(settings[0].client_bind)
             with pytest.raises(BadRequest, match="transactions came with version 4: update all nodes"):
                 await master.transact(payload, timeout_ms=5_000)
-            assert replica_of(nodes[0]).end == end
+            assert replica_of(nodes[0]).log.end == end
 
     run(test)
 
@@ -167,11 +167,11 @@ def test_an_older_cluster_takes_no_attributes(tmp_path: Path, monkeypatch: pytes
         async with running_all(settings) as nodes, Client(settings[0].client_bind) as client:
             await client.admin.declare("q")
             connection, found = await client.master_of("q")
-            end = replica_of(nodes[0]).end
+            end = replica_of(nodes[0]).log.end
             refused = await publish(connection, batch_of(ASKED, queue_id=found.queue_id))
             assert isinstance(refused, BadRequest)
             assert "came with version 4: update all nodes" in refused.message
-            assert replica_of(nodes[0]).end == end
+            assert replica_of(nodes[0]).log.end == end
             assert isinstance(await publish(connection, batch_of(None, queue_id=found.queue_id)), Confirm)
             active[0] = versions.ATTRIBUTES
             assert isinstance(await publish(connection, batch_of(ASKED, queue_id=found.queue_id)), Confirm)

@@ -37,15 +37,15 @@ class Story:
         replica.append_change(declared, self.time)
         self.places = [self.publish() for _ in range(10)]
         self.confirm()
-        self.begin = replica.end
+        self.begin = replica.log.end
         self.state()
         replica.append_change(encode_change(QueueStartsMoved(begins={QUEUE_ID: 0})), self.time)
-        self.first_copy = replica.end
+        self.first_copy = replica.log.end
         self.copy(self.places[:5])
         self.later = [self.publish()]
         self.copy(self.places[5:])
         self.confirm()
-        self.before_decision = replica.end
+        self.before_decision = replica.log.end
         replica.append_change(encode_change(LogStartMoved(log_offset=self.begin)), self.time)
         self.later.append(self.publish())
         self.confirm()
@@ -70,7 +70,7 @@ class Story:
         checkpoint(self.replica, self.time)
 
     def confirm(self) -> None:
-        self.replica.set_confirmed(self.replica.end)
+        self.replica.set_confirmed(self.replica.log.end)
 
     def runs(self) -> list[tuple[int, bytes]]:
         """(log offset, bytes) of each batch from the begin on, to be fed to a mirror."""
@@ -81,7 +81,7 @@ class Story:
 
 def checkpoint(replica: Replica, time_us: int) -> None:
     writer = CheckpointWriter(replica.queues, replica.producers, replica.index.next_appended)
-    while (batch := writer.next_batch(replica.end)) is not None:
+    while (batch := writer.next_batch(replica.log.end)) is not None:
         replica.append_change(batch, time_us)
 
 
@@ -104,7 +104,7 @@ def open_at(directory: Path, story: Story) -> Replica:
     """A mirror that begins at the story's decided begin."""
     settings = settings_of("n2", NODES)
     mirror = Replica(settings.cluster.logs[0], log_id_of(settings), settings)
-    mirror.open(directory, begin=story.begin, epochs=story.replica.epochs.entries)
+    mirror.open(directory, begin=story.begin, epochs=story.replica.log.epochs.entries)
     return mirror
 
 
@@ -137,11 +137,11 @@ def test_copies_are_seen_once_and_in_order_at_every_step(tmp_path: Path) -> None
     story.replica.log.scan(0, lambda header, batch: content.append((header.log_offset, bytes(batch))))
     settings = settings_of("n2", NODES)
     mirror = open_replica(tmp_path / "mirror", settings)
-    mirror.align(0, story.replica.epochs.entries)
+    mirror.align(0, story.replica.log.epochs.entries)
     mirror.aligned()
     for log_offset, batch in content:
         mirror.append_run(memoryview(batch), log_offset=log_offset)
-        mirror.set_confirmed(mirror.end)
+        mirror.set_confirmed(mirror.log.end)
         begin, values = values_of(mirror)
         assert (begin, values) == (0, story.values[: len(values)])
     assert values == story.values
@@ -154,10 +154,10 @@ def test_a_mirror_that_begins_at_the_decision_shows_no_gap(tmp_path: Path) -> No
     mirror = open_at(tmp_path / "mirror", story)
     for number, (log_offset, batch) in enumerate(story.runs()):
         mirror.append_run(memoryview(batch), log_offset=log_offset)
-        mirror.set_confirmed(mirror.end)
+        mirror.set_confirmed(mirror.log.end)
         begin, values = values_of(mirror)
         assert values == story.values[begin : begin + len(values)]
-        assert mirror.index.partial == (mirror.end <= story.before_decision)
+        assert mirror.index.partial == (mirror.log.end <= story.before_decision)
         if number % 3 == 0:
             flush(mirror)
             mirror.close()
@@ -171,7 +171,7 @@ def test_a_mirror_that_begins_above_the_decision_shows_what_it_has(tmp_path: Pat
     in between: it begins at the newer ones, through a restart too, until the log's begin has come to its own."""
     story = Story(tmp_path / "master")
     replica = story.replica
-    story.begin = replica.end
+    story.begin = replica.log.end
     story.state()
     newest = len(story.values)
     story.publish()
@@ -184,7 +184,7 @@ def test_a_mirror_that_begins_above_the_decision_shows_what_it_has(tmp_path: Pat
         nonlocal fed
         for log_offset, batch in story.runs()[fed:]:
             mirror.append_run(memoryview(batch), log_offset=log_offset)
-            mirror.set_confirmed(mirror.end)
+            mirror.set_confirmed(mirror.log.end)
             fed += 1
 
     feed()
@@ -225,7 +225,7 @@ def test_a_mirror_that_restarts_with_a_sealed_segment_shows_no_gap(tmp_path: Pat
     publish(master, QUEUE_ID, 1000)
     fill_segment(master)
     mirror = Replica(places[1].cluster.logs[0], log_id_of(places[1]), places[1])
-    mirror.open(tmp_path / "mirror", begin=begin, epochs=master.epochs.entries)
+    mirror.open(tmp_path / "mirror", begin=begin, epochs=master.log.epochs.entries)
     if begin_is_logged:
         copy(master, oldest[:3])
     feed(mirror, master)
@@ -259,25 +259,25 @@ def fill_segment(replica: Replica) -> None:
     while replica.log.active_start == start:
         publish(replica, QUEUE_ID + 1, 30 * KIB)
     writer = CheckpointWriter(replica.queues, replica.producers, replica.index.next_appended)
-    while (batch := writer.next_batch(replica.end)) is not None:
+    while (batch := writer.next_batch(replica.log.end)) is not None:
         replica.append_change(batch, 1)
-    replica.set_confirmed(replica.end)
+    replica.set_confirmed(replica.log.end)
 
 
 def feed(mirror: Replica, master: Replica) -> None:
     """What the mirror has not yet, batch by batch."""
     found: list[tuple[int, bytes]] = []
-    master.log.scan(mirror.begin, lambda header, batch: found.append((header.log_offset, bytes(batch))))
+    master.log.scan(mirror.log.begin, lambda header, batch: found.append((header.log_offset, bytes(batch))))
     for log_offset, batch in found:
-        if log_offset >= mirror.end:
+        if log_offset >= mirror.log.end:
             mirror.append_run(memoryview(batch), log_offset=log_offset)
-            mirror.set_confirmed(mirror.end)
+            mirror.set_confirmed(mirror.log.end)
 
 
 def copy(replica: Replica, places: Sequence[int]) -> None:
     for place in places:
         replica.append_copied(memoryview(replica.log.read_batch_at(place)[1]))
-    replica.set_confirmed(replica.end)
+    replica.set_confirmed(replica.log.end)
 
 
 async def seal(replica: Replica, helper: ThreadPoolExecutor) -> None:
@@ -294,7 +294,7 @@ def test_a_bad_batch_is_not_copied(tmp_path: Path) -> None:
     story = Story(tmp_path)
     replica = story.replica
     _, original = replica.log.read_batch_at(story.places[0])
-    end = replica.end
+    end = replica.log.end
     spoiled = bytearray(original)
     spoiled[-9] ^= 1
     for bad in (spoiled, original[:-8]):
@@ -303,7 +303,7 @@ def test_a_bad_batch_is_not_copied(tmp_path: Path) -> None:
     replica.log.max_batch_bytes = len(original) - 8
     with pytest.raises(BatchTooLarge):
         replica.append_copied(memoryview(original))
-    assert replica.end == end
+    assert replica.log.end == end
     replica.close()
     with pytest.raises(LogUnavailable):
         replica.append_copied(memoryview(original))
@@ -323,13 +323,13 @@ def test_attributes_of_what_was_copied_are_kept_when_the_log_begins_behind_its_f
     replica.append_copied(memoryview(replica.log.read_batch_at(place)[1]))
     replica.append_change(encode_change(LogStartMoved(log_offset=begin)), 1)
     _, later = _published(replica, NO_ATTRIBUTES)
-    replica.set_confirmed(replica.end)
+    replica.set_confirmed(replica.log.end)
     replica.index.evict(later)
     replica.start_moved(begin, {})
     assert (replica.index.hot_first(QUEUE_ID), replica.index.begin(QUEUE_ID)) == (2, 0)
     assert _runs_of(replica) == [(0, 1, asked)]
     replica.append_change(encode_change(QueueStartsMoved(begins={QUEUE_ID: 1})), 1)
-    replica.set_confirmed(replica.end)
+    replica.set_confirmed(replica.log.end)
     assert _runs_of(replica) == []
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from mirrorlog.broker.hosting.hosted_log import HostedLog, HostedState
+from mirrorlog.broker.hosting.hosted_log import HostedLog
 from mirrorlog.broker.hosting.hosting import Hosting
+from mirrorlog.broker.hosting.states import HostedState
 from mirrorlog.broker.node import BrokerNode
 from mirrorlog.broker.server import Server
 from mirrorlog.cluster.state.state import LogFacts

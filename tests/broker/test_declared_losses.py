@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mirrorlog.broker.hosting.hosted_log import HostedLog, HostedState
+from mirrorlog.broker.hosting.hosted_log import HostedLog
+from mirrorlog.broker.hosting.states import HostedState
 from mirrorlog.client import Client
 from mirrorlog.commitlog.quarantine import quarantined_copies
 from mirrorlog.errors import DiskFull, FileRefused
@@ -120,7 +121,7 @@ async def test_a_tail_that_was_given_up_is_not_led_with(tmp_path: Path) -> None:
         await lead_alone(log, epoch, lost_from=confirmed, losses=[Declared(epoch, confirmed)])
         assert log.replica.queues.get("given up") is None
         assert content(log.replica)[:confirmed] == whole[:confirmed]
-        assert log.replica.epochs.entries[-1].start == confirmed
+        assert log.replica.log.epochs.entries[-1].start == confirmed
         (kept,) = quarantined_copies(log.replica.log.directory)
         assert (
             b"".join(each.read_bytes() for each in sorted(kept.iterdir()) if each.name.isdigit()) == whole[confirmed:]

@@ -27,8 +27,8 @@ def delete(node: Node, name: str) -> int:
 
 async def begins_above(it: Landing, node: Node, least: int) -> None:
     """Something is published meanwhile: the log's begin follows its checkpoints, and they follow its growth."""
-    async with asyncio.timeout(90):
-        while replica_of(node).begin < least:
+    async with asyncio.timeout(30):
+        while replica_of(node).log.begin < least:
             await it.publish(32 * KIB, "kept")
             await asyncio.sleep(0.01)
 
@@ -58,9 +58,9 @@ def test_the_records_of_a_deleted_queue_are_dead_and_nothing_else_is(tmp_path: P
         async with landing(settings_of(tmp_path), **WORK) as (it, (node,)):
             await fill(it)
             await it.rounds(node, 2)
-            assert replica_of(node).begin == 0
+            assert replica_of(node).log.begin == 0
             queue_id = delete(node, "q")
-            filled = replica_of(node).end
+            filled = replica_of(node).log.end
             await begins_above(it, node, filled - 2 * SEGMENT_BYTES)
             replica = replica_of(node)
             info = (await it.admin.metadata(["kept"])).queues[0]
@@ -87,7 +87,7 @@ def test_space_is_freed_also_after_a_start_that_has_not_heard_of_the_queue(tmp_p
             async with asyncio.timeout(20):
                 while replica_of(node).checkpoints.state_from <= state_from:
                     await it.publish(64 * KIB, "kept")
-            filled = replica_of(node).end
+            filled = replica_of(node).log.end
         async with running(settings[0]) as node:
             assert replica_of(node).queues.any_gone
             async with Client(settings[0].client_bind) as client:

@@ -246,7 +246,7 @@ def test_a_reset_group_expires_too(tmp_path: Path) -> None:
             await until(partial(expired, it, "", 1))
             change = replica_of(it.nodes[0]).groups.reset(queue_id(it), "", 0)
             done: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-            it.deliverer().replace(queue_id(it), [change], "reset", done.set_result)
+            it.deliverer().ends.replace(queue_id(it), [change], "reset", done.set_result)
             assert await done is None
             await until(partial(expired, it, "", 1))
             assert not expired(it, "", 0)

@@ -311,7 +311,7 @@ def test_records_whose_bytes_left_the_memory_are_granted_without_them(tmp_path: 
         async with group(tmp_path) as it:
             await it.publish(0, 10)
             replica = replica_of(it.nodes[0])
-            replica.read = lambda log_offset, max_bytes, *, until: None  # type: ignore[method-assign]
+            replica.log.read = lambda log_offset, max_bytes, *, until: None  # type: ignore[method-assign]
             taker = await it.taker()
             assert await taker.has(10) == list(range(10))
             assert taker.batches == 0
@@ -667,7 +667,7 @@ def test_a_lease_is_given_extended_and_settled_by_its_receipts(tmp_path: Path) -
         async with group(tmp_path) as it:
             assert await it.lease(5) == []
             waiting = asyncio.ensure_future(it.lease(3, wait_ms=10_000, holder="me"))
-            await until(lambda: it.deliverer()._leasing.waiting > 0)
+            await until(lambda: it.deliverer().leasing.waiting > 0)
             await it.publish(0, 5)
             (first,) = await waiting
             assert (first.first, first.next, first.redelivered) == (0, 3, False)
@@ -699,7 +699,7 @@ def test_a_lease_that_does_not_wait_ends_behind_a_look_and_not_before_it(tmp_pat
             deliverer, loop = it.deliverer(), asyncio.get_running_loop()
             queue_id = replica_of(it.nodes[0]).queues.find("q").queue_id
             wish = Lease(queue="q", records_max=3, lease_ms=600_000)
-            deliverer.lease(wish, queue_id, mock.Mock(), answers.append)
+            deliverer.leasing.lease(wish, queue_id, mock.Mock(), answers.append)
             deliverer.tick(loop.time())
             await until(lambda: bool(answers))
             assert [(each.first, each.next) for each in answers[0].leased] == [(0, 3)]

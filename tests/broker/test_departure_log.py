@@ -40,7 +40,8 @@ def log_of(ledger: Ledger) -> tuple[DeadLetterJournal, list[list[Change]]]:
     appended: list[list[Change]] = []
     replica: Any = SimpleNamespace(groups=SimpleNamespace(get=lambda *_: ledger))
     publisher: Any = SimpleNamespace(append_settlement=lambda batch: appended.append(decode_changes(batch)))
-    deliverer: Any = SimpleNamespace(dropped=lambda *_: None, stayed=lambda *_: None, holding=holding)
+    forwardings = SimpleNamespace(holding=holding)
+    deliverer: Any = SimpleNamespace(dropped=lambda *_: None, stayed=lambda *_: None, forwardings=forwardings)
     return DeadLetterJournal(replica, publisher, deliverer), appended
 
 

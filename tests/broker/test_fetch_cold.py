@@ -77,8 +77,8 @@ def replica(tmp_path: Path) -> Replica:
         append(replica, 30 * KIB, number)
     flush(replica)
     flush(replica)
-    replica.set_confirmed(replica.end)
-    assert replica.read(0, 1, until=replica.end) is None
+    replica.set_confirmed(replica.log.end)
+    assert replica.log.read(0, 1, until=replica.log.end) is None
     return replica
 
 
@@ -178,10 +178,10 @@ async def test_what_moved_while_a_reader_waited_for_its_turn_is_not_passed_over(
         publish(replica, 2, 30 * KIB)
     first_end = replica.log.active_start
     writer = CheckpointWriter(replica.queues, replica.producers, replica.index.next_appended)
-    while (batch := writer.next_batch(replica.end)) is not None:
+    while (batch := writer.next_batch(replica.log.end)) is not None:
         replica.append_change(batch, 1)
     publish(replica, 1, KIB)
-    replica.set_confirmed(replica.end)
+    replica.set_confirmed(replica.log.end)
     flush(replica)
     flush(replica)
     cold, reader = Steps(), Reader()
@@ -211,11 +211,11 @@ async def test_what_moved_while_a_reader_waited_for_its_turn_is_not_passed_over(
         replica.append_change(encode_change(QueueStartsMoved(begins={1: 0})), 1)
         for place in places:
             replica.append_copied(memoryview(replica.log.read_batch_at(place)[1]))
-        replica.set_confirmed(replica.end)
+        replica.set_confirmed(replica.log.end)
         replica.append_change(encode_change(LogStartMoved(log_offset=first_end)), 1)
-        replica.set_confirmed(replica.end)
+        replica.set_confirmed(replica.log.end)
         await seal_and_free()
-        assert replica.begin == first_end
+        assert replica.log.begin == first_end
         await until(lambda: len(reader.answers) + len(reader.errors) == COLD_READS_MAX + 1, read=True)
     assert not reader.errors
     # Two had found out before that the first ten stand in the past; the third finds all of them in memory.

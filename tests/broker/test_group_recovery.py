@@ -31,8 +31,8 @@ def test_a_start_keeps_nothing_to_take_back_what_was_confirmed(tmp_path: Path, m
     change(replica, GroupReset(group="", queue_offset=0))
     for at in range(0, 2000, 2):
         change(replica, Settled(group="", ranges=[at, at + 1]))
-    replica.set_confirmed(replica.end)
-    confirmed = replica.end
+    replica.set_confirmed(replica.log.end)
+    confirmed = replica.log.end
     for at in range(2000, 2010):
         change(replica, Settled(group="", ranges=[at, at + 1]))
     flush(replica)
@@ -48,9 +48,9 @@ def test_a_start_keeps_nothing_to_take_back_what_was_confirmed(tmp_path: Path, m
     monkeypatch.setattr(GroupTable, "confirm", counted)
     again = open_replica(tmp_path / "n0", settings)
     ledger = again.groups.find(again.queues.find("q").queue_id, "")
-    assert (again.confirmed, kept) == (confirmed, [0, 10])
+    assert (again.log.confirmed, kept) == (confirmed, [0, 10])
     assert ledger.unsettled_total(2010) == 1000
-    again.align(confirmed, again.epochs.held(confirmed))
+    again.align(confirmed, again.log.epochs.held(confirmed))
     again.aligned()
     assert ledger.unsettled_total(2010) == 1010
     again.close()
@@ -69,11 +69,11 @@ def test_a_copy_from_the_logs_first_byte_on_forgets_attributes_at_a_late_confirm
     writer = CheckpointWriter(
         replica.queues, replica.producers, replica.index.next_appended, groups=replica.groups, runs=replica.runs
     )
-    replica.append_change(writer.next_batch(replica.end) or bytearray(), 1)
+    replica.append_change(writer.next_batch(replica.log.end) or bytearray(), 1)
     change(replica, GroupReset(group="late", queue_offset=0))
-    while (batch := writer.next_batch(replica.end)) is not None:
+    while (batch := writer.next_batch(replica.log.end)) is not None:
         replica.append_change(batch, 1)
     assert replica.runs.of(queue_id) is not None
-    replica.set_confirmed(replica.end)
+    replica.set_confirmed(replica.log.end)
     assert replica.runs.of(queue_id) is None
     replica.close()

@@ -60,7 +60,7 @@ def moves(answer: GroupsReset) -> dict[str, tuple[str, int, int]]:
 async def stream_at(it: Group, name: str, queue_offset: int, node: int = 0) -> None:
     """By a connection that goes: nobody reads there then."""
     replica = replica_of(it.nodes[node])
-    position = Position(log_id=str(replica.log_id), epoch=replica.epochs.current, queue_offset=queue_offset)
+    position = Position(log_id=str(replica.log_id), epoch=replica.log.epochs.current, queue_offset=queue_offset)
     await it.ask(CommitPosition(queue="q", group=name, position=position), Done, node)
 
 
@@ -201,7 +201,7 @@ def test_who_waits_for_a_lease_is_told_of_a_forced_reset(tmp_path: Path) -> None
     async def test() -> None:
         async with group(tmp_path) as it:
             waiting = asyncio.ensure_future(it.lease(1, wait_ms=10_000))
-            await until(lambda: it.deliverer()._leasing.waiting > 0)
+            await until(lambda: it.deliverer().leasing.waiting > 0)
             with pytest.raises(InUse, match="1 waiting for leases"):
                 await reset(it, "", to="latest")
             await reset(it, "", to="latest", force=True)
@@ -285,7 +285,7 @@ def test_a_reset_outlives_its_master(tmp_path: Path) -> None:
             offsets = {each.group: each.target.queue_offset for each in told.groups}
             done = await reset(it, "g", "s", node=1, to="each", offsets=offsets)
             assert moves(done) == moves(told)
-            assert {each.target.epoch for each in done.groups} == {replica_of(it.nodes[1]).epochs.current}
+            assert {each.target.epoch for each in done.groups} == {replica_of(it.nodes[1]).log.epochs.current}
             await hand_over(logs[1], logs[0])
             assert await floors(it) == {"g": ("acking", 10), "s": ("stream", 15)}
             taker = await it.taker(group="g")
@@ -366,9 +366,9 @@ def test_a_subscriber_whose_records_are_gone_goes_on_behind_them(tmp_path: Path,
         async with group(tmp_path) as it:
             await it.publish(0, 20)
             replica = replica_of(it.nodes[0])
-            replica.read = _without(replica.read)  # type: ignore[method-assign]
+            replica.log.read = _without(replica.log.read)  # type: ignore[method-assign]
             async with it.client.subscribe("q", prefetch=5) as subscription:
-                await until(lambda: len(it.deliverer()._pushed) > 0 and replica.groups.find(1, "").out == 5)
+                await until(lambda: it.deliverer()._pushed.items() and replica.groups.find(1, "").out == 5)
                 if lost:
                     fetcher = hosted_by(it.nodes[0]).fetcher
                     fetcher.fetch = _losing(fetcher.fetch, up_to=10)  # type: ignore[method-assign]
@@ -416,7 +416,7 @@ def test_a_gap_that_a_loss_left_is_never_given_out_and_not_counted(tmp_path: Pat
             await taker.has(8)
             replica = replica_of(it.nodes[0])
             behind = 10 + 2**32
-            change(it, OffsetsJumped(epoch=replica.epochs.current, lost_from=0, go_on_at=behind))
+            change(it, OffsetsJumped(epoch=replica.log.epochs.current, lost_from=0, go_on_at=behind))
             await until(lambda: replica.index.next_confirmed(1) == behind)
             for name, unsettled in (("", 10), ("nobody", 6)):
                 assert (await it.info(name)).unsettled == unsettled
@@ -455,7 +455,7 @@ def test_gaps_of_two_losses_are_neither_given_out_nor_counted(tmp_path: Path) ->
             for _ in range(2):
                 stood = replica.index.next_confirmed(1)
                 gaps.append((stood, stood + 2**32))
-                change(it, OffsetsJumped(epoch=replica.epochs.current, lost_from=0, go_on_at=stood + 2**32))
+                change(it, OffsetsJumped(epoch=replica.log.epochs.current, lost_from=0, go_on_at=stood + 2**32))
                 await until(lambda: replica.index.next_confirmed(1) == gaps[-1][1])
                 await it.publish(0, 5)
             assert replica.index.gaps_of(1) == tuple(gaps)

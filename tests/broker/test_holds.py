@@ -66,9 +66,9 @@ class Landing:
         """Let the log grow and be looked at so often."""
         replica = replica_of(node)
         for _ in range(count):
-            flushed = replica.flushed
+            flushed = replica.log.flushed
             await self.publish(512 * KIB)
-            await until(lambda flushed=flushed: replica.flushed > flushed)  # type: ignore[misc]
+            await until(lambda flushed=flushed: replica.log.flushed > flushed)  # type: ignore[misc]
 
     async def readable(self, first: int) -> int:
         """How many records there are from `first` on, each once."""
@@ -92,7 +92,7 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
 
 
 def keeper_of(node: Node) -> HoldKeeper:
-    keeper = hosted_by(node).hold_keeper
+    keeper = hosted_by(node).mastering.holds
     assert keeper is not None
     return keeper
 
@@ -192,7 +192,7 @@ def test_a_planner_is_told_of_the_gaps_that_losses_left(tmp_path: Path) -> None:
             for _ in range(2):
                 told: list[object] = []
                 stood = (await it.info()).next
-                log.publisher.append_change(log.replica.jump_batch(lost_from=log.replica.end), told.append)
+                log.publisher.append_change(log.replica.jump_batch(lost_from=log.replica.log.end), told.append)
                 await until(lambda told=told: told == [None])
                 await it.publish(KIB)
                 info, empty = (await it.admin.metadata(["q", "empty"])).queues
@@ -209,13 +209,13 @@ def test_holds_need_a_cluster_that_has_them(tmp_path: Path, monkeypatch: pytest.
 
     async def test() -> None:
         async with landing(settings_of(tmp_path)) as (it, nodes):
-            end = replica_of(nodes[0]).end
+            end = replica_of(nodes[0]).log.end
             with pytest.raises(UnsupportedVersion, match="holds came with version 3"):
                 await it.set()
             with pytest.raises(UnsupportedVersion):
                 await it.admin.end_hold("q", "lake")
             assert await it.admin.holds("q") == []
-            assert replica_of(nodes[0]).end == end
+            assert replica_of(nodes[0]).log.end == end
 
     run(test)
 
@@ -549,7 +549,7 @@ def test_a_hold_is_there_after_a_start_from_a_checkpoint(tmp_path: Path) -> None
             await it.set(1000)
             await it.rounds(nodes[0], 6)
             await it.begins_at(300)
-            assert replica_of(nodes[0]).begin > 0
+            assert replica_of(nodes[0]).log.begin > 0
 
     async def after() -> None:
         async with landing(settings, **SHORT) as (it, _):

@@ -55,22 +55,22 @@ def jump(replica: Replica, *, lost_from: int = 0) -> BatchHeader:
 
 def checkpoint(replica: Replica) -> int:
     """Its log offset."""
-    began_at = replica.end
+    began_at = replica.log.end
     writer = CheckpointWriter(replica.queues, replica.producers, replica.index.next_appended, gaps=replica.index.gaps)
-    while (batch := writer.next_batch(replica.end)) is not None:
+    while (batch := writer.next_batch(replica.log.end)) is not None:
         replica.append_change(batch, 1)
     return began_at
 
 
 def confirm(replica: Replica) -> None:
-    replica.set_confirmed(replica.end)
+    replica.set_confirmed(replica.log.end)
     flush(replica)
 
 
 def lose(replica: Replica, log_offset: int) -> None:
     """The log ends there, whatever was confirmed behind it, and a new epoch begins: by a copy that had no more."""
-    epoch = replica.epochs.current + 1
-    replica.align(log_offset, [*replica.epochs.held(log_offset), Epoch(epoch, log_offset, "n9", "s")])
+    epoch = replica.log.epochs.current + 1
+    replica.align(log_offset, [*replica.log.epochs.held(log_offset), Epoch(epoch, log_offset, "n9", "s")])
     replica.aligned()
     start_epoch(replica, "n1", epoch + 1)
 
@@ -89,10 +89,10 @@ def reopened(directory: Path, at: Path) -> Replica:
 def feed(mirror: Replica, master: Replica) -> None:
     """All that the mirror lacks, batch by batch, and what is confirmed."""
     found: list[tuple[int, bytes]] = []
-    master.log.scan(mirror.end, lambda header, batch: found.append((header.log_offset, bytes(batch))))
+    master.log.scan(mirror.log.end, lambda header, batch: found.append((header.log_offset, bytes(batch))))
     for log_offset, batch in found:
         mirror.append_run(memoryview(batch), log_offset=log_offset)
-    mirror.set_confirmed(master.confirmed)
+    mirror.set_confirmed(master.log.confirmed)
 
 
 def runs_from(replica: Replica, queue_id: int, at: int) -> list[QueuedBatch]:
@@ -147,7 +147,7 @@ def test_a_mirror_follows_as_its_master_leads(tmp_path: Path) -> None:
     """Goal: all that a mirror derives is the master's, at each step. Records, a leap, records, another leap."""
     master = open_master(tmp_path / "n1", SETTINGS)
     mirror = open_replica(tmp_path / "n2", settings_of("n2", NODES))
-    mirror.log.adopt_epochs(master.epochs.entries)
+    mirror.log.adopt_epochs(master.log.epochs.entries)
     queue_id, _ = declare(master, "q"), declare(master, "empty")
     for _ in range(2):
         publish(master, queue_id, 3)
@@ -171,7 +171,7 @@ def test_a_leap_is_cut_with_its_batch(tmp_path: Path) -> None:
     confirm(replica)
     jump(replica)
     publish(replica, queue_id)
-    lose(replica, replica.confirmed)
+    lose(replica, replica.log.confirmed)
     assert offsets(replica, queue_id) == (0, 3, 3)
     assert offsets(replica, empty) == (0, 0, 0)
     assert publish(replica, queue_id).base_queue_offset == 3
@@ -185,7 +185,7 @@ def test_a_leap_that_was_lost_itself_is_not_made_again(tmp_path: Path) -> None:
     queue_id = declare(replica, "q")
     publish(replica, queue_id, 3)
     confirm(replica)
-    place, given_out = replica.end, {0, 1, 2}
+    place, given_out = replica.log.end, {0, 1, 2}
     for _ in range(4):
         jump(replica, lost_from=place)
         base = publish(replica, queue_id).base_queue_offset
@@ -239,7 +239,7 @@ def test_a_checkpoint_carries_the_leap_on(tmp_path: Path) -> None:
     confirm(master)
     config = settings_of("n2", NODES)
     mirror = Replica(config.cluster.logs[0], log_id_of(config), config)
-    mirror.open(tmp_path / "n2", begin=begin, epochs=master.epochs.entries)
+    mirror.open(tmp_path / "n2", begin=begin, epochs=master.log.epochs.entries)
     feed(mirror, master)
     top = FAR + 3
     for copy in (mirror, master):
@@ -271,7 +271,7 @@ def test_checkpoints_carry_all_losses_on(tmp_path: Path) -> None:
         begin = checkpoint(master)
         confirm(master)
     mirror = Replica(config.cluster.logs[0], log_id_of(config), config)
-    mirror.open(tmp_path / "n2", begin=begin, epochs=master.epochs.entries)
+    mirror.open(tmp_path / "n2", begin=begin, epochs=master.log.epochs.entries)
     feed(mirror, master)
     assert master.index.gaps_of(queue_id) == mirror.index.gaps_of(queue_id) == tuple(expected)
     mirror.close()
@@ -292,7 +292,7 @@ def test_a_retry_of_a_lost_batch_lands_again_behind_the_leap(tmp_path: Path) -> 
     replica = open_master(tmp_path / "n1", SETTINGS)
     queue_id = declare(replica, "q")
     first = publish(replica, queue_id, 2, sequence=0)
-    place = replica.end
+    place = replica.log.end
     lost = publish(replica, queue_id, 2, sequence=2)
     lose(replica, place)
     jump(replica, lost_from=place)
@@ -349,9 +349,9 @@ def forget_below(replica: Replica, begin: int) -> None:
     """The log begins there from now on, as it is when its retention has done its work."""
     replica.append_change(encode_change(LogStartMoved(log_offset=begin)), 1)
     confirm(replica)
-    replica.start_moved(begin, replica.starts_behind(begin))
+    replica.start_moved(begin, replica.past_upkeep.starts_behind(begin, replica.log))
     flush(replica)
-    replica.drop_past(begin)
+    replica.past_upkeep.drop(begin, replica.log)
 
 
 def told(replica: Replica) -> dict[str, Any]:
@@ -395,11 +395,11 @@ def test_a_gap_is_whole_where_only_its_last_leap_is_read(tmp_path: Path, late: b
     publish(master, short, 3)
     jump(master)
     writer = CheckpointWriter(master.queues, master.producers, master.index.next_appended, gaps=master.index.gaps)
-    first = writer.next_batch(master.end)
+    first = writer.next_batch(master.log.end)
     assert first is not None
     master.append_change(first, 1)
     fill_segment(master, full)
-    queues = writer.next_batch(master.end)
+    queues = writer.next_batch(master.log.end)
     assert queues is not None
     master.append_change(queues, 1)
     jump(master)
@@ -407,7 +407,7 @@ def test_a_gap_is_whole_where_only_its_last_leap_is_read(tmp_path: Path, late: b
     begin = master.log._chain.segments[-1].start
     mirror = Replica(SETTINGS_2.cluster.logs[0], log_id_of(SETTINGS_2), SETTINGS_2)
     if late:
-        mirror.open(tmp_path / "n2", begin=begin, epochs=master.epochs.entries)
+        mirror.open(tmp_path / "n2", begin=begin, epochs=master.log.epochs.entries)
         feed(mirror, master)
     checkpoint(master)
     confirm(master)
@@ -473,12 +473,12 @@ def _run(directory: Path, steps: Sequence[tuple[str, int]]) -> None:
     declared: dict[int, int] = {}
     for step, number in steps:
         if step == "declare" or not declared:
-            at = replica.end
+            at = replica.log.end
             declared[declare(replica, f"q{at} {len(declared)}")] = at
         elif step in ("publish", "large"):
             queue_id = sorted(declared)[number % len(declared)]
             run = publish(replica, queue_id, number + 1, size=5 * KIB if step == "large" else 10)
-            assert run.base_queue_offset == _following(entries, declared, queue_id, replica.end)
+            assert run.base_queue_offset == _following(entries, declared, queue_id, replica.log.end)
             entries.append((run.log_offset, queue_id, run.base_queue_offset, run.next_queue_offset))
         elif step == "leap":
             stamped = jump(replica)
@@ -487,7 +487,7 @@ def _run(directory: Path, steps: Sequence[tuple[str, int]]) -> None:
         elif step == "checkpoint":
             checkpoint(replica)
         elif step == "lose":
-            end = replica.confirmed
+            end = replica.log.confirmed
             lose(replica, end)
             entries = [each for each in entries if each[0] < end]
             declared = {queue_id: at for queue_id, at in declared.items() if at < end}
@@ -513,7 +513,7 @@ def _check(replica: Replica, entries: Sequence[tuple[int, int, int, int]], decla
     assert sorted(replica.queues.queue_ids()) == sorted(declared)
     for queue_id in declared:
         records = [offset for _, owner, base, end in entries if owner == queue_id for offset in range(base, end)]
-        following = _following(entries, declared, queue_id, replica.end)
+        following = _following(entries, declared, queue_id, replica.log.end)
         found, gaps = walk(replica, queue_id)
         assert found == records
         assert offsets(replica, queue_id) == (records[0] if records else following, following, following)
@@ -550,10 +550,12 @@ def test_a_start_tells_what_the_copy_told(tmp_path: Path, seed: int) -> None:
     for turn in range(5):
         for _ in range(80):
             writer.step()
-        behind = [header.log_offset for header in headers_from(replica, replica.confirmed)]
-        replica.set_confirmed(own.choice([*behind, replica.end]))
+        behind = [header.log_offset for header in headers_from(replica, replica.log.confirmed)]
+        replica.set_confirmed(own.choice([*behind, replica.log.end]))
         starts = [each.start for each in replica.log._chain.segments]
-        if begins := [each for each in starts if replica.begin < each <= replica.log.state_from and own.random() < 0.5]:
+        if begins := [
+            each for each in starts if replica.log.begin < each <= replica.log.state_from and own.random() < 0.5
+        ]:
             forget_below(replica, own.choice(begins))
             assert {queue.name: replica.index.begin(queue.queue_id) for queue in replica.queues} == begins_in(replica)
         flush(replica)
@@ -561,7 +563,7 @@ def test_a_start_tells_what_the_copy_told(tmp_path: Path, seed: int) -> None:
         replica.close()
         replica = writer.replica = open_replica(tmp_path / "n1", settings)
         assert told(replica) == before, f"turn {turn}"
-    assert replica.begin
+    assert replica.log.begin
     replica.close()
 
 
@@ -582,13 +584,13 @@ def test_a_mirror_that_begins_late_tells_what_its_master_tells(tmp_path: Path, s
     for turn in range(3):
         begin = own.choice(starts)
         mirror = Replica(config.cluster.logs[0], log_id_of(config), config)
-        mirror.open(tmp_path / f"n2-{turn}", begin=begin, epochs=master.epochs.entries)
+        mirror.open(tmp_path / f"n2-{turn}", begin=begin, epochs=master.log.epochs.entries)
         found: list[bytes] = []
         master.log.scan(begin, lambda header, batch, found=found: found.append(bytes(batch)))
         for batch in found:
-            mirror.append_run(memoryview(batch), log_offset=mirror.end)
+            mirror.append_run(memoryview(batch), log_offset=mirror.log.end)
             if own.random() < 0.2:
-                mirror.set_confirmed(mirror.end)
+                mirror.set_confirmed(mirror.log.end)
         confirm(mirror)
         for _ in range(2):
             begins = begins_in(mirror)
@@ -610,8 +612,8 @@ def headers_from(replica: Replica, log_offset: int) -> list[BatchHeader]:
 def begins_in(replica: Replica) -> dict[str, int]:
     """The first confirmed record of each queue by name, as the log has them; where it goes on when there is none."""
     first: dict[int, int] = {}
-    for header in headers_from(replica, replica.begin):
-        if header.kind == Kind.DATA and header.log_offset < replica.confirmed:
+    for header in headers_from(replica, replica.log.begin):
+        if header.kind == Kind.DATA and header.log_offset < replica.log.confirmed:
             first.setdefault(header.queue_id, header.base_queue_offset)
     return {
         queue.name: first.get(queue.queue_id, replica.index.next_confirmed(queue.queue_id)) for queue in replica.queues

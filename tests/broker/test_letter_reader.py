@@ -72,7 +72,7 @@ def reading(
 ) -> Leaving:
     async def run() -> Leaving:
         with ThreadPoolExecutor(1) as helper:
-            replica: Any = SimpleNamespace(index=stored.index, past=None, read=stored.read)
+            replica: Any = SimpleNamespace(index=stored.index, past=None, log=SimpleNamespace(read=stored.read))
             return await read(
                 DeadLetterReader(replica, helper=helper, past_helper=helper, body_bytes_max=body_bytes_max)
             )

@@ -14,8 +14,8 @@ from uuid import UUID
 
 import pytest
 
-from mirrorlog.broker.hosting.hosted_log import HostedLogs
-from mirrorlog.broker.log.publish import Reply
+from mirrorlog.broker.hosting.hosted_logs import HostedLogs
+from mirrorlog.broker.ports import Reply
 from mirrorlog.broker.session import dead_letter_transport as letter_roads
 from mirrorlog.broker.session.dead_letter_transport import ON_THE_WAY_BYTES, ON_THE_WAY_MAX, DeadLetterLinks
 from mirrorlog.cluster.requests import AskTake, Noted, decode_question, encode

@@ -57,7 +57,9 @@ def log_of(log_id: UUID) -> HostedLog:
     publisher: Any = LogPublisher.__new__(LogPublisher)
     publisher.stopping = False
     publisher.when_confirmed = lambda done: done(None)
-    replica = SimpleNamespace(queues=SimpleNamespace(get=lambda name: None), epochs=SimpleNamespace(current=7))
+    replica = SimpleNamespace(
+        queues=SimpleNamespace(get=lambda name: None), log=SimpleNamespace(epochs=SimpleNamespace(current=7))
+    )
     return cast(HostedLog, SimpleNamespace(log_id=log_id, name="x", publisher=publisher, replica=replica))
 
 

@@ -143,7 +143,7 @@ async def shrunk(traffic: Traffic, nodes: Sequence[BrokerNode], files: int, queu
     its state checkpoints, and they follow its growth."""
     replicas = [replica_of(node) for node in nodes]
     async with asyncio.timeout(20):
-        while any(len(files_of(each)) > files for each in replicas) or len({each.begin for each in replicas}) > 1:
+        while any(len(files_of(each)) > files for each in replicas) or len({each.log.begin for each in replicas}) > 1:
             await traffic.publish(8 * KIB, {queue: 1})
             await asyncio.sleep(0.01)  # a round of retention comes with each flush
 
@@ -195,7 +195,7 @@ def test_one_small_queue_does_not_keep_the_log_of_many(tmp_path: Path) -> None:
             await traffic.publish(4 * 1024 * KIB, weights)
             await shrunk(traffic, nodes, 4)
             master = replica_of(nodes[0])
-            assert master.begin > 2 * 1024 * KIB
+            assert master.log.begin > 2 * 1024 * KIB
             assert sum(map(len, traffic.sent["kept"])) > 10 * KIB
             for read_from in ("master", "mirror"):
                 await traffic.assert_readable("kept", read_from=read_from)
@@ -203,7 +203,7 @@ def test_one_small_queue_does_not_keep_the_log_of_many(tmp_path: Path) -> None:
 
     async def restart() -> None:
         async with running_all(settings) as nodes:
-            await until(lambda: replica_of(nodes[1]).confirmed == replica_of(nodes[0]).confirmed)
+            await until(lambda: replica_of(nodes[1]).log.confirmed == replica_of(nodes[0]).log.confirmed)
             for read_from in ("master", "mirror"):
                 await traffic.assert_readable("kept", read_from=read_from)
             await traffic.publish(1024 * KIB, weights)
@@ -223,7 +223,9 @@ def test_one_small_queue_does_not_keep_the_log_of_many(tmp_path: Path) -> None:
         changed = assignment_of(settings, 1)
         async with running_all([changed[1], changed[0]]) as nodes:
             first, second = replica_of(nodes[0]), replica_of(nodes[1])
-            await until(lambda: second.usable and second.confirmed == first.confirmed > 0 and not second.index.partial)
+            await until(
+                lambda: second.usable and second.log.confirmed == first.log.confirmed > 0 and not second.index.partial
+            )
             assert second.log.first_segment > 0
             for read_from in ("master", "mirror"):
                 await traffic.assert_readable("kept", read_from=read_from)
@@ -293,7 +295,7 @@ def test_a_read_that_its_segment_left_is_made_again(tmp_path: Path) -> None:
                     await traffic.publish(300 * KIB, {"busy": 1})
                     first = replica.log.directory / f"{0:020d}"
                     await until(lambda: 0 in replica.past.tables.heads)
-                    assert replica.begin == 0
+                    assert replica.log.begin == 0
                     begun = threading.Event()
                     helper.submit(lambda: (begun.set(), held_up.wait(30)))
                     await until(begun.is_set)
@@ -342,15 +344,15 @@ def test_nothing_is_freed_before_its_copies_are_confirmed(tmp_path: Path) -> Non
                 await until(lambda: helper._work_queue.qsize() >= 1)
                 try:
                     queues._copy_share = 0.125
-                    begin, end = replica.begin_ahead, replica.end
+                    begin, end = replica.begin_ahead, replica.log.end
                     await until(lambda: queues.wake(RetentionLimits()) or queues._confirm is not None)
-                    copied_to = replica.end
+                    copied_to = replica.log.end
                     assert copied_to > end
                     for _ in range(20):
                         queues.wake(RetentionLimits())
                         await asyncio.sleep(0)
-                    assert (replica.end, replica.begin_ahead) == (copied_to, begin)
-                    assert replica.confirmed < copied_to
+                    assert (replica.log.end, replica.begin_ahead) == (copied_to, begin)
+                    assert replica.log.confirmed < copied_to
                 finally:
                     held_up.set()
                     maintenance._flush_helper = flush_helper
@@ -567,7 +569,7 @@ def test_a_kill_at_any_moment_leaves_every_live_record_once(tmp_path: Path) -> N
                 settings[0].cluster.logs[0], settings[0].cluster.log_id(settings[0].cluster.logs[0]), settings[0]
             )
             replica.open(path)
-            replica.set_confirmed(replica.end)  # an only copy confirms what it holds
+            replica.set_confirmed(replica.log.end)  # an only copy confirms what it holds
             assert held(replica, "kept") == (0, traffic.sent["kept"][:count])
             replica.close()
     for path, _ in taken[::10]:

@@ -205,7 +205,7 @@ def test_a_checkpoint_remembers_who_was_refused(tmp_path: Path) -> None:
         async with running_all(settings) as (node,), Client(settings[0].client_bind) as client:
             queue = await full(client)
             assert [type(each) for each in await queue.send(3)] == [SentToDeadLetters]
-            end = replica_of(node).end
+            end = replica_of(node).log.end
             await client.admin.declare("other")
             async with client.producer("other", batch_bytes=16 * 1024) as producer:
                 await producer.send_many([b"x" * 4096] * 256)

@@ -107,13 +107,13 @@ def test_what_groups_have_settled_is_settled_after_a_start(tmp_path: Path) -> No
             change(nodes[0], Settled(group="", ranges=[0, 1500, 1502, 1504]))
             replica = replica_of(nodes[0])
             async with asyncio.timeout(20):
-                while replica.begin < SEGMENT_BYTES:
+                while replica.log.begin < SEGMENT_BYTES:
                     await it.rounds(nodes[0], 1)
             queue_id = replica.queues.find("q").queue_id
             before = list(replica.groups.find(queue_id, "").runs(0, 2000))
         async with landing(settings, **WORK) as (_, nodes):
             replica = replica_of(nodes[0])
-            assert replica.begin >= SEGMENT_BYTES
+            assert replica.log.begin >= SEGMENT_BYTES
             assert list(replica.groups.find(queue_id, "").runs(0, 2000)) == before
 
     run(test)

@@ -70,7 +70,7 @@ def test_what_was_removed_is_neither_woken_nor_planned_even_when_its_group_is_th
     table.wake(before)
     table.plan(before)
     assert (turns.asked, table.awakened(), table.come(inf)) == (asked, [], [])
-    assert not table.has(before)
+    assert not before.there
 
 
 def test_a_confirm_wakes_those_of_its_queues_who_have_takers_and_asks_for_no_turn(

@@ -42,7 +42,7 @@ async def jump(node: Node) -> int:
     """Let the queue offsets leap, as a master does after a loss; where the queue goes on."""
     log = hosted_by(node)
     told: list[MirrorlogError | None] = []
-    log.publisher.append_change(log.replica.jump_batch(lost_from=log.replica.end), told.append)
+    log.publisher.append_change(log.replica.jump_batch(lost_from=log.replica.log.end), told.append)
     await until(lambda: told == [None])
     return log.replica.index.next_confirmed(log.replica.queues.find("q").queue_id)
 

@@ -91,7 +91,7 @@ def mastered(group: Group, queue: str) -> tuple[str, HostedLog] | None:
     for name, node in group.nodes.items():
         for log in node.node.logs if node.machine.up and node.node is not None else ():
             if isinstance(log.role, MasterRole) and log.replica.queues.get(queue) is not None:
-                found.append((log.replica.epochs.current, name, log))
+                found.append((log.replica.log.epochs.current, name, log))
     return max(found)[1:] if found else None
 
 
@@ -281,9 +281,9 @@ def test_while_the_log_confirms_nothing_letters_wait_and_then_leave_once() -> No
         for name in mirrors:
             group.nodes[name].machine.kill()
         await asyncio.sleep(1)
-        end = there[1].replica.end
+        end = there[1].replica.log.end
         await asyncio.sleep(20)
-        assert there[1].replica.end - end < 20_000, "what is refused is tried all the time"
+        assert there[1].replica.log.end - end < 20_000, "what is refused is tried all the time"
         for name in mirrors:
             group.nodes[name].start()
         await departed(group)

@@ -100,7 +100,7 @@ class Group:
     def end(self, node: str) -> int:
         """Where its copy ends; -1 while it has none to speak of."""
         log = self.log(node)
-        return log.replica.end if log is not None and log.replica.usable else -1
+        return log.replica.log.end if log is not None and log.replica.usable else -1
 
     def masters(self) -> dict[int, list[str]]:
         """Who writes the log, by epoch."""
@@ -108,7 +108,7 @@ class Group:
         for name in self.nodes:
             log = self.log(name)
             if log is not None and isinstance(log.role, MasterRole):
-                found.setdefault(log.replica.epochs.current, []).append(name)
+                found.setdefault(log.replica.log.epochs.current, []).append(name)
         return found
 
     @property
@@ -140,7 +140,7 @@ class Group:
 
         def equal() -> bool:
             logs = [log for name in self.nodes if (log := self.log(name)) is not None]
-            return len({end for log in logs for end in (log.replica.end, log.replica.confirmed)}) == 1
+            return len({end for log in logs for end in (log.replica.log.end, log.replica.log.confirmed)}) == 1
 
         await self.world.until(equal, within_s=10, otherwise="the copies do not end alike")
 
@@ -151,7 +151,7 @@ class Group:
         directory = ROOT / "data" / "logs" / str(log.log_id)
         names = sorted(name for name in files.listdir(directory) if name.isdigit())
         first = int(names[0])
-        return b"".join(files.content(directory / name) for name in names)[: log.replica.end - first]
+        return b"".join(files.content(directory / name) for name in names)[: log.replica.log.end - first]
 
     # --- people ---
 
@@ -219,7 +219,7 @@ async def on_disk(group: Group) -> None:
 
     def flushed() -> bool:
         logs = [log for name in group.nodes if (log := group.log(name)) is not None]
-        ends = {log.replica.end for log in logs} | {log.replica.confirmed for log in logs}
+        ends = {log.replica.log.end for log in logs} | {log.replica.log.confirmed for log in logs}
         return len(logs) == len(group.nodes) and ends == {log.replica.log.flushed for log in logs} and len(ends) == 1
 
     await group.world.until(flushed, within_s=60, otherwise="not all is on the disks")

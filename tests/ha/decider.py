@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from mirrorlog.broker.hosting.hosted_log import HostedLog, HostedLogs
-from mirrorlog.broker.log.in_sync import in_sync_set
+from mirrorlog.broker.hosting.hosted_log import HostedLog
+from mirrorlog.broker.hosting.hosted_logs import HostedLogs
+from mirrorlog.broker.hosting.roles import in_sync_set
 from mirrorlog.cluster.membership.founding import founding_state
 from mirrorlog.cluster.state.commands import Command, Holder, InSyncShrunk, NodeStarted, Promoted, StartKind
 from mirrorlog.cluster.state.machine import applied
@@ -87,8 +88,8 @@ class Decider:
     def tell(self) -> None:
         """Every master that is in its log's epoch learns the set."""
         for log in [log for logs in self._hosted.values() for log in logs]:
-            if log.masters and log.replica.epochs.current == self.facts(log).epoch:
-                log.learned(self.in_sync(log))
+            if log.mastering is not None and log.replica.log.epochs.current == self.facts(log).epoch:
+                log.mastering.learned(self.in_sync(log))
 
     def _must(self, command: Command) -> None:
         outcome = self.decide(command)

@@ -14,7 +14,7 @@ from mirrorlog.ha.actions import Action, Align, Close, Send
 from mirrorlog.ha.client import HAClient
 from mirrorlog.ha.connection import HAConnection
 from mirrorlog.ha.in_sync import InSyncSet
-from mirrorlog.ha.losses import DeclaredLoss
+from mirrorlog.ha.links import DeclaredLoss
 from mirrorlog.wire.frames import ACK, TRANSFER, Ack, Frame, FrameType
 from mirrorlog.wire.messages.base import Message
 from mirrorlog.wire.messages.codec import encode
@@ -80,17 +80,17 @@ def follow_of(copy: Replica) -> FollowRequest:
     """What a mirror with this copy says first."""
     return FollowRequest(
         log_id=str(copy.log_id),
-        epochs=[EpochEntry(*each) for each in copy.epochs.entries],
-        begin=copy.begin,
-        end=copy.end,
-        confirmed=copy.confirmed,
+        epochs=[EpochEntry(*each) for each in copy.log.epochs.entries],
+        begin=copy.log.begin,
+        end=copy.log.end,
+        confirmed=copy.log.confirmed,
     )
 
 
 def prove(connection: HAConnection, mirror: Replica, now: float = 0.0) -> list[Action]:
     """The mirror asks from its end; what the master does first."""
     connection.follow(follow_of(mirror), now)
-    return connection.pull(Pull(log_offset=mirror.end), now)
+    return connection.pull(Pull(log_offset=mirror.log.end), now)
 
 
 def ack_of(written: int, *, epoch: int, flushed: int = 0) -> Ack:
@@ -136,15 +136,15 @@ def welcome(settings: Settings) -> Frame:
 
 
 def history(master: Replica) -> Frame:
-    epochs = [EpochEntry(*each) for each in master.epochs.entries]
+    epochs = [EpochEntry(*each) for each in master.log.epochs.entries]
     return message_frame(
         FrameType.HISTORY,
         History(
-            epoch=master.epochs.current,
+            epoch=master.log.epochs.current,
             epochs=epochs,
-            begin=master.begin,
-            end=master.end,
-            confirmed=master.confirmed,
+            begin=master.log.begin,
+            end=master.log.end,
+            confirmed=master.log.confirmed,
         ),
     )
 
@@ -162,8 +162,8 @@ def transfer(
     run = bytearray(master.log.read_cold(first, last - first, until=last).run() if last > first else b"")
     if damage is not None:
         run[damage] ^= 1
-    epoch = master.epochs.current if epoch is None else epoch
-    facts = TRANSFER.pack(first if at is None else at, master.confirmed, master.end, epoch, 0)
+    epoch = master.log.epochs.current if epoch is None else epoch
+    facts = TRANSFER.pack(first if at is None else at, master.log.confirmed, master.log.end, epoch, 0)
     return Frame(FrameType.TRANSFER, 0, memoryview(facts + bytes(run)))
 
 

@@ -14,7 +14,8 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from mirrorlog import versions
-from mirrorlog.broker.hosting.hosted_log import HostedLog, HostedLogs
+from mirrorlog.broker.hosting.hosted_log import HostedLog
+from mirrorlog.broker.hosting.hosted_logs import HostedLogs
 from mirrorlog.broker.hosting.roles import MasterRole, MirrorRole
 from mirrorlog.broker.log.replica import Replica
 from mirrorlog.broker.server import Server

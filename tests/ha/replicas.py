@@ -76,7 +76,7 @@ def open_master(directory: Path, settings: Settings) -> Replica:
 
 
 def start_epoch(replica: Replica, node_id: str, epoch: int | None = None) -> None:
-    epoch = replica.epochs.current + 1 if epoch is None else epoch
+    epoch = replica.log.epochs.current + 1 if epoch is None else epoch
     start_id = f"s{next(_starts)}"
     replica.log.open_epoch(epoch, node_id=node_id, start_id=start_id)
     replica.append_change(encode_change(EpochStarted(epoch=epoch, node_id=node_id, start_id=start_id)), 1)
@@ -91,10 +91,12 @@ def append(replica: Replica, size: int = 100, fill: int = 1) -> BatchHeader:
 def content(replica: Replica) -> bytes:
     """Every byte of the copy, as a mirror would be sent it."""
     parts = []
-    at = replica.begin
-    while at < replica.end:
-        run = replica.read(at, replica.end, until=replica.end)
-        part = bytes(run) if run is not None else replica.read_cold(at, replica.end, until=replica.end).run()
+    at = replica.log.begin
+    while at < replica.log.end:
+        run = replica.log.read(at, replica.log.end, until=replica.log.end)
+        part = (
+            bytes(run) if run is not None else replica.log.read_cold(at, replica.log.end, until=replica.log.end).run()
+        )
         parts.append(part)
         at += len(part)
     return b"".join(parts)

@@ -47,7 +47,7 @@ class Stage:
         lossy: bool = False,
         lag_s: float = LAG_S,
     ) -> None:
-        self.log = open_master(directory, settings_of("n0", REPLICAS))
+        self.replica = open_master(directory, settings_of("n0", REPLICAS))
         self.now = 0.0
         self.durability = durability
         self.answers: list[Answer] = []
@@ -61,7 +61,7 @@ class Stage:
             waiting_max=100,
             lossy=lossy,
         )
-        self.mastership.epoch_start_end = self.log.end
+        self.mastership.epoch_start_end = self.replica.log.end
         self.grown()
 
     @property
@@ -74,28 +74,28 @@ class Stage:
         return self.mastership.awaited.node if self.mastership.awaited is not None else ""
 
     def grown(self) -> list[Answer]:
-        flush(self.log)
-        self.mastership.progress.flushed(self.log.flushed)
-        answers = self.mastership.appended(self.log.end)
-        self.log.set_confirmed(self.confirmed)
+        flush(self.replica)
+        self.mastership.progress.flushed(self.replica.log.flushed)
+        answers = self.mastership.appended(self.replica.log.end)
+        self.replica.set_confirmed(self.confirmed)
         return answers
 
     def publish(self, size: int = 100) -> int:
         """One batch more; the log's end."""
-        append(self.log, size)
+        append(self.replica, size)
         self.grown()
-        return self.log.end
+        return self.replica.log.end
 
     def move_start(self, log_offset: int) -> None:
         """Append the decision that the log begins there."""
-        self.log.append_change(encode_change(LogStartMoved(log_offset=log_offset)), 1)
+        self.replica.append_change(encode_change(LogStartMoved(log_offset=log_offset)), 1)
         self.grown()
 
     def link(self, run: str, *, holds: int = 0, begin: int = 0) -> HAConnection:
         """A proven link of this run, whose copy reaches from `begin` so far."""
-        link = connection_of(self.log, node=run[:2], start_id=run)
-        epochs = [EpochEntry(*each) for each in self.log.epochs.entries] if holds else []
-        said = FollowRequest(log_id=str(self.log.log_id), epochs=epochs, begin=begin, end=holds, confirmed=0)
+        link = connection_of(self.replica, node=run[:2], start_id=run)
+        epochs = [EpochEntry(*each) for each in self.replica.log.epochs.entries] if holds else []
+        said = FollowRequest(log_id=str(self.replica.log_id), epochs=epochs, begin=begin, end=holds, confirmed=0)
         link.follow(said, self.now)
         link.pull(Pull(log_offset=holds), self.now)
         self.mastership.join(link)
@@ -104,13 +104,13 @@ class Stage:
 
     def ack(self, link: HAConnection, log_offset: int | None = None, *, flushed: int = 0) -> list[Answer]:
         """Everything, or so far."""
-        written = self.log.end if log_offset is None else log_offset
+        written = self.replica.log.end if log_offset is None else log_offset
         answers = []
         link.pump(self.now)
         while (sent := link.write_half.next_transfer) < written:
-            answers += self.mastership.acked(link, ack_of(sent, epoch=self.log.epochs.current), self.now)
+            answers += self.mastership.acked(link, ack_of(sent, epoch=self.replica.log.epochs.current), self.now)
             link.pump(self.now)
-        last = ack_of(written, epoch=self.log.epochs.current, flushed=flushed)
+        last = ack_of(written, epoch=self.replica.log.epochs.current, flushed=flushed)
         return answers + self.mastership.acked(link, last, self.now)
 
     def look(self, after: float = 0.0) -> Wish | None:
@@ -143,5 +143,5 @@ def both(directory: Path, wanted: int = 1, lag_s: float = LAG_S) -> tuple[Stage,
     stage = Stage(directory, decided(5, "n0a", "n1a", wanted=wanted), lag_s=lag_s)
     link = stage.link("n1a")
     stage.ack(link)
-    assert stage.confirmed == stage.log.end
+    assert stage.confirmed == stage.replica.log.end
     return stage, link

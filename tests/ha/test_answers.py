@@ -18,7 +18,7 @@ def test_an_answer_that_cannot_be_made_keeps_no_other_and_no_confirm_back(caplog
     copy: Any = SimpleNamespace(
         log=SimpleNamespace(confirmed=0), set_confirmed=lambda at: told.append(("confirmed", at))
     )
-    mastership: Any = SimpleNamespace(progress=SimpleNamespace(confirmed=7))
+    mastership: Any = SimpleNamespace(name="main", progress=SimpleNamespace(confirmed=7))
 
     def answer(each: Any) -> None:
         if each == "bad":
@@ -26,7 +26,7 @@ def test_an_answer_that_cannot_be_made_keeps_no_other_and_no_confirm_back(caplog
         told.append(each)
 
     mastered = MasteredLog(
-        log_id=UUID(int=1), name="main", own_id="a", copy=copy, mastership=mastership, settings=HaSettings(),
+        log_id=UUID(int=1), copy=copy, mastership=mastership, settings=HaSettings(),
         answer=answer,
     )  # fmt: skip
     answers: Any = ["first", "bad", "last"]

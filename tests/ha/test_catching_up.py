@@ -30,7 +30,7 @@ def steadily(stage: Stage, *far: HAConnection, near: tuple[HAConnection, ...] = 
     """Publish before each look; those that are `far` have acked what was there at the look before. What is wished."""
     wishes = []
     for _ in range(looks):
-        before = stage.log.end
+        before = stage.replica.log.end
         stage.publish()
         for link in near:
             stage.ack(link)
@@ -112,7 +112,7 @@ def test_a_copy_that_is_ready_needs_no_catch_up(stage: Stage) -> None:
 def test_a_copy_without_the_epochs_start_batch_is_not_awaited(tmp_path: Path) -> None:
     """Where nothing of the epoch is confirmed yet, whoever holds the confirmed offset does not hold the first batch."""
     stage = Stage(tmp_path, decided(5, "n0a", "n1a"))
-    first = stage.log.end
+    first = stage.replica.log.end
     stage.mastership.epoch_start_end = stage.publish()
     stage.ack(stage.link("n2a"), first)
     assert silence(stage, 1.0) == []
@@ -129,7 +129,7 @@ def test_on_a_disk_log_what_is_flushed_makes_near(tmp_path: Path) -> None:
         stage.look(after=LOOK_S)
         assert stage.awaited == ""
     for expected in ("", "n1"):
-        before = stage.log.end
+        before = stage.replica.log.end
         stage.publish()
         stage.ack(link, flushed=before)
         stage.look(after=LOOK_S)
@@ -147,7 +147,7 @@ def test_a_awaited_copy_that_does_not_come_is_dropped_and_answers(stage: Stage) 
     assert silence(stage, CATCH_UP_S - LOOK_S) == []
     assert (stage.awaited, stage.answers) == ("n1", [])
     assert silence(stage, 2 * LOOK_S) == []
-    assert (stage.awaited, stage.answers, stage.confirmed) == ("", [OK], stage.log.end)
+    assert (stage.awaited, stage.answers, stage.confirmed) == ("", [OK], stage.replica.log.end)
     assert wait(stage) == [OK]
 
 
@@ -167,9 +167,9 @@ def test_a_awaited_copy_whose_link_ends_is_dropped(stage: Stage) -> None:
     link = awaited(stage)
     wait(stage)
     stage.mastership.leave(link)
-    assert stage.confirmed < stage.log.end
+    assert stage.confirmed < stage.replica.log.end
     stage.look()
-    assert (stage.awaited, stage.answers, stage.confirmed) == ("", [OK], stage.log.end)
+    assert (stage.awaited, stage.answers, stage.confirmed) == ("", [OK], stage.replica.log.end)
 
 
 def test_a_new_link_of_the_same_run_goes_on_being_awaited(stage: Stage) -> None:
@@ -196,7 +196,7 @@ def test_a_awaited_copy_whose_acks_count_no_more_is_dropped(stage: Stage, facts:
     wait(stage)
     answers = stage.mastership.learned(facts)
     stage.look()
-    assert (answers + stage.answers, stage.awaited, stage.confirmed) == ([OK], "", stage.log.end)
+    assert (answers + stage.answers, stage.awaited, stage.confirmed) == ([OK], "", stage.replica.log.end)
     stage.ack(link)
     assert stage.look() is None
 
@@ -306,7 +306,7 @@ def test_a_member_that_is_lost_meanwhile_holds_still_beside_the_awaited_copy(tmp
     before = stage.confirmed
     assert steadily(stage, far) == [Grow("n2", "n2a", 5)]
     stage.ack(far)
-    assert stage.confirmed == before < stage.log.end
+    assert stage.confirmed == before < stage.replica.log.end
 
 
 def test_who_is_dropped_gives_way_to_the_members_only(tmp_path: Path) -> None:
@@ -353,7 +353,7 @@ def test_a_new_mastership_awaits_nobody_who_was_awaited_before(stage: Stage) -> 
     """Make the next mastership of the log while a copy is awaited: it waits for its members, and nobody else."""
     awaited(stage)
     stage.publish()
-    assert stage.confirmed < stage.log.end
+    assert stage.confirmed < stage.replica.log.end
     following = Mastership(
         name="main",
         own="n0",
@@ -363,8 +363,8 @@ def test_a_new_mastership_awaits_nobody_who_was_awaited_before(stage: Stage) -> 
         confirmed=stage.confirmed,
         waiting_max=100,
     )
-    following.appended(stage.log.end)
-    assert (following.awaited, following.progress.confirmed) == (None, stage.log.end)
+    following.appended(stage.replica.log.end)
+    assert (following.awaited, following.progress.confirmed) == (None, stage.replica.log.end)
 
 
 # --- Who is near, and who rests -------------------------------------------------------------------------------------

@@ -97,7 +97,7 @@ def test_a_master_that_agrees_and_cannot_send_is_asked_less_and_less(pair: Pair,
         client.disconnected(now, reason)
         return round(client.retry_at - now, 6)
 
-    end = pair.master.end
+    end = pair.master.log.end
     assert [lost(float(number), transfer(pair.master, 0, 0)) for number in range(5)] == [0.02, 0.04, 0.08, 0.1, 0.1]
     lead_to_transfer(client, pair, 5.0)
     assert client.last_error is error
@@ -107,7 +107,7 @@ def test_a_master_that_agrees_and_cannot_send_is_asked_less_and_less(pair: Pair,
     assert client.retry_at == 5.02
     append(pair.master, 100)
     assert [lost(float(number)) for number in range(6, 9)] == [0.02, 0.04, 0.08]
-    pair.master.log.truncate(end, pair.master.epochs.entries)
+    pair.master.log.truncate(end, pair.master.log.epochs.entries)
     assert [lost(float(number), transfer(pair.master, end, end)) for number in range(9, 12)] == [0.02, 0.02, 0.02]
 
 
@@ -267,8 +267,8 @@ def test_a_master_of_another_cluster_is_left_at_once(pair: Pair) -> None:
 def test_what_a_mirror_asks_for_is_checked_against_the_masters_history(pair: Pair) -> None:
     """Let the mirror hold a tail that is not the master's: it is cut first, and the request is the common point."""
     client = joined(pair)
-    client.received(transfer(pair.master, 0, pair.master.end), 0.0)
-    common = pair.mirror.end
+    client.received(transfer(pair.master, 0, pair.master.log.end), 0.0)
+    common = pair.mirror.log.end
     client.disconnected(0.0)
     pair.mirror.log.open_epoch(2)
     append(pair.mirror, 500)
@@ -286,11 +286,11 @@ def test_what_a_mirror_asks_for_is_checked_against_the_masters_history(pair: Pai
 def test_what_is_confirmed_here_is_never_cut(pair: Pair) -> None:
     """Meet a master whose history parts below what is confirmed here: the mirror keeps all and names the range."""
     client = joined(pair)
-    client.received(transfer(pair.master, 0, pair.master.end), 0.0)
-    common = pair.mirror.end
+    client.received(transfer(pair.master, 0, pair.master.log.end), 0.0)
+    common = pair.mirror.log.end
     pair.mirror.log.open_epoch(2)
     append(pair.mirror, 500)
-    pair.mirror.set_confirmed(pair.mirror.end)
+    pair.mirror.set_confirmed(pair.mirror.log.end)
     kept = content(pair.mirror)
     start_epoch(pair.master, "n0", 3)
     client.disconnected(0.0)
@@ -305,12 +305,12 @@ def copy_with_a_surplus(pair: Pair, *, confirmed: bool) -> int:
     """The mirror holds, and perhaps knows to be confirmed, what the master of epoch 3 has never seen; where that
     begins."""
     client = joined(pair)
-    client.received(transfer(pair.master, 0, pair.master.end), 0.0)
-    common = pair.mirror.end
+    client.received(transfer(pair.master, 0, pair.master.log.end), 0.0)
+    common = pair.mirror.log.end
     pair.mirror.log.open_epoch(2)
     append(pair.mirror, 500)
     if confirmed:
-        pair.mirror.set_confirmed(pair.mirror.end)
+        pair.mirror.set_confirmed(pair.mirror.log.end)
     start_epoch(pair.master, "n0", 3)
     return common
 
@@ -351,13 +351,13 @@ def test_a_loss_takes_nothing_from_a_copy_that_has_no_more(pair: Pair) -> None:
     """Goal: who lost something too has nothing to keep. Meet the next master with a declared loss and no more than it
     has."""
     client = joined(pair)
-    client.received(transfer(pair.master, 0, pair.master.end), 0.0)
-    pair.mirror.set_confirmed(pair.mirror.end)
+    client.received(transfer(pair.master, 0, pair.master.log.end), 0.0)
+    pair.mirror.set_confirmed(pair.mirror.log.end)
     start_epoch(pair.master, "n0", 3)
     client = client_of(pair.mirror, pair.mirror_settings, losses=[Declared(3, 0)])
     lead_to_asking(client, pair.mirror_settings)
     align = only(Align, client.received(history(pair.master), 0.0))
-    assert (align.log_offset, align.loss) == (pair.mirror.end, 0)
+    assert (align.log_offset, align.loss) == (pair.mirror.log.end, 0)
 
 
 def test_an_older_history_than_the_one_known_here_is_refused(pair: Pair) -> None:
@@ -391,7 +391,7 @@ def test_a_silent_mirror_reports_again(pair: Pair) -> None:
     (first,) = acks_in(sends(client.tick(0.5)))
     assert client.tick(0.99) == []
     (second,) = acks_in(sends(client.tick(1.0)))
-    assert first == second == (pair.mirror.end, pair.mirror.flushed, 1, 0)
+    assert first == second == (pair.mirror.log.end, pair.mirror.log.flushed, 1, 0)
 
 
 def test_a_run_is_acked_once_and_as_soon_as_it_is_stored(pair: Pair) -> None:
@@ -400,7 +400,7 @@ def test_a_run_is_acked_once_and_as_soon_as_it_is_stored(pair: Pair) -> None:
     client = joined(pair)
     said: list[bytes | memoryview] = []
     pair.mirror.on_stored.append(lambda: said.extend(sends(client.stored(0.0))))
-    begin, end = pair.mirror.end, pair.master.end
+    begin, end = pair.mirror.log.end, pair.master.log.end
     assert client.received(transfer(pair.master, begin, end), 0.0) == []
     assert [ack.written for ack in acks_in(said)] == [end]
     assert client.received(transfer(pair.master, end, end), 0.0) == []
@@ -410,7 +410,7 @@ def test_a_run_is_acked_once_and_as_soon_as_it_is_stored(pair: Pair) -> None:
 def test_an_ack_says_what_is_held_and_of_which_history(pair: Pair) -> None:
     """Receive, then flush: the acks say how far in memory, how far on disk, and the epoch; nothing more is claimed."""
     client = joined(pair)
-    end = pair.master.end
+    end = pair.master.log.end
     (written,) = acks_in(sends(client.received(transfer(pair.master, 0, end), 0.0)))
     assert written == (end, 0, 1, 0)
     flush(pair.mirror)
@@ -425,10 +425,10 @@ def test_an_ack_says_what_is_held_and_of_which_history(pair: Pair) -> None:
 def test_each_transfer_is_stored_and_acked(pair: Pair) -> None:
     """Receive three runs: each is in the log and acked before the next one comes."""
     client = joined(pair)
-    borders = [0, pair.master.end, append(pair.master).next_log_offset, append(pair.master).next_log_offset]
+    borders = [0, pair.master.log.end, append(pair.master).next_log_offset, append(pair.master).next_log_offset]
     for first, last in pairwise(borders):
         (ack,) = acks_in(sends(client.received(transfer(pair.master, first, last), 0.0)))
-        assert ack.written == pair.mirror.end == last
+        assert ack.written == pair.mirror.log.end == last
     assert content(pair.mirror) == content(pair.master)
 
 
@@ -437,25 +437,25 @@ def test_each_transfer_is_stored_and_acked(pair: Pair) -> None:
 def test_bytes_that_do_not_follow_close_the_link(pair: Pair, heartbeat: bool) -> None:
     """Push from another offset than the end, with bytes and without: the link ends and the copy is as before."""
     client = joined(pair)
-    first = pair.master.end
+    first = pair.master.log.end
     client.received(transfer(pair.master, 0, first), 0.0)
     kept = content(pair.mirror)
     second = append(pair.master).next_log_offset
     append(pair.master)
-    last = second if heartbeat else pair.master.end
+    last = second if heartbeat else pair.master.log.end
     error = refusal(lambda: client.received(transfer(pair.master, second, last), 0.0))
     assert isinstance(error, ProtocolError)
     assert content(pair.mirror) == kept
 
 
 def check_an_empty_mirror_takes_only_the_beginning(pair: Pair, make: Make = HAClient) -> None:
-    first = pair.master.end
+    first = pair.master.log.end
     append(pair.master)
-    for last in (first, pair.master.end):
+    for last in (first, pair.master.log.end):
         client = joined(pair, make)
         error = refusal(lambda client=client, last=last: client.received(transfer(pair.master, first, last), 0.0))
         assert isinstance(error, ProtocolError), f"an empty copy took a push from {first}"
-        assert pair.mirror.end == 0
+        assert pair.mirror.log.end == 0
 
 
 @pytest.mark.story("002:609-623")
@@ -470,40 +470,40 @@ def test_an_empty_mirror_takes_only_the_beginning(pair: Pair) -> None:
 def test_a_damaged_batch_is_neither_stored_nor_acked(pair: Pair, damage: int) -> None:
     """Flip a byte in the header, in the producer's part and at the end of a run: none of the run is kept."""
     client = joined(pair)
-    client.received(transfer(pair.master, 0, pair.master.end), 0.0)
-    first = pair.master.end
+    client.received(transfer(pair.master, 0, pair.master.log.end), 0.0)
+    first = pair.master.log.end
     append(pair.master)
     append(pair.master)
-    bad = transfer(pair.master, first, pair.master.end, damage=damage)
+    bad = transfer(pair.master, first, pair.master.log.end, damage=damage)
     assert isinstance(refusal(lambda: client.received(bad, 0.0)), BadBatch)
-    assert pair.mirror.end == first
+    assert pair.mirror.log.end == first
 
 
 def test_bytes_of_another_epoch_are_refused(pair: Pair) -> None:
     """Push under another epoch than the history's: not taken."""
     client = joined(pair)
-    other = transfer(pair.master, 0, pair.master.end, epoch=2)
+    other = transfer(pair.master, 0, pair.master.log.end, epoch=2)
     assert isinstance(refusal(lambda: client.received(other, 0.0)), ProtocolError)
-    assert pair.mirror.end == 0
+    assert pair.mirror.log.end == 0
 
 
 def test_only_what_is_held_becomes_confirmed(pair: Pair) -> None:
     """Hear of a confirmed offset beyond the copy's end: the copy's own end is all that is confirmed here."""
-    end = pair.master.end
+    end = pair.master.log.end
     append(pair.master)
-    pair.master.set_confirmed(pair.master.end)
+    pair.master.set_confirmed(pair.master.log.end)
     client = joined(pair)
     client.received(transfer(pair.master, 0, end), 0.0)
-    assert pair.mirror.confirmed == pair.mirror.end == end
-    client.received(transfer(pair.master, end, pair.master.end), 0.0)
-    assert pair.mirror.confirmed == pair.master.end
+    assert pair.mirror.log.confirmed == pair.mirror.log.end == end
+    client.received(transfer(pair.master, end, pair.master.log.end), 0.0)
+    assert pair.mirror.log.confirmed == pair.master.log.end
 
 
 def test_a_heartbeat_is_not_answered(pair: Pair) -> None:
     """Receive an empty transfer at the end: it is a sign of life and asks for nothing."""
     client = joined(pair)
-    client.received(transfer(pair.master, 0, pair.master.end), 0.0)
-    assert client.received(transfer(pair.master, pair.master.end, pair.master.end), 0.3) == []
+    client.received(transfer(pair.master, 0, pair.master.log.end), 0.0)
+    assert client.received(transfer(pair.master, pair.master.log.end, pair.master.log.end), 0.3) == []
     assert client.last_read == 0.3
 
 

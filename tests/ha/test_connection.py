@@ -77,7 +77,7 @@ def test_a_mirror_first_says_what_it_holds_and_learns_the_history(pair: Pair) ->
     assert answer.type == FrameType.HISTORY
     told = decode(answer.payload)
     assert isinstance(told, History)
-    assert (told.epoch, told.begin, told.end) == (1, 0, pair.master.end)
+    assert (told.epoch, told.begin, told.end) == (1, 0, pair.master.log.end)
     assert [(each.epoch, each.start) for each in told.epochs] == [(1, 0)]
     assert isinstance(refusal(lambda: connection.follow(follow_of(pair.mirror), 0.0)), ProtocolError)
 
@@ -91,7 +91,7 @@ def check_an_empty_mirror_gets_all_history(pair: Pair, make: Make = HAConnection
     error = refusal(lambda: sends(connection.pull(Pull(log_offset=0), 0.0)))
     assert error is None, error
     assert connection.read_half.requested == 0
-    assert connection.write_half.next_transfer == pair.master.end
+    assert connection.write_half.next_transfer == pair.master.log.end
 
 
 @pytest.mark.story("002:945-969")
@@ -105,12 +105,12 @@ def test_a_mirror_resumes_where_it_ended(pair: Pair) -> None:
     """Let a mirror that holds the first half ask: the first byte it is sent is the one after its last."""
     append(pair.master)
     connection = connection_of(pair.master)
-    pair.mirror.align(0, pair.master.epochs.entries)
+    pair.mirror.align(0, pair.master.log.epochs.entries)
     pair.mirror.append_run(memoryview(content(pair.master)), log_offset=0)
     append(pair.master)
     parts = sends(prove(connection, pair.mirror))
-    assert transfers_in(parts)[0].log_offset == pair.mirror.end
-    assert runs_in(parts) == content(pair.master)[pair.mirror.end :]
+    assert transfers_in(parts)[0].log_offset == pair.mirror.log.end
+    assert runs_in(parts) == content(pair.master)[pair.mirror.log.end :]
 
 
 @pytest.mark.story("002:975")
@@ -157,7 +157,7 @@ def test_a_mirror_that_claims_nonsense_gets_no_link(pair: Pair, claim: dict[str,
 def check_only_acks_that_can_be_true_are_believed(pair: Pair, make: Make = HAConnection) -> None:
     connection = connection_of(pair.master, make=make)
     prove(connection, pair.mirror)
-    end = pair.master.end
+    end = pair.master.log.end
     connection.ack(ack_of(end, epoch=1, flushed=8), 0.0)
     for lie, kind in (
         (ack_of(end + 8, epoch=1), AckBeyondEnd),
@@ -183,8 +183,8 @@ def test_bytes_that_were_not_sent_on_this_link_cannot_be_acked(pair: Pair) -> No
     for number in range(4):
         append(pair.master, 30 * KIB, number)
     connection.pump(0.0)
-    assert connection.write_half.next_transfer < pair.master.end
-    assert isinstance(refusal(lambda: connection.ack(ack_of(pair.master.end, epoch=1), 0.0)), AckBeyondEnd)
+    assert connection.write_half.next_transfer < pair.master.log.end
+    assert isinstance(refusal(lambda: connection.ack(ack_of(pair.master.log.end, epoch=1), 0.0)), AckBeyondEnd)
 
 
 @pytest.mark.story("002:829-837")
@@ -195,8 +195,8 @@ def test_a_later_ack_covers_the_earlier_ones(pair: Pair) -> None:
     for number in range(5):
         append(pair.master, 100, number)
     connection.pump(0.0)
-    connection.ack(ack_of(pair.master.end, epoch=1, flushed=pair.master.end), 1.0)
-    assert (connection.read_half.acked, connection.read_half.flushed) == (pair.master.end, pair.master.end)
+    connection.ack(ack_of(pair.master.log.end, epoch=1, flushed=pair.master.log.end), 1.0)
+    assert (connection.read_half.acked, connection.read_half.flushed) == (pair.master.log.end, pair.master.log.end)
 
 
 def test_a_link_ends_with_its_mastership(pair: Pair) -> None:
@@ -215,12 +215,12 @@ def test_a_transfer_says_where_its_bytes_stand(pair: Pair) -> None:
     """Push one batch: its frame has its log offset and, beside it, what a mirror must know to trust it."""
     connection = connection_of(pair.master)
     prove(connection, pair.mirror)
-    before = pair.master.end
+    before = pair.master.log.end
     append(pair.master)
     pair.master.set_confirmed(before)
     parts = sends(connection.pump(0.0))
     (facts,) = transfers_in(parts)
-    assert facts == (before, before, pair.master.end, 1, 0)
+    assert facts == (before, before, pair.master.log.end, 1, 0)
     assert runs_in(parts) == content(pair.master)[before:]
 
 
@@ -342,7 +342,7 @@ def test_a_silent_master_sends_a_heartbeat(pair: Pair) -> None:
     prove(connection, pair.mirror, now=10.0)
     assert connection.tick(10.49) == []
     (heartbeat,) = frames_in(sends(connection.tick(10.5)))
-    assert TRANSFER.unpack(heartbeat.payload)[0] == pair.master.end
+    assert TRANSFER.unpack(heartbeat.payload)[0] == pair.master.log.end
     append(pair.master)
     connection.pump(10.9)
     assert connection.tick(11.39) == []
@@ -388,9 +388,9 @@ def test_a_mirror_is_told_what_is_confirmed_though_nothing_follows(pair: Pair) -
     """Confirm without appending: one empty transfer tells it, and no second one."""
     connection = connection_of(pair.master)
     prove(connection, pair.mirror)
-    pair.master.set_confirmed(pair.master.end)
+    pair.master.set_confirmed(pair.master.log.end)
     (facts,) = transfers_in(sends(connection.pump(0.0)))
-    assert (facts.log_offset, facts.confirmed) == (pair.master.end, pair.master.end)
+    assert (facts.log_offset, facts.confirmed) == (pair.master.log.end, pair.master.log.end)
     assert connection.pump(0.0) == []
 
 
@@ -399,9 +399,9 @@ def test_a_mirror_is_told_what_is_confirmed_though_nothing_follows(pair: Pair) -
 
 def test_bytes_that_this_master_wrote_and_lost_are_named_and_never_cut(pair: Pair) -> None:
     """Follow with more of this master's own epoch than it has: the range is named and the link refused."""
-    end = pair.master.end
+    end = pair.master.log.end
     message = FollowRequest(
-        log_id="x", epochs=[EpochEntry(*pair.master.epochs.entries[0])], begin=0, end=end + 800, confirmed=0
+        log_id="x", epochs=[EpochEntry(*pair.master.log.epochs.entries[0])], begin=0, end=end + 800, confirmed=0
     )
     error = refusal(lambda: connection_of(pair.master).follow(message, 0.0))
     assert isinstance(error, MirrorAhead)
@@ -412,7 +412,7 @@ def test_bytes_that_this_master_wrote_and_lost_are_named_and_never_cut(pair: Pai
 def test_bytes_of_a_former_epoch_are_cut(pair: Pair, writer: str) -> None:
     """Goal: who was promoted holds everything that was confirmed, so what a copy has more of former epochs goes, also
     of an epoch that the master never heard of. Follow with a tail by each writer: the history is told, not refused."""
-    first, point = pair.master.epochs.entries[0], pair.master.end
+    first, point = pair.master.log.epochs.entries[0], pair.master.log.end
     start_epoch(pair.master, "n0", 5)
     tail = Epoch(3, point, writer, "a")
     message = FollowRequest(log_id="x", epochs=told([first, tail]), begin=0, end=point + 800, confirmed=point)
@@ -442,7 +442,7 @@ def test_what_a_mirror_knows_to_be_confirmed_is_cut_for_a_declared_loss_alone(
     """Goal: invariant 1. Follow with bytes of epoch 3 that the mirror knows to be confirmed and the master of epoch 5
     lacks: refused, and the range named, unless a loss was declared for a later epoch, from there or from below (bytes
     from the place where the histories part)."""
-    first, point = pair.master.epochs.entries[0], pair.master.end
+    first, point = pair.master.log.epochs.entries[0], pair.master.log.end
     start_epoch(pair.master, "n0", 5)
     epochs = told([first, Epoch(3, point, "n9", "a")])
     message = FollowRequest(log_id="x", epochs=epochs, begin=0, end=point + 800, confirmed=point + 8)
@@ -457,8 +457,8 @@ def test_what_a_mirror_knows_to_be_confirmed_is_cut_for_a_declared_loss_alone(
 def test_no_declared_loss_excuses_a_master_that_loses_bytes_of_its_own_epoch(pair: Pair) -> None:
     """Follow with more of the present epoch than the master has, nothing of it confirmed as far as the mirror knows:
     refused whatever was declared before."""
-    end = pair.master.end
-    epochs = told(pair.master.epochs.entries)
+    end = pair.master.log.end
+    epochs = told(pair.master.log.epochs.entries)
     message = FollowRequest(log_id="x", epochs=epochs, begin=0, end=end + 800, confirmed=0)
     connection = connection_of(pair.master, losses=[Declared(1, 0)])
     assert isinstance(refusal(lambda: connection.follow(message, 0.0)), MirrorAhead)
@@ -467,8 +467,8 @@ def test_no_declared_loss_excuses_a_master_that_loses_bytes_of_its_own_epoch(pai
 def test_a_mirror_that_knows_a_later_master_is_told_that_this_one_is_deposed(pair: Pair) -> None:
     """Goal: a master that has not heard of its successor closes the link and nothing more: its copy has lost nothing.
     Follow with an epoch that somebody else opened after this master's: it is no master, and asking again is right."""
-    epochs = [EpochEntry(1, 0), EpochEntry(2, pair.master.end, "n2", "b")]
-    message = FollowRequest(log_id="x", epochs=epochs, begin=0, end=pair.master.end, confirmed=0)
+    epochs = [EpochEntry(1, 0), EpochEntry(2, pair.master.log.end, "n2", "b")]
+    message = FollowRequest(log_id="x", epochs=epochs, begin=0, end=pair.master.log.end, confirmed=0)
     error = refusal(lambda: connection_of(pair.master).follow(message, 0.0))
     assert isinstance(error, NotMaster)
     assert error.retriable
@@ -477,7 +477,7 @@ def test_a_mirror_that_knows_a_later_master_is_told_that_this_one_is_deposed(pai
 def test_a_copy_that_begins_above_the_common_point_begins_anew(pair: Pair) -> None:
     """Goal: nothing of it is of use, for its first byte is of another history. Follow with a copy from 800 on where the
     histories part before."""
-    first, point = pair.master.epochs.entries[0], pair.master.end
+    first, point = pair.master.log.epochs.entries[0], pair.master.log.end
     start_epoch(pair.master, "n0", 5)
     message = FollowRequest(
         log_id="x", epochs=told([first, Epoch(3, point, "n9", "a")]), begin=point + 400, end=point + 800, confirmed=0
@@ -486,7 +486,7 @@ def test_a_copy_that_begins_above_the_common_point_begins_anew(pair: Pair) -> No
     (answer,) = frames_in(sends(connection.follow(message, 0.0)))
     history = decode(answer.payload)
     assert isinstance(history, History)
-    assert history.start_at == pair.master.begin
+    assert history.start_at == pair.master.log.begin
 
 
 def test_a_flush_of_the_master_is_not_needed_to_push(pair: Pair) -> None:

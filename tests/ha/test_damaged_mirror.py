@@ -34,8 +34,8 @@ def filled(pair: Pair, batches: int = 8) -> list[int]:
     places = [append(pair.master, 500, number).log_offset for number in range(batches)]
     client = client_of(pair.mirror, pair.mirror_settings)
     lead_to_transfer(client, pair)
-    client.received(transfer(pair.master, 0, pair.master.end), 0.0)
-    pair.mirror.set_confirmed(pair.mirror.end)
+    client.received(transfer(pair.master, 0, pair.master.log.end), 0.0)
+    pair.mirror.set_confirmed(pair.mirror.log.end)
     return places
 
 
@@ -59,7 +59,7 @@ def test_it_says_what_it_can_show_and_serves_nothing(pair: Pair) -> None:
     """Goal: nothing behind the bad bytes is spoken for, and nobody reads. Its greeting ends where they begin; every
     other use of its log is refused by what is wrong, with the range."""
     place = filled(pair)[3]
-    end = pair.mirror.end
+    end = pair.mirror.log.end
     damaged(pair, place)
     client = client_of(pair.mirror, pair.mirror_settings)
     client.tick(0.0)
@@ -71,7 +71,10 @@ def test_it_says_what_it_can_show_and_serves_nothing(pair: Pair) -> None:
     assert pair.mirror.claim == (end, end)
     assert pair.mirror.lossy
     assert not pair.mirror.usable
-    for use in (lambda: pair.mirror.read(0, 1, until=1), lambda: pair.mirror.append_run(memoryview(b""), log_offset=0)):
+    for use in (
+        lambda: pair.mirror.log.read(0, 1, until=1),
+        lambda: pair.mirror.append_run(memoryview(b""), log_offset=0),
+    ):
         error = refusal(use)
         assert isinstance(error, LogCorrupt)
         assert error.details["first"] == place
@@ -81,7 +84,7 @@ def test_a_master_that_has_it_all_repairs_it(pair: Pair) -> None:
     """Goal: equal copies, and every byte that was there is somewhere. The histories agree beyond the bad bytes: what
     stands from there on is set aside, the request begins there, and what comes makes the copies equal."""
     place = filled(pair)[3]
-    end = pair.mirror.end
+    end = pair.mirror.log.end
     directory = damaged(pair, place)
     client = client_of(pair.mirror, pair.mirror_settings)
     lead_to_asking(client, pair.mirror_settings)
@@ -95,7 +98,7 @@ def test_a_master_that_has_it_all_repairs_it(pair: Pair) -> None:
     pull, ack = frames_in(sends(client.aligned(0.0)))
     assert decode(pull.payload) == Pull(log_offset=place)
     assert ack.type == FrameType.ACK
-    client.received(transfer(pair.master, place, pair.master.end), 0.0)
+    client.received(transfer(pair.master, place, pair.master.log.end), 0.0)
     equal = content(pair.mirror) == content(pair.master)
     assert equal
     assert pair.mirror.repairing is not None
@@ -114,11 +117,11 @@ def test_a_master_that_lacks_what_was_confirmed_needs_a_declared_loss(pair: Pair
     master has, and is bad below that: without a word of the cluster's the link is refused and no file changes; with it
     the loss is named, and the cut is where the bad bytes begin."""
     place = filled(pair)[3]
-    common = pair.mirror.end
+    common = pair.mirror.log.end
     pair.mirror.log.open_epoch(2)
     append(pair.mirror, 500)
-    pair.mirror.set_confirmed(pair.mirror.end)
-    end = pair.mirror.end
+    pair.mirror.set_confirmed(pair.mirror.log.end)
+    end = pair.mirror.log.end
     start_epoch(pair.master, "n0", 3)
     directory = damaged(pair, place)
     before = snapshot(directory)
@@ -146,7 +149,7 @@ def test_a_repair_that_cannot_be_done_is_tried_again(pair: Pair) -> None:
     before = snapshot(directory)
     for repaired in (False, True):
         pair.mirror.begin_anew()
-        error = refusal(lambda: pair.mirror.align(place, pair.master.epochs.entries))
+        error = refusal(lambda: pair.mirror.align(place, pair.master.log.epochs.entries))
         if repaired:
             assert error is None
             pair.mirror.aligned()
@@ -155,7 +158,7 @@ def test_a_repair_that_cannot_be_done_is_tried_again(pair: Pair) -> None:
             assert "log.copies_aside_max" in str(error)
             pair.mirror.align_failed(error)
             assert snapshot(directory) == before
-            assert (pair.mirror.damage is not None, pair.mirror.end) == (True, place)
+            assert (pair.mirror.damage is not None, pair.mirror.log.end) == (True, place)
             (former[0] / "log.json").unlink()
             former[0].rmdir()
-    assert (pair.mirror.usable, pair.mirror.end) == (True, place)
+    assert (pair.mirror.usable, pair.mirror.log.end) == (True, place)

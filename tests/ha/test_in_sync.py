@@ -34,7 +34,7 @@ def test_a_copy_that_holds_everything_is_wished_in(stage: Stage) -> None:
 
 def test_a_copy_below_the_confirmed_offset_is_not_wished_in(stage: Stage) -> None:
     """Ack up to the batch before: it is, only with the last one."""
-    before = stage.log.end
+    before = stage.replica.log.end
     stage.publish()
     link = stage.link("n1a")
     stage.ack(link, before)
@@ -46,7 +46,7 @@ def test_a_copy_below_the_confirmed_offset_is_not_wished_in(stage: Stage) -> Non
 def test_a_copy_without_the_epochs_start_batch_is_not_wished_in(tmp_path: Path) -> None:
     """Where nothing of the epoch is confirmed yet, what a copy needs is its first batch."""
     stage = Stage(tmp_path, decided(5, "n0a", wanted=2))
-    first = stage.log.end
+    first = stage.replica.log.end
     end = stage.publish()
     stage.mastership.epoch_start_end = end
     link = stage.link("n1a")
@@ -83,7 +83,7 @@ def test_a_link_without_a_run_is_not_wished_in(stage: Stage) -> None:
 
 def test_a_copy_that_lacks_old_records_is_not_wished_in(stage: Stage) -> None:
     """Let a mirror have the newest records only: not before the log has decided to begin there too."""
-    begin = stage.log.end
+    begin = stage.replica.log.end
     link = stage.link("n1a", holds=stage.publish(), begin=begin)
     assert stage.wish() is None
     stage.move_start(begin)
@@ -97,7 +97,7 @@ def test_on_a_disk_log_what_is_flushed_counts(tmp_path: Path) -> None:
     link = stage.link("n1a")
     stage.ack(link)
     assert stage.wish() is None
-    stage.ack(link, flushed=stage.log.end)
+    stage.ack(link, flushed=stage.replica.log.end)
     assert stage.wish() is not None
 
 
@@ -347,7 +347,7 @@ def test_a_node_that_lost_its_memory_after_it_was_let_in_holds_still(stage: Stag
 def test_a_marked_member_that_is_let_in_holds_what_its_new_run_has(tmp_path: Path) -> None:
     """Let a member prove much, lose half of it, be let in anew with the rest, and its link go before that is known."""
     stage = Stage(tmp_path, decided(5, "n0a", "n1a", "n2a"))
-    half, other = stage.log.end, stage.link("n2a")
+    half, other = stage.replica.log.end, stage.link("n2a")
     stage.ack(other)
     end = stage.publish()
     stage.ack(stage.link("n1a"))
@@ -396,12 +396,12 @@ def test_a_new_link_does_not_inherit_what_another_run_said(tmp_path: Path) -> No
 def test_a_member_that_lacks_old_records_holds_still_until_it_is_complete(tmp_path: Path) -> None:
     """Let a member come back with the newest records only: its acks count once the log has decided to begin there."""
     stage = Stage(tmp_path, decided(5, "n0a", "n1a"))
-    begin = stage.log.end
+    begin = stage.replica.log.end
     link = stage.link("n1a", holds=stage.publish(), begin=begin)
     assert (stage.confirmed, stage.mastership.copies_up) == (0, 1)
     stage.move_start(begin)
     stage.ack(link)
-    assert (stage.confirmed, stage.mastership.copies_up) == (stage.log.end, 2)
+    assert (stage.confirmed, stage.mastership.copies_up) == (stage.replica.log.end, 2)
 
 
 # --- Publishes ------------------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ def make_mastership(pair: Pair, *, min_in_sync: int = 1, waiting_max: int = 100)
         confirmed=0,
         waiting_max=waiting_max,
     )
-    mastership.appended(pair.master.end)
+    mastership.appended(pair.master.log.end)
     return mastership
 
 
@@ -89,8 +89,8 @@ def test_a_false_ack_answers_nobody(pair: Pair, mastership: Mastership) -> None:
 def test_what_a_mirror_already_has_is_confirmed_when_it_proves_it(pair: Pair, mastership: Mastership) -> None:
     """Lose the ack but not the bytes: the mirror's next link, which asks from behind them, answers the publish."""
     end, _ = publish(mastership, pair, copies=2)
-    pair.mirror.align(0, pair.master.epochs.entries)
-    pair.mirror.append_run(pair.master.read(0, 1 << 20, until=end), log_offset=0)  # type: ignore[arg-type]
+    pair.mirror.align(0, pair.master.log.epochs.entries)
+    pair.mirror.append_run(pair.master.log.read(0, 1 << 20, until=end), log_offset=0)  # type: ignore[arg-type]
     connection = connection_of(pair.master)
     mastership.join(connection)
     prove(connection, pair.mirror)

@@ -33,14 +33,14 @@ def queues_of(replica: Replica) -> dict[str, int]:
 
 def room_of(replica: Replica) -> int:
     """What is left of the segment."""
-    return 256 * KIB - (replica.end - replica.log.active_start)
+    return 256 * KIB - (replica.log.end - replica.log.active_start)
 
 
 def copy_all(pair: Pair) -> None:
     """The mirror takes over the master's epochs and every byte that it has not."""
-    pair.mirror.log.adopt_epochs(pair.master.epochs.entries)
-    run = content(pair.master)[pair.mirror.end :]
-    pair.mirror.append_run(memoryview(run), log_offset=pair.mirror.end)
+    pair.mirror.log.adopt_epochs(pair.master.log.epochs.entries)
+    run = content(pair.master)[pair.mirror.log.end :]
+    pair.mirror.append_run(memoryview(run), log_offset=pair.mirror.log.end)
 
 
 def test_a_change_of_a_newer_software_is_passed_over(pair: Pair, tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_a_batch_that_is_stored_and_cannot_be_followed_is_told(pair: Pair, role:
     replica.on_broken = broken.append
     append(pair.master)
     copy_all(pair)
-    first = replica.end
+    first = replica.log.end
     replica.queues.follow = fail  # type: ignore[method-assign]
 
     def declare_and_copy() -> None:
@@ -83,7 +83,7 @@ def test_a_batch_that_is_stored_and_cannot_be_followed_is_told(pair: Pair, role:
     with pytest.raises(LogCorrupt, match="a fault that nobody thought of") as raised:
         declare_and_copy()
     assert broken == [raised.value]
-    assert raised.value.details == {"first": first, "last": replica.end}
+    assert raised.value.details == {"first": first, "last": replica.log.end}
 
 
 @pytest.mark.parametrize("role", ["master", "mirror"])
@@ -114,7 +114,7 @@ def test_a_disk_that_fails_in_an_append_is_told(
     with pytest.raises(DiskFailed) as raised:
         append_more()
     assert broken == [raised.value]
-    assert 0 < replica.end < 20 * 30 * KIB
+    assert 0 < replica.log.end < 20 * 30 * KIB
 
 
 def test_a_run_received_at_the_logs_end_is_kept_whole_or_leaves_zeros(pair: Pair) -> None:
@@ -124,30 +124,30 @@ def test_a_run_received_at_the_logs_end_is_kept_whole_or_leaves_zeros(pair: Pair
     copy_all(pair)
     append(pair.master)
     mirror = pair.mirror
-    run = content(pair.master)[mirror.end :]
-    end = mirror.end
+    run = content(pair.master)[mirror.log.end :]
+    end = mirror.log.end
 
-    place = mirror.place_for(len(run))
+    place = mirror.log.place_for(len(run))
     assert place is not None
     place[: len(run) // 2] = run[: len(run) // 2]
-    mirror.drop_placed(place)
-    assert (mirror.end, bytes(place)) == (end, bytes(len(run)))
+    mirror.log.drop_placed(place)
+    assert (mirror.log.end, bytes(place)) == (end, bytes(len(run)))
 
     place[:] = bytes(run[:-1]) + bytes((run[-1] ^ 1,))
     with pytest.raises(BadBatch):
         mirror.keep_placed(place, log_offset=end)
-    assert (mirror.end, bytes(place)) == (end, bytes(len(run)))
+    assert (mirror.log.end, bytes(place)) == (end, bytes(len(run)))
 
     place[:] = run
     mirror.keep_placed(place, log_offset=end)
     assert content(mirror) == content(pair.master)
     assert mirror.index.next_appended(1) == pair.master.index.next_appended(1)
-    assert mirror.place_for(256 * KIB) is None, "what does not fit the segment is received elsewhere"
+    assert mirror.log.place_for(256 * KIB) is None, "what does not fit the segment is received elsewhere"
 
 
 def checkpoint(replica: Replica) -> None:
     """A complete, confirmed checkpoint of no queues at all."""
-    began = replica.end
+    began = replica.log.end
     replica.append_change(encode_checkpoint([encode_state(CheckpointBegan(queue_id_max=0))]), 1)
     ended = CheckpointEnded(began_at=began, producer_epoch_floor=0)
     replica.append_change(encode_checkpoint([encode_state(ended)]), 1)
@@ -160,38 +160,38 @@ def test_a_begin_within_a_mirrors_segment_is_where_its_readers_begin(tmp_path: P
     longer = other.log.model_copy(update={"segment_bytes": 384 * KIB, "kept_mapped_bytes": 0})
     other = other.model_copy(update={"log": longer})
     master, mirror = open_master(tmp_path / "n0", own), open_replica(tmp_path / "n1", other)
-    mirror.align(0, master.epochs.entries)
+    mirror.align(0, master.log.epochs.entries)
     mirror.aligned()
     for number in range(60):
         append(master, 30 * KIB, number)
     checkpoint(master)
     mirror.append_run(memoryview(content(master)), log_offset=0)
     for replica in (master, mirror):
-        replica.set_confirmed(replica.end)
+        replica.set_confirmed(replica.log.end)
     flush(mirror)
     flush(mirror)
     while (segment := mirror.log.next_to_seal()) is not None:
         start, end = segment
         rows = mirror.index.rows(start, end)
         mirror.log.tables.store(start, end, bytes(build_table(rows, start=start, end=end, seed=mirror.log.seed)))
-        mirror.add_to_past(start)
+        mirror.past_upkeep.add(start, mirror.log)
         mirror.log.seal(end)
         mirror.index.evict(end)
     begin = master.log.segments()[0].end
     assert begin not in {each.end for each in mirror.log.segments()}
-    mirror.start_moved(begin, mirror.starts_behind(begin))
-    mirror.drop_past(begin)
+    mirror.start_moved(begin, mirror.past_upkeep.starts_behind(begin, mirror.log))
+    mirror.past_upkeep.drop(begin, mirror.log)
     first = mirror.index.begin(1)
 
     def check(replica: Replica) -> None:
-        assert (replica.begin, replica.index.begin(1)) == (begin, first)
+        assert (replica.log.begin, replica.index.begin(1)) == (begin, first)
         assert replica.past is not None
         until = replica.index.past_until(1, first)
         assert until is not None
         (run, *_) = replica.past.entries(1, first, 1, until=until)
         assert run.base_queue_offset == first
         assert run.log_offset >= begin
-        assert replica.read_cold(run.log_offset, 1, until=replica.end).run()
+        assert replica.log.read_cold(run.log_offset, 1, until=replica.log.end).run()
 
     check(mirror)
     flush(mirror)
@@ -209,12 +209,12 @@ def test_a_mirror_takes_no_data_into_the_space_that_is_kept_free(pair: Pair) -> 
         append(master, 30 * KIB)
     append(master, room - 112)
     copy_all(pair)
-    assert mirror.end == master.end
+    assert mirror.log.end == master.log.end
     append(master, 100)
     for _ in range(2):
         with pytest.raises(DiskFull, match=r"log\.disk_full_percent"):
             copy_all(pair)
-        assert mirror.end == mirror.log.active_start + 256 * KIB - 8
+        assert mirror.log.end == mirror.log.active_start + 256 * KIB - 8
     mirror.log.allow_bytes(256 * KIB)
     copy_all(pair)
     mirror.log.allow_bytes(0)
@@ -223,7 +223,7 @@ def test_a_mirror_takes_no_data_into_the_space_that_is_kept_free(pair: Pair) -> 
     append(master, room - 112)
     declare(master, "q")
     copy_all(pair)
-    assert mirror.log.active_start == mirror.end - (master.end - master.log.active_start) > 256 * KIB
+    assert mirror.log.active_start == mirror.log.end - (master.log.end - master.log.active_start) > 256 * KIB
     assert content(mirror) == content(master)
 
 
@@ -233,15 +233,15 @@ def test_other_nodes_hear_of_bytes_before_what_follows_from_them_is_worked_out(p
     seen: list[tuple[str, int, int]] = []
 
     def look(what: str, replica: Replica) -> None:
-        seen.append((what, replica.end, replica.index.next_appended(1)))
+        seen.append((what, replica.log.end, replica.index.next_appended(1)))
 
     for replica in (pair.master, pair.mirror):
         replica.on_stored.append(partial(look, "stored", replica))
         replica.on_appended.append(partial(look, "followed", replica))
-    begin = pair.master.end
+    begin = pair.master.log.end
     append(pair.master)
     copy_all(pair)
-    end = pair.master.end
+    end = pair.master.log.end
     assert end > begin
     once = [("stored", end, 0), ("followed", end, 1)]
     assert seen == once * 2

@@ -45,7 +45,7 @@ def test_a_mirror_serves_what_was_confirmed_when_its_master_is_gone(world: World
         runs = mirror.replica.index.entries(QUEUE_ID, 0, 1 << 20)
         assert [run.base_queue_offset for run in runs] == list(range(10))
         for run in runs:
-            view = mirror.replica.read(run.log_offset, run.length, until=mirror.replica.confirmed)
+            view = mirror.replica.log.read(run.log_offset, run.length, until=mirror.replica.log.confirmed)
             assert view is not None
             assert read_header(view).base_queue_offset == run.base_queue_offset
 
@@ -58,7 +58,7 @@ def test_a_mirror_reports_its_end_and_the_master_pushes_from_there(tmp_path: Pat
     world.settle()
     publish_many(world, 5)
     world.settle()
-    held = world.mirrors[0].replica.end
+    held = world.mirrors[0].replica.log.end
     world.cut(world.links[0], master_knows=True, mirror_knows=True)
     publish_many(world, 5)
     world.tick(0.1)
@@ -112,9 +112,9 @@ def test_a_mirror_that_is_killed_resumes_by_its_own_bytes(world: World) -> None:
         publish_many(world, 4)
         world.settle()
         world.check()
-        held = world.mirrors[0].replica.end
+        held = world.mirrors[0].replica.log.end
         world.restart_mirror(0, clean=False)
-        assert world.mirrors[0].replica.end == held
+        assert world.mirrors[0].replica.log.end == held
         publish_many(world, 4)
         world.settle()
         world.check()
@@ -127,18 +127,18 @@ def test_every_restart_of_the_master_is_a_new_epoch(world: World) -> None:
         publish_many(world, 4)
         world.settle()
         world.restart_master(clean=clean)
-        assert world.master.replica.epochs.current == number + 2
+        assert world.master.replica.log.epochs.current == number + 2
         world.settle()
         world.check()
     for mirror in world.mirrors:
-        assert mirror.replica.epochs == world.master.replica.epochs
+        assert mirror.replica.log.epochs == world.master.replica.log.epochs
 
 
 def test_a_confirm_of_all_stands_still_while_a_mirror_is_away(world: World) -> None:
     """Cut one mirror of two off and publish for all: no confirm comes; with the mirror back it does."""
     gone = next(link for link in world.links if link.mirror is world.mirrors[1])
     world.cut(gone, master_knows=True, mirror_knows=False)
-    confirmed = world.master.replica.confirmed
+    confirmed = world.master.replica.log.confirmed
     token = world.publish(100, level=Level.ALL, timeout=60.0)
     majority = world.publish(100, level=Level.MAJORITY, timeout=60.0)
     for _ in range(10):
@@ -147,9 +147,9 @@ def test_a_confirm_of_all_stands_still_while_a_mirror_is_away(world: World) -> N
             world.deliver(link, 1 << 30, to_master=False)
     assert set(world.waits) == {token}
     assert [answer.token for answer in world.answers][-1] == majority
-    assert world.master.replica.confirmed == confirmed
+    assert world.master.replica.log.confirmed == confirmed
     world.settle()
-    assert world.master.replica.confirmed == world.master.replica.end
+    assert world.master.replica.log.confirmed == world.master.replica.log.end
     world.check()
 
 
@@ -180,14 +180,14 @@ def test_a_master_that_lost_its_end_stays_closed_and_cuts_nobody(tmp_path: Path,
     world.settle()
     publish_many(world, 3)
     world.settle()
-    older = world.master.replica.end
+    older = world.master.replica.log.end
     world.restart_master(clean=clean)
     world.settle()
     shutil.copytree(tmp_path / "n0", tmp_path / "snapshot")
-    snapshot_end = world.master.replica.end
+    snapshot_end = world.master.replica.log.end
     publish_many(world, 5)
     world.settle()
-    assert world.master.replica.confirmed > snapshot_end > older
+    assert world.master.replica.log.confirmed > snapshot_end > older
     kept = [content(mirror.replica) for mirror in world.mirrors]
 
     world.restart_master(clean=True)
@@ -247,9 +247,9 @@ def make_tail_of_another_master(world: World, *, writer: str = "n1") -> tuple[in
     if mirror.link is not None:
         world.cut(mirror.link, master_knows=True, mirror_knows=True)
     replica = mirror.replica
-    common = replica.end
+    common = replica.log.end
     start_epoch(replica, writer)
-    started = replica.end
+    started = replica.log.end
     append(replica, 300)
     return common, started
 
@@ -271,11 +271,11 @@ def test_another_masters_unconfirmed_tail_is_cut_at_the_common_point(tmp_path: P
     common, started = make_tail_of_another_master(world)
     taken = content(mirror.replica)[common:started]
     master = world.master.replica
-    master.log.adopt_epochs(mirror.replica.epochs.entries)
+    master.log.adopt_epochs(mirror.replica.log.epochs.entries)
     master.append_run(memoryview(taken), log_offset=common)
     world.restart_master(clean=True)
     reopen_as(world, 0)
-    before = world.mirrors[0].replica.end
+    before = world.mirrors[0].replica.log.end
     world.settle()
     assert started < before
     assert not world.faults
@@ -293,7 +293,7 @@ def test_a_tail_of_an_epoch_that_the_master_does_not_know_is_cut(tmp_path: Path)
     world.restart_master(clean=True)
     world.restart_master(clean=True)
     reopen_as(world, 0)
-    assert world.mirrors[0].replica.epochs.current < world.master.replica.epochs.current
+    assert world.mirrors[0].replica.log.epochs.current < world.master.replica.log.epochs.current
     world.settle()
     assert not world.faults
     assert content(world.mirrors[0].replica) == content(world.master.replica)
@@ -309,13 +309,13 @@ def test_a_copy_with_more_than_a_declared_loss_left_follows_again(tmp_path: Path
     common, _ = make_tail_of_another_master(world, writer="n9")
     replica = world.mirrors[0].replica
     if confirmed:
-        replica.set_confirmed(replica.end)
+        replica.set_confirmed(replica.log.end)
     tail = content(replica)[common:]
     world.restart_master(clean=True)
     world.restart_master(clean=True)
-    world.losses = [Declared(world.master.replica.epochs.current, common)]
+    world.losses = [Declared(world.master.replica.log.epochs.current, common)]
     reopen_as(world, 0)
-    assert world.mirrors[0].replica.confirmed == (common + len(tail) if confirmed else common)
+    assert world.mirrors[0].replica.log.confirmed == (common + len(tail) if confirmed else common)
     world.settle()
     assert not world.faults
     assert content(world.mirrors[0].replica) == content(world.master.replica)
@@ -331,9 +331,9 @@ def test_a_confirmed_tail_is_never_cut(tmp_path: Path) -> None:
     common, started = make_tail_of_another_master(world)
     mirror = world.mirrors[0]
     taken = content(mirror.replica)[common:started]
-    world.master.replica.log.adopt_epochs(mirror.replica.epochs.entries)
+    world.master.replica.log.adopt_epochs(mirror.replica.log.epochs.entries)
     world.master.replica.append_run(memoryview(taken), log_offset=common)
-    mirror.replica.set_confirmed(mirror.replica.end)
+    mirror.replica.set_confirmed(mirror.replica.log.end)
     world.restart_master(clean=True)
     reopen_as(world, 0)
     kept = content(world.mirrors[0].replica)
@@ -389,7 +389,7 @@ def test_the_same_epoch_and_start_of_a_restored_disk_are_another_history(tmp_pat
         link.master_open = False
     world.master = MasterNode(tmp_path / "n0", world.master.settings)
     world._wire_master()
-    while world.master.replica.end <= len(kept):
+    while world.master.replica.log.end <= len(kept):
         append(world.master.replica, 300)
     run_on(world)
     assert world.master.mastership.state is LogState.RECOVERING

@@ -49,7 +49,7 @@ async def test_a_master_listens_and_a_mirror_follows_it_by_itself(tmp_path: Path
         await until(lambda: isinstance(mirrored_by(second).client.last_error, ConnectionLost))
         async with running(master) as first:
             await until(lambda: mirrored_by(second).following)
-            await until(lambda: replica_of(second).end == replica_of(first).end > 0)
+            await until(lambda: replica_of(second).log.end == replica_of(first).log.end > 0)
             assert content(replica_of(second)) == content(replica_of(first))
 
 
@@ -72,17 +72,17 @@ async def test_a_mirror_whose_master_has_bad_bytes_dials_it_less_and_less(
         assert batch is not None
         log.publisher.append_change(batch, lambda error: None)
         path = replica_of(first).log.directory / ("0" * 20)
-        place = replica_of(first).end - 1
+        place = replica_of(first).log.end - 1
         whole = path.read_bytes()[place]
         patch(path, place, bytes([whole ^ 1]))
         async with running(mirror) as second:
             await until(lambda: len(told("mirror_follows")) == 7)
-            assert replica_of(second).end < replica_of(first).end
+            assert replica_of(second).log.end < replica_of(first).log.end
             waits = [following - before for before, following in pairwise(told("mirror_follows"))]
             assert all(wait >= least for wait, least in zip(waits[1:], (0.02, 0.04, 0.08, 0.16, 0.16), strict=True))
             assert len(told("mirror_disconnected")) == 1
             patch(path, place, bytes([whole]))
-            await until(lambda: replica_of(second).end == replica_of(first).end)
+            await until(lambda: replica_of(second).log.end == replica_of(first).log.end)
             assert mirrored_by(second).client.last_error is None
 
 
@@ -108,7 +108,7 @@ async def test_a_mirror_whose_words_were_changed_on_their_way_closes_no_log(tmp_
                 batch = hosted_by(first).replica.queues.declare("q", {})
                 assert batch is not None
                 hosted_by(first).publisher.append_change(batch, lambda error: None)
-                await until(lambda: replica_of(second).end == replica_of(first).end > 256)
+                await until(lambda: replica_of(second).log.end == replica_of(first).log.end > 256)
                 changed.clear()
             async with running(mirror) as second:
                 await until(lambda: mirrored_by(second).following)
@@ -138,7 +138,7 @@ async def test_a_mirror_to_whom_bytes_were_lost_asks_again_soon(
         async with running(bound) as first, running(mirror) as second:
             await until(lambda: len(taken) == 1)
             await until(lambda: mirrored_by(second).following)
-            await until(lambda: replica_of(second).end == replica_of(first).end > 0)
+            await until(lambda: replica_of(second).log.end == replica_of(first).log.end > 0)
 
 
 async def test_a_member_that_does_not_end_what_it_began_is_not_waited_for(
@@ -189,12 +189,12 @@ async def test_who_is_in_sync_is_told_once_per_change(tmp_path: Path, caplog: py
 
     settings = cluster_settings(tmp_path, copies=3, ha=QUICK)
     async with running(settings[0]) as master, running(settings[1]):
-        mastership, end = mastered_by(master).mastership, replica_of(master).end
+        mastership, end = mastered_by(master).mastership, replica_of(master).log.end
         await until(lambda: mastership.copies_up == 2 and len(told()) == 1)
         for count in (2, 4):
             async with running(settings[2]) as second:
                 await until(lambda count=count: mastership.copies_up == 3 and len(told()) == count)  # type: ignore[misc]
-                await until(lambda second=second: replica_of(second).confirmed == replica_of(master).end)  # type: ignore[misc]
+                await until(lambda second=second: replica_of(second).log.confirmed == replica_of(master).log.end)  # type: ignore[misc]
             await until(lambda: mastership.copies_up == 2)
         let_in, gone = "reason='lacks no record of the log'", "mirror_not_in_sync node=n2 log=main in_sync=n0,n1"
         assert [line.removesuffix(" reason='closed'") for line in told()] == [
@@ -233,7 +233,7 @@ async def test_a_master_returns_to_its_port_at_once(tmp_path: Path) -> None:
     async with running(mirror) as second:
         for epoch in (1, 2, 3):
             async with running(master):
-                await until(lambda epoch=epoch: replica_of(second).epochs.current == epoch)
+                await until(lambda epoch=epoch: replica_of(second).log.epochs.current == epoch)
                 await until(lambda: mirrored_by(second).following)
 
 
@@ -243,17 +243,17 @@ async def test_every_mirror_hears_at_once_what_is_confirmed(tmp_path: Path, flus
     the confirmed offset, also the one whose own ack did not move it."""
     settings = cluster_settings(tmp_path, copies=3, ha=QUIET, flush=flush)
     async with running(settings[0]) as master, running(settings[1]) as one, running(settings[2]) as two:
-        log, end = hosted_by(master), replica_of(master).end
+        log, end = hosted_by(master), replica_of(master).log.end
         await until(lambda: mastered_by(master).mastership.in_sync == {"n1", "n2"})
         await hosted_by(two).step_down()
         batch = log.replica.queues.declare("q", {})
         assert batch is not None
         log.publisher.append_change(batch, lambda error: None)
-        await until(lambda: replica_of(one).end == replica_of(master).end > end)
-        assert replica_of(one).confirmed <= end
+        await until(lambda: replica_of(one).log.end == replica_of(master).log.end > end)
+        assert replica_of(one).log.confirmed <= end
         await hosted_by(two).follow(log.assignment)
         for node in (master, two, one):
-            await until(lambda node=node: replica_of(node).confirmed == replica_of(master).end)
+            await until(lambda node=node: replica_of(node).log.confirmed == replica_of(master).log.end)
 
 
 async def test_a_master_tells_the_confirmed_offset_before_it_goes(tmp_path: Path) -> None:
@@ -263,11 +263,11 @@ async def test_a_master_tells_the_confirmed_offset_before_it_goes(tmp_path: Path
     async with running(mirror) as second:
         async with running(master) as first:
             await until(lambda: mastered_by(first).mastership.in_sync == {"n1"})
-            end = replica_of(first).end
+            end = replica_of(first).log.end
         async with running(master) as first:
-            await until(lambda: replica_of(second).end > end)
-            await until(lambda: replica_of(first).confirmed == replica_of(first).end)
-        await until(lambda: replica_of(second).confirmed == replica_of(second).end)
+            await until(lambda: replica_of(second).log.end > end)
+            await until(lambda: replica_of(first).log.confirmed == replica_of(first).log.end)
+        await until(lambda: replica_of(second).log.confirmed == replica_of(second).log.end)
 
 
 async def test_a_mirror_whose_disk_fails_in_the_handshake_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

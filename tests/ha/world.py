@@ -20,7 +20,7 @@ from mirrorlog.ha.actions import Action, Align, Close, Connect, FlushSoon, ReadC
 from mirrorlog.ha.client import ClientState, HAClient
 from mirrorlog.ha.connection import HAConnection, LinkState
 from mirrorlog.ha.group_transfer import ALL_MEMBERS, Answer, PutStatus
-from mirrorlog.ha.losses import DeclaredLoss
+from mirrorlog.ha.links import DeclaredLoss
 from mirrorlog.ha.mastership import LogState, Mastership
 from mirrorlog.wire.frame_reader import FrameReader
 from mirrorlog.wire.frames import Durability, Frame, FrameType, frame, read_ack
@@ -102,10 +102,10 @@ class MasterNode:
             own=settings.node.id,
             in_sync=everybody(assignment.nodes, copies_wanted=assignment.copies_wanted),
             durability=self.durability,
-            confirmed=self.replica.confirmed,
+            confirmed=self.replica.log.confirmed,
             waiting_max=1000,
         )
-        self.mastership.progress.flushed(self.replica.flushed)
+        self.mastership.progress.flushed(self.replica.log.flushed)
 
 
 class MirrorNode:
@@ -166,12 +166,12 @@ class World:
     ) -> int | None:
         """Append a batch and wait for its copies; the token of the wait, None when it was refused."""
         mastership = self.master.mastership
-        end = self.master.replica.end
+        end = self.master.replica.log.end
         try:
             copies = mastership.progress.copies_for(level)
             mastership.admit()
         except Refused:
-            assert self.master.replica.end == end
+            assert self.master.replica.log.end == end
             return None
         self._published += 1
         token = self._published
@@ -179,7 +179,7 @@ class World:
         durability = max(durability, self.master.durability)
         wait = Wait(header.next_log_offset, copies, durability, self.now + timeout)
         self.waits[token] = wait
-        self._progressed(mastership.appended(self.master.replica.end))
+        self._progressed(mastership.appended(self.master.replica.log.end))
         self._progressed(
             mastership.wait(token, end=wait.end, copies=copies, durability=durability, deadline=wait.deadline)
         )
@@ -227,7 +227,7 @@ class World:
         """Node `number` brings its log to disk."""
         if number == 0:
             flush(self.master.replica)
-            self._progressed(self.master.mastership.flushed(self.master.replica.flushed))
+            self._progressed(self.master.mastership.flushed(self.master.replica.log.flushed))
         else:
             mirror = self.mirrors[number - 1]
             flush(mirror.replica)
@@ -282,7 +282,7 @@ class World:
             while mirror.aligns:
                 self.finish_align(mirror)
         replica = self.master.replica
-        left = [border for border in _borders(replica) if border >= replica.flushed]
+        left = [border for border in _borders(replica) if border >= replica.log.flushed]
         keep = left[round(share * (len(left) - 1))]
         for link in self.links:
             link.master_open = link.mirror_open = False
@@ -292,7 +292,7 @@ class World:
         _end(replica, clean=False)
         _forget(self.master.directory, keep)
         self.master = MasterNode(self.master.directory, self.master.settings)
-        self.losses.append(Declared(self.master.replica.epochs.current, keep))
+        self.losses.append(Declared(self.master.replica.log.epochs.current, keep))
         self.confirmed_ever = self.confirmed_ever[:keep]
         self._wire_master()
         for mirror in self.mirrors:
@@ -315,16 +315,16 @@ class World:
         raise AssertionError(f"not settled: {self.describe()}")
 
     def settled(self) -> bool:
-        end = self.master.replica.end
+        end = self.master.replica.log.end
         return (
             not self.waits
             and all(each.client.state is ClientState.TRANSFER for each in self.mirrors)
-            and all(each.replica.end == each.replica.confirmed == end for each in self.mirrors)
+            and all(each.replica.log.end == each.replica.log.confirmed == end for each in self.mirrors)
         )
 
     def describe(self) -> str:
-        states = [(each.client.state.value, each.replica.end, each.replica.confirmed) for each in self.mirrors]
-        return f"master at {self.master.replica.end}, mirrors {states}, waiting {self.waits}, faults {self.faults}"
+        states = [(each.client.state.value, each.replica.log.end, each.replica.log.confirmed) for each in self.mirrors]
+        return f"master at {self.master.replica.log.end}, mirrors {states}, waiting {self.waits}, faults {self.faults}"
 
     # --- what holds always ----------------------------------------------------------------------------------------
 
@@ -333,18 +333,20 @@ class World:
         truth = content(self.master.replica)
         limits = {mirror.node_id: self._lost_from(mirror) for mirror in self.mirrors}
         confirmed = max(
-            self.master.replica.confirmed,
-            *(min(each.replica.confirmed, limits[each.node_id]) for each in self.mirrors),
+            self.master.replica.log.confirmed,
+            *(min(each.replica.log.confirmed, limits[each.node_id]) for each in self.mirrors),
         )
         assert truth.startswith(self.confirmed_ever), "what was confirmed has changed"
         self.confirmed_ever = truth[: max(confirmed, len(self.confirmed_ever))]
         for mirror in self.mirrors:
             common = content(mirror.replica)[: limits[mirror.node_id]]
             assert truth.startswith(common), f"{mirror.node_id} holds other bytes than its master"
-            assert mirror.replica.end >= len(self.confirmed_ever), f"{mirror.node_id} has not all that was confirmed"
+            assert mirror.replica.log.end >= len(self.confirmed_ever), (
+                f"{mirror.node_id} has not all that was confirmed"
+            )
             held = self.master.mastership.progress.held(mirror.node_id)
-            assert held.written <= mirror.replica.end, "more is believed than the mirror holds"
-            assert held.flushed <= mirror.replica.flushed, "more is believed than the mirror has on disk"
+            assert held.written <= mirror.replica.log.end, "more is believed than the mirror holds"
+            assert held.flushed <= mirror.replica.log.flushed, "more is believed than the mirror has on disk"
         assert self.master.mastership.state is LogState.SERVING
         assert not self.faults, self.faults
         assert all(wait.deadline > self.now for wait in self.waits.values()), "a wait outlived its deadline"
@@ -352,7 +354,7 @@ class World:
 
     def _lost_from(self, mirror: MirrorNode) -> int:
         """From where on it may hold what the log has lost: until it follows the epoch for which that was declared."""
-        known = mirror.replica.epochs.current
+        known = mirror.replica.log.epochs.current
         return min((loss.start for loss in self.losses if loss.epoch > known), default=1 << 62)
 
     def close(self) -> None:
@@ -364,7 +366,7 @@ class World:
     def _wire_master(self) -> None:
         self.master.replica.on_appended.append(self._pump)
         self.master.replica.on_confirmed.append(lambda gained: self._pump())
-        self._progressed(self.master.mastership.appended(self.master.replica.end))
+        self._progressed(self.master.mastership.appended(self.master.replica.log.end))
 
     def _pump(self) -> None:
         for link in list(self.links):
@@ -457,16 +459,16 @@ class World:
         link.master_open = False
 
     def _progressed(self, answers: list[Answer]) -> None:
-        before = self.master.replica.confirmed
+        before = self.master.replica.log.confirmed
         self.master.replica.set_confirmed(self.master.mastership.progress.confirmed)
-        assert self.master.replica.confirmed >= before
+        assert self.master.replica.log.confirmed >= before
         for answer in answers:
             self._answered(answer)
 
     def _answered(self, answer: Answer) -> None:
         wait = self.waits.pop(answer.token)  # type: ignore[call-overload]
         really = sum(
-            (each.flushed if wait.durability == Durability.DISK else each.end) >= wait.end
+            (each.log.flushed if wait.durability == Durability.DISK else each.log.end) >= wait.end
             for each in (self.master.replica, *(mirror.replica for mirror in self.mirrors))
         )
         assert answer.copies <= really, "more copies are claimed than there are"
@@ -514,7 +516,7 @@ class World:
         head = bytes(action.parts[0])
         if int.from_bytes(head[4:6], "little") == FrameType.ACK:
             ack = read_ack(memoryview(head)[16:])
-            assert (ack.written, ack.flushed) == (mirror.replica.end, mirror.replica.flushed)
+            assert (ack.written, ack.flushed) == (mirror.replica.log.end, mirror.replica.log.flushed)
 
     def _connect(self, mirror: MirrorNode) -> None:
         link = Link(mirror)
@@ -532,8 +534,8 @@ class World:
 def _borders(replica: Replica) -> list[int]:
     """Where batches begin, and the end."""
     found: list[int] = []
-    replica.log.scan(replica.begin, lambda header, batch: found.append(header.log_offset))
-    return [*found, replica.end]
+    replica.log.scan(replica.log.begin, lambda header, batch: found.append(header.log_offset))
+    return [*found, replica.log.end]
 
 
 def _forget(directory: Path, log_offset: int) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mirrorlog.broker.hosting.hosted_log import HostedState
+from mirrorlog.broker.hosting.states import HostedState
 from mirrorlog.broker.node import BrokerNode
 from mirrorlog.config import load_settings
 from mirrorlog.errors import LogCorrupt, MirrorlogError

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mirrorlog.broker.consumer_groups.coordinator import Deliverer
+from mirrorlog.broker.consumer_groups.subscriptions import Subscribing
 from mirrorlog.broker.log.publish import LogPublisher
 from mirrorlog.broker.log.replica import Replica
 from mirrorlog.commitlog.format.attributes import Attributes
@@ -189,12 +189,12 @@ def test_a_transaction_without_its_acks_is_found(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.long
 def test_an_ack_of_what_somebody_else_has_settled_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a commit that takes it for its own: so its records count twice."""
-    within = Deliverer.settle_within
+    within = Subscribing.settle_within
 
-    def settle_within(self: Deliverer, settle: Any, ranges: Sequence[int], *, whole: bool) -> Any:
+    def settle_within(self: Subscribing, settle: Any, ranges: Sequence[int], *, whole: bool) -> Any:
         return within(self, settle, ranges)
 
-    monkeypatch.setattr(Deliverer, "settle_within", settle_within)
+    monkeypatch.setattr(Subscribing, "settle_within", settle_within)
     storm = tuple(Event(0.3 + 0.5 * number, "kill", ("@master", 0.1)) for number in range(6))
     assert caught(*storm, by=("once for each order",), begin=2)
 

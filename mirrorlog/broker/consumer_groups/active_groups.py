@@ -247,10 +247,6 @@ class ActiveGroups:
     def get(self, key: Key) -> Work | None:
         return self.by_key.get(key)
 
-    def has(self, work: Work) -> bool:
-        """Whether it is still this one that stands for its group."""
-        return work.there
-
     def all(self) -> list[Work]:
         return list(self.by_key.values())
 

@@ -19,28 +19,26 @@ cluster: another one may be giving the same.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 
-from mirrorlog.broker.consumer_groups.active_groups import ActiveGroups, LeaseNumbers, Work
+from mirrorlog.broker.consumer_groups.active_groups import ActiveGroups, LeaseNumbers
 from mirrorlog.broker.consumer_groups.deliveries import BatchReader, Deliveries, GroupForwarding, GroupLog
-from mirrorlog.broker.consumer_groups.dispatch import DeliverFrames, Pump
-from mirrorlog.broker.consumer_groups.expiry import ExpiryLooks, MissingRecords
-from mirrorlog.broker.consumer_groups.group_changes import GroupEnds, ReadyRecords, Replacing
+from mirrorlog.broker.consumer_groups.dispatch import DeliverFrames, ExpiryLooks, MissingRecords, Pump
+from mirrorlog.broker.consumer_groups.group_changes import GroupEnds, ReadyRecords
 from mirrorlog.broker.consumer_groups.leases import Leasing
 from mirrorlog.broker.consumer_groups.settlement import PushedTable, Respond, SettlementService, Watermarks
 from mirrorlog.broker.consumer_groups.subscriptions import Subscribing, Taking, leases_of, taking_of
 from mirrorlog.broker.log.clock import LogClock
-from mirrorlog.broker.log.publish import ElsewhereLog, LogPublisher
+from mirrorlog.broker.log.publish import LogPublisher
+from mirrorlog.broker.log.refusals import ElsewhereLog
 from mirrorlog.broker.log.replica import Replica
-from mirrorlog.broker.ports import Receiver, Within
+from mirrorlog.broker.ports import Receiver
 from mirrorlog.broker.subscription_index import SubscriptionBook
 from mirrorlog.config import LimitSettings
 from mirrorlog.errors import MirrorlogError
-from mirrorlog.queues.changes import Change
 from mirrorlog.queues.groups.table import OWN_GROUP
 from mirrorlog.queues.ranges import Range
-from mirrorlog.wire.frames import Settle
-from mirrorlog.wire.messages.groups import ExtendLease, Lease, LeaseInfo, Redrive, SettleLease, Subscribe, Subscribed
+from mirrorlog.wire.messages.groups import LeaseInfo
 
 __all__ = ["Deliverer", "Respond"]
 
@@ -71,8 +69,9 @@ class Deliverer:
         reached = BatchReader(replica)
         self._works = works = ActiveGroups(self._soon)
         self._log = log = GroupLog(replica, publisher, works)
-        self._numbers = numbers = LeaseNumbers(lambda: replica.epochs.current)
-        self._forwardings = forwardings = GroupForwarding(replica)
+        self.lease_numbers = numbers = LeaseNumbers(lambda: replica.log.epochs.current)
+        self.forwardings = forwardings = GroupForwarding(replica)
+        """How records leave for other queues."""
         self._deliveries = deliveries = Deliveries(
             replica, works, log, reached=reached, leases=numbers, forwardings=forwardings, begun=begun, now=now
         )
@@ -82,19 +81,18 @@ class Deliverer:
             replica, publisher, works, log,
             watermarks=watermarks, pushed=pushed, waiting_max=limits.max_waiting_confirms, now=now,
         )  # fmt: skip
-        self._subscribing = subscribing = Subscribing(
+        self.subscribing = subscribing = Subscribing(
             publisher, works, log,
-            book=book, enter=lambda number, receiver: book.add(number, receiver, self),
-            deliveries=deliveries, pushed=pushed, settling=settling, limits=limits, clock=clock, now=now,
+            book=book, deliveries=deliveries, pushed=pushed, settling=settling, limits=limits, clock=clock, now=now,
         )  # fmt: skip
-        self._leasing = leasing = Leasing(
+        self.leasing = leasing = Leasing(
             replica, publisher, works, log,
             book=book, numbers=numbers, deliveries=deliveries, settling=settling, limits=limits, clock=clock, now=now,
         )  # fmt: skip
-        self._ready = ReadyRecords(
+        self.ready = ReadyRecords(
             replica, publisher, log, deliveries=deliveries, settling=settling, forwardings=forwardings
         )
-        self._ends = GroupEnds(
+        self.ends = GroupEnds(
             replica, publisher, works,
             deliveries=deliveries, pushed=pushed, settling=settling, leasing=leasing,
             batch_bytes_max=limits.max_batch_bytes,
@@ -113,118 +111,25 @@ class Deliverer:
         the log may be so long and no longer."""
         replica.on_confirmed.append(self._confirmed)
 
-    # --- subscriptions ---
-
-    def subscribe(self, message: Subscribe, queue_id: int, receiver: Receiver) -> Subscribed:
-        """From here on it is given records. Raises BadRequest, ExclusiveTaken, Overloaded, LimitReached, or why the
-        group cannot be made."""
-        facts = self._subscribing.begin(message, queue_id, receiver)
-        return Subscribed(
-            subscription=facts.number,
-            log_id=str(self._replica.log_id),
-            epoch=self._replica.epochs.current,
-            queue_id=queue_id,
-            prefetch_records=facts.prefetch_records,
-            prefetch_bytes=facts.prefetch_bytes,
-        )
-
-    def unsubscribe(self, number: int) -> None:
-        """It is given nothing more; what it has it may settle. Raises NoSuchSubscription."""
-        self._subscribing.close(number)
-
-    def writable(self, number: int) -> None:
-        """Its connection takes more."""
-        self._subscribing.writable(number)
-
-    def held(self, number: int) -> None:
-        """Its connection takes no more; `writable` follows."""
-        self._subscribing.held(number)
-
-    def gone(self, number: int) -> None:
-        """Its connection is no more: what it had is given to others."""
-        if (pushed := self._pushed.get(number)) is not None:
-            self._subscribing.end(number, pushed, None)
+    # --- connections ---
 
     def end_refused(self, refused: Callable[[Receiver, int], MirrorlogError | None]) -> None:
         """End the subscriptions and waits for leases of those who may not read their queue any more: `refused` says
         why, of a connection and a queue's id."""
         for number, pushed in self._pushed.items():
             if (error := refused(pushed.receiver, pushed.work.key[0])) is not None:
-                self._subscribing.end(number, pushed, error)
-        for number, waiter in self._leasing.waiters():
+                self.subscribing.end(number, pushed, error)
+        for number, waiter in self.leasing.waiters():
             if (error := refused(waiter.receiver, waiter.work.key[0])) is not None:
-                self._leasing.leave(number).respond(error)
+                self.leasing.leave(number).respond(error)
 
     def forget(self, receiver: Receiver) -> None:
         """A connection is no more: it waits for no lease."""
-        for number, waiter in self._leasing.waiters():
+        for number, waiter in self.leasing.waiters():
             if waiter.receiver is receiver:
-                self._leasing.leave(number)
-
-    def settle(self, settle: Settle, ranges: Sequence[int], receiver: Receiver, correlation_id: int) -> None:
-        """Answered with SETTLED when so many copies have it, or SettledOtherwise when they have what some of it is
-        contrary to. Raises BadRequest, NotGranted, NoSuchSubscription or Overloaded: then nothing of it counts."""
-        self._subscribing.settle(settle, ranges, receiver, correlation_id)
-
-    def queue_of(self, number: int) -> int:
-        """The id of the queue that a subscription takes from."""
-        return self._pushed[number].work.key[0]
-
-    def settle_within(self, settle: Settle, ranges: Sequence[int], *, whole: bool = False) -> Within:
-        """Check a settlement that is to be logged by somebody else, with other things; nothing of it counts before
-        `logged_within`, in the same step of the loop. Raises as `settle`, SettledOtherwise, and NotGranted for what
-        somebody else has; `whole`: also for what is settled already, or something else would count beside it once
-        more."""
-        return Within(self, *self._subscribing.settle_within(settle, ranges, whole=whole))
-
-    def logged_within(self, within: Within) -> None:
-        """Its changes are in the log."""
-        assert isinstance(within.work, Work)  # `settle_within` has made it
-        self._subscribing.logged_within(within.work, within.settlement)
-
-    # --- leases ---
-
-    def lease(self, message: Lease, queue_id: int, receiver: Receiver, respond: Respond) -> None:
-        """Answered with Leases, confirmed, or with none. Raises BadRequest, ExclusiveTaken, Overloaded or
-        LimitReached."""
-        self._leasing.lease(message, queue_id, receiver, respond)
-
-    def settle_lease(self, message: SettleLease, queue_id: int, respond: Respond) -> None:
-        """Answered with LeasesSettled at its level, or SettledOtherwise at that. Raises BadRequest."""
-        self._leasing.settle(message, queue_id, respond)
-
-    def extend_lease(self, message: ExtendLease, queue_id: int, respond: Respond) -> None:
-        """Answered with LeasesSettled once it is confirmed. Raises BadRequest or NotGranted."""
-        self._leasing.extend(message, queue_id, respond)
-
-    @property
-    def last_lease(self) -> int:
-        """The highest number that was given to a lease in this mastership; below all that will be."""
-        return self._numbers.last
+                self.leasing.leave(number)
 
     # --- records that end, or leave ---
-
-    def purge(self, queue_id: int, group: str, respond: Respond) -> None:
-        """Settle what is in nobody's hands. Answered with Purged once that is confirmed. Raises MirrorlogError: then
-        nothing was changed."""
-        self._ready.purge(queue_id, group, respond)
-
-    def redrive(self, message: Redrive, queue_id: int, respond: Respond) -> None:
-        """Have ready records of the queue's own group leave. Answered with Redriven once it is confirmed that they do.
-        Raises MirrorlogError: then none does."""
-        self._ready.redrive(message, queue_id, respond)
-
-    def die(self, queue_id: int, group: str, ranges: Sequence[Range], why: str) -> list[Change]:
-        """The changes by which records of a group end that nobody has acknowledged: they are settled, or leave."""
-        return self._forwardings.die(queue_id, group, ranges, why)
-
-    def forwarding(self, queue_id: int, group: str) -> int:
-        """How many records of a group leave for other queues."""
-        return self._forwardings.forwarding(queue_id, group)
-
-    def holding(self, queue_id: int, group: str, ranges: Sequence[Range]) -> Change:
-        """The change by which records that were to leave, and cannot, are held."""
-        return self._forwardings.holding(queue_id, group, ranges)
 
     def stayed(self, queue_id: int, group: str, ranges: Sequence[Range]) -> None:
         """Records that were to leave are free again; that is appended."""
@@ -239,23 +144,6 @@ class Deliverer:
             self._deliveries.drop_if_idle(work)
 
     # --- groups ---
-
-    def delete_group(self, queue_id: int, group: str, respond: Respond) -> None:
-        """Forget it, of either kind, whoever is subscribed. Answered with Done once that is confirmed. Raises
-        NoSuchGroup, or MirrorlogError: then nothing was changed."""
-        self._ends.delete(queue_id, group, respond)
-
-    def replace(
-        self, queue_id: int, changes: Sequence[Replacing], what: str, done: Callable[[MirrorlogError | None], None]
-    ) -> None:
-        """Log what ends, or makes anew, some groups of a queue, all or none: who takes from one, or waits for a lease
-        of it, is told that it was `what`, and whatever he has of it is nobody's. `done`: once it is confirmed. Raises
-        MirrorlogError: then nothing was changed."""
-        self._ends.replace(queue_id, changes, what, done)
-
-    def settle_gathered(self, queue_id: int, groups: Iterable[str]) -> None:
-        """What was asked of these groups is logged: it comes before whatever is to be decided now."""
-        self._ends.settle_gathered(queue_id, groups)
 
     def pump_soon(self, queue_id: int, group: str) -> bool:
         """Whether somebody may have room for records of the group; then he is given them soon, see `on_pumped`."""
@@ -280,7 +168,7 @@ class Deliverer:
             "subscribed": len(work.delivery.subscribers) if work is not None else 0,
             "waiting for leases": work.delivery.subscribers.waiting if work is not None else 0,
             "records in hand": ledger.out - self.held_back(queue_id, group),
-            "records leased": ledger.leased - self.forwarding(queue_id, group),
+            "records leased": ledger.leased - self.forwardings.forwarding(queue_id, group),
         }
         return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
 
@@ -331,7 +219,7 @@ class Deliverer:
 
     def end_queue(self, queue_id: int, error: MirrorlogError) -> None:
         """A queue is there no more; all who take from it, or wait, are told `error`."""
-        self._ends.end_queue(queue_id, error)
+        self.ends.end_queue(queue_id, error)
         self._expiries.forget(queue_id)
 
     # --- the life of the mastership ---
@@ -350,7 +238,7 @@ class Deliverer:
     def tick(self, now: float) -> None:
         """Time passes (s, the loop's clock)."""
         if not self._due:  # else the turn that is coming ends them, once it has looked at what they wait for
-            self._leasing.end_waits(now)
+            self.leasing.end_waits(now)
         if not self._gives:
             return
         due = self._works.come(now)
@@ -383,8 +271,8 @@ class Deliverer:
                 asked.done(elsewhere.refusal())
         for number, pushed in self._pushed.items():
             self._pushed.end(number, pushed.receiver, elsewhere.refusal())
-        for number, _ in self._leasing.waiters():
-            self._leasing.refuse(number, elsewhere.refusal())
+        for number, _ in self.leasing.waiters():
+            self.leasing.refuse(number, elsewhere.refusal())
         for work in self._works.all():
             if (ledger := self._replica.groups.get(*work.key)) is not None:
                 ledger.drop_volatile()
@@ -431,7 +319,7 @@ class Deliverer:
                 self._pump.pump_safely(work)
             if work.there and not work.refused and work.due <= self._now():
                 self._works.wake(work)
-        if self._leasing.ends:
-            self._leasing.end_waits(self._now())
+        if self.leasing.ends:
+            self.leasing.end_waits(self._now())
         if self._replica.queues.lengths:
             self.on_pumped({work.key[0] for work in works if work.key[1] == OWN_GROUP})

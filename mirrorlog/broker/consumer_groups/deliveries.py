@@ -214,7 +214,7 @@ class BatchReader:
         return parts, sent
 
     def _view(self, log_offset: int, length: int) -> memoryview | None:
-        view = self._replica.read(log_offset, length, until=log_offset + length)
+        view = self._replica.log.read(log_offset, length, until=log_offset + length)
         return view if view is not None and len(view) == length else None
 
 
@@ -364,7 +364,7 @@ class Deliveries:
             group,
             ledger,
             Rules.of(queue.arguments),
-            epoch=self._replica.epochs.current,
+            epoch=self._replica.log.epochs.current,
             found_watermark=self._found.setdefault(key, ledger.watermark),
             reach=partial(self._reached.reach, queue_id),
             next_lease=self._leases.next,

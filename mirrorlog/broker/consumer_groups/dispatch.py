@@ -2,28 +2,215 @@
 Thin: `queues.delivery` decides.
 
 What is much is done in parts: a group of which there is more to do has another turn behind the others of the loop.
+
+Records that expire do so whether somebody takes from their group or not (`queues.expiries` says when). A group that
+looks is one that somebody takes from, for that moment. A queue that is declared with something that expires has its own
+group as soon as it has such records: nobody has to take from it first.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence, Set
+from itertools import islice
 from typing import Final
 
-from mirrorlog.broker.consumer_groups.active_groups import ActiveGroups, Work
+from mirrorlog.broker.consumer_groups.active_groups import ActiveGroups, Key, Work
 from mirrorlog.broker.consumer_groups.deliveries import BatchReader, Deliveries, GroupLog
-from mirrorlog.broker.consumer_groups.expiry import MissingRecords
 from mirrorlog.broker.consumer_groups.leases import Leasing
 from mirrorlog.broker.consumer_groups.settlement import Pushed, PushedTable, SettlementService, Watermarks
 from mirrorlog.broker.consumer_groups.subscriptions import Subscribing
 from mirrorlog.broker.log.clock import LogClock
 from mirrorlog.broker.log.replica import Replica
 from mirrorlog.broker.subscription_index import SubscriptionBook
+from mirrorlog.commitlog.index.gaps import NO_GAP, Gaps
 from mirrorlog.errors import ConsumerTimedOut, MirrorlogError, Overloaded
 from mirrorlog.queues.changes import Change, ForwardingStarted, Settled
 from mirrorlog.queues.delivery.group import Dispatch
-from mirrorlog.queues.delivery.settlement import EXPIRED, REASONS
+from mirrorlog.queues.delivery.settlement import EXPIRED, GONE, REASONS
+from mirrorlog.queues.groups.table import OWN_GROUP
+from mirrorlog.queues.limits.expiry import Expiries
 from mirrorlog.wire.frames import Grant, deliver_head
+
+logger = logging.getLogger(__name__)
+
+_LOOKED_AT_ONCE: Final = 4096
+_EXPIRING_AT_ONCE: Final = 256
+"""Groups that look at what has expired, in a turn of the loop."""
+_EXPIRING: Final = ("x-message-ttl", "x-dead-letter-exchange")
+"""Arguments of queues that have their own group for what expires."""
+
+
+class ExpiryLooks:
+    """Of the queues of one log. `soon`: has `look` called in a turn of the loop to come."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        works: ActiveGroups,
+        *,
+        deliveries: Deliveries,
+        clock: LogClock,
+        soon: Callable[[], None],
+    ) -> None:
+        self._replica = replica
+        self._works = works
+        self._deliveries = deliveries
+        self._clock = clock
+        self._soon = soon
+        self._expiries = Expiries(runs=replica.runs.of, confirmed=replica.index.next_confirmed)
+        self.unlooked, self._moments = self._expiries.unlooked, self._expiries.moments
+        """Queues of which something was not looked at."""
+        # Groups in whose queues something has expired.
+        self._expiring: deque[Key] = deque()
+
+    @property
+    def due(self) -> bool:
+        """Whether `look` has something to do."""
+        if self.unlooked or self._expiring:
+            return True
+        return bool(self._moments) and self._expiries.next_us <= self._clock()
+
+    def begin(self) -> None:
+        """A mastership begins: all queues are to be looked at."""
+        self._expiries.gained(self._replica.runs.queue_ids())
+
+    def gained(self, queue_ids: Set[int]) -> None:
+        """More of these is confirmed, and groups may have been made."""
+        if self._replica.runs.total:
+            self._expiries.gained(queue_ids)
+        if made := self._replica.groups.made:
+            for queue_id in made:
+                self._expiries.anew(queue_id)
+            made.clear()
+
+    def forget(self, queue_id: int) -> None:
+        """It is there no more."""
+        self._expiries.forget(queue_id)
+
+    def look(self) -> None:
+        """Wake the groups in whose queues something has expired, so many at once."""
+        if not self.due:
+            return
+        not_made = [each for each in self._expiries.look(_LOOKED_AT_ONCE) if not self._make_own(each)]
+        groups = self._replica.groups.groups
+        for queue_id in self._expiries.come(self._clock()):
+            self._expiring += ((queue_id, group) for group in groups(queue_id))
+        for _ in range(min(len(self._expiring), _EXPIRING_AT_ONCE)):
+            self._let_expire(self._expiring.popleft())
+        if self.due:
+            self._soon()
+        for queue_id in not_made:  # a confirm or a tick comes back to it
+            self._expiries.anew(queue_id)
+
+    # --- inside ---
+
+    def _make_own(self, queue_id: int) -> bool:
+        """Something of the queue expires. Whether it has its own group, if it is to have one for that."""
+        queues = self._replica.queues
+        if not queues.has_id(queue_id) or not any(each in queues.find_id(queue_id).arguments for each in _EXPIRING):
+            return True
+        try:
+            self._deliveries.drop_if_idle(self._deliveries.of((queue_id, OWN_GROUP)))
+        except MirrorlogError as error:
+            logger.debug("group_not_made log=%s reason=%r", self._replica.assignment.name, str(error))
+            return False
+        return True
+
+    def _let_expire(self, key: Key) -> None:
+        """The group looks at what stands in its queue, unless all of that is settled."""
+        ledger = self._replica.groups.get(*key)
+        if ledger is None or not self._replica.queues.has_id(key[0]):
+            return
+        if ledger.floor < self._replica.index.next_confirmed(key[0]):
+            self._works.wake(self._deliveries.of(key))
+
+
+# Records that are there no more: retention has freed them, or losses have left gaps. Nobody waits for such ones, and
+# whatever becomes of them is not for a group to say: they are settled. Thin.
+
+
+_GAPS_AT_ONCE: Final = 64
+
+
+class MissingRecords:
+    """Of the groups of one log."""
+
+    def __init__(
+        self, replica: Replica, works: ActiveGroups, log: GroupLog, *, deliveries: Deliveries, pushed: PushedTable
+    ) -> None:
+        self._replica = replica
+        self._works = works
+        self._log = log
+        self._deliveries = deliveries
+        self._pushed = pushed
+        # Groups that may count what a loss has left a gap of; made when this mastership has begun.
+        self._gapped: Iterator[Key] | None = None
+
+    def settle(self, work: Work) -> None:
+        """Those of a group that somebody takes from."""
+        index, queue_id = self._replica.index, work.key[0]
+        begin, gaps = index.begin(queue_id), index.gaps_of(queue_id)
+        changes = self._missing(work, begin, gaps)
+        if not changes:
+            work.gaps = gaps
+            return
+        freed = self._freed(*work.key)
+        if self._log.append_if_possible(work, changes) is None:
+            return
+        work.gaps = gaps
+        self._replica.counters.queue(queue_id).expired += freed
+        numbers = work.delivery.subscribers.numbers
+        for change in changes:
+            work.delivery.missing_done(change)
+        for number in numbers:
+            self._pushed.forget_if_done(number, work)
+        self._deliveries.drop_if_idle(work)
+
+    def settle_gaps(self) -> None:
+        """Those of groups that nobody takes from, some at a time: once in a mastership, for a loss is declared before
+        one."""
+        if self._gapped is None:
+            queues = [queue_id for queue_id, _ in self._replica.index.gaps()]
+            self._gapped = iter([(each, group) for each in queues for group in self._replica.groups.groups(each)])
+        for key in islice(self._gapped, _GAPS_AT_ONCE):
+            if (work := self._works.get(key)) is not None:
+                self._works.wake(work)
+            else:
+                self._settle_gaps(*key)
+
+    # --- inside ---
+
+    @staticmethod
+    def _missing(work: Work, begin: int, gaps: Gaps) -> list[Settled]:
+        """What settles all of it, in order."""
+        behind = (gap for gap in gaps if gap[1] > begin) if gaps is not work.gaps else ()
+        found = [work.delivery.missing(begin, NO_GAP), *(work.delivery.missing(0, gap) for gap in behind)]
+        return [change for change in found if change is not None]
+
+    def _freed(self, queue_id: int, group: str) -> int:
+        """How many records retention has freed that are not settled. What stood in a gap was none."""
+        index, ledger = self._replica.index, self._replica.groups.find(queue_id, group)
+        begin = index.begin(queue_id)
+        lost = ((max(first, ledger.floor), min(until, begin)) for first, until in index.gaps_of(queue_id))
+        freed = ledger.unsettled(ledger.floor, begin) if ledger.floor < begin else 0
+        return freed - sum(ledger.unsettled(first, until) for first, until in lost if first < until)
+
+    def _settle_gaps(self, queue_id: int, group: str) -> None:
+        ledger, gaps = self._replica.groups.get(queue_id, group), self._replica.index.gaps_of(queue_id)
+        if ledger is None:
+            return
+        unsettled = [each for each in gaps if ledger.unsettled(*each)]
+        if not unsettled:
+            return
+        ranges = [edge for first, until in unsettled for edge in (max(first, ledger.floor), until)]
+        change = Settled(group=group, ranges=ranges, why=GONE)
+        try:
+            self._log.append(queue_id, [change])
+        except MirrorlogError as error:  # whoever takes from it has it settled then
+            logger.debug("gap_not_settled log=%s reason=%r", self._replica.assignment.name, str(error))
+
 
 # The frames by which subscribers are given records: the grants, and the bytes of their batches as far as the log's
 # memory has them and they were not sent to this one before (docs/decisions/0034). Thin.
@@ -55,7 +242,7 @@ class DeliverFrames:
         queue_id, size = pushed.work.key[0], sum(map(len, parts))
         head = deliver_head(
             subscription=number,
-            epoch=self._replica.epochs.current,
+            epoch=self._replica.log.epochs.current,
             next_confirmed=self._replica.index.next_confirmed(queue_id),
             grants=grants,
             batch_count=len(sent),
@@ -77,8 +264,6 @@ class DeliverFrames:
         for each, deliverer in self._book.of(pushed.receiver):
             deliverer.held(each)
 
-
-logger = logging.getLogger(__name__)
 
 _TURNS: Final = 32
 """So many frames to a group's subscribers, then others of the loop have their turn."""
@@ -147,7 +332,7 @@ class Pump:
         delivery.clock(now, self._clock())
         if delivery.due_at <= now and not work.refused:
             self.look_at_times(work, now)
-            if not self._works.has(work):
+            if not work.there:
                 return
         self._give(work, now)
         self._works.plan(work)

@@ -47,7 +47,8 @@ class GroupEnds:
         self._batch_bytes_max = batch_bytes_max
 
     def delete(self, queue_id: int, group: str, respond: Respond) -> None:
-        """See `Deliverer.delete_group`."""
+        """Forget it, of either kind, whoever is subscribed. Answered with Done once that is confirmed. Raises
+        NoSuchGroup, or MirrorlogError: then nothing was changed."""
         streams = self._replica.queues.find_id(queue_id).newest
         if self._replica.groups.get(queue_id, group) is None and group not in streams:
             raise no_such_group(group)
@@ -56,7 +57,9 @@ class GroupEnds:
     def replace(
         self, queue_id: int, changes: Sequence[Replacing], what: str, done: Callable[[MirrorlogError | None], None]
     ) -> None:
-        """See `Deliverer.replace`."""
+        """Log what ends, or makes anew, some groups of a queue, all or none: who takes from one, or waits for a lease
+        of it, is told that it was `what`, and whatever he has of it is nobody's. `done`: once it is confirmed. Raises
+        MirrorlogError: then nothing was changed."""
         groups = [change.group for change in changes]
         batch = encode_changes(changes, queue_id=queue_id)
         if len(batch) > self._batch_bytes_max:
@@ -118,12 +121,14 @@ class ReadyRecords:
         self._forwardings = forwardings
 
     def purge(self, queue_id: int, group: str, respond: Respond) -> None:
-        """See `Deliverer.purge`."""
+        """Settle what is in nobody's hands. Answered with Purged once that is confirmed. Raises MirrorlogError: then
+        nothing was changed."""
         work = self._deliveries.of((queue_id, group))
         self._purge(work, self._replica.index.next_confirmed(queue_id), 0, 0, respond)
 
     def redrive(self, message: Redrive, queue_id: int, respond: Respond) -> None:
-        """See `Deliverer.redrive`."""
+        """Have ready records of the queue's own group leave. Answered with Redriven once it is confirmed that they do.
+        Raises MirrorlogError: then none does."""
         self._forwardings.check_room(queue_id, message.to)
         work = self._deliveries.of((queue_id, OWN_GROUP))
         self._settling.flush(work)

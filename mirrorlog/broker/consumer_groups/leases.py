@@ -82,7 +82,8 @@ class Leasing:
         return list(self._waiters.items())
 
     def lease(self, message: Lease, queue_id: int, receiver: Receiver, respond: Respond) -> None:
-        """See `Deliverer.lease`."""
+        """Answered with Leases, confirmed, or with none. Raises BadRequest, ExclusiveTaken, Overloaded or
+        LimitReached."""
         self._check(message)
         work = self._deliveries.of((queue_id, message.group), make=True)
         number = self._book.next_wait()
@@ -143,7 +144,7 @@ class Leasing:
     # --- what holders say ---
 
     def settle(self, message: SettleLease, queue_id: int, respond: Respond) -> None:
-        """See `Deliverer.settle_lease`."""
+        """Answered with LeasesSettled at its level, or SettledOtherwise at that. Raises BadRequest."""
         copies = self._publisher.copies_for(message.level)
         check_settle(message.how, message.delay_ms)
         work = self._deliveries.of((queue_id, message.group))
@@ -162,7 +163,7 @@ class Leasing:
         )
 
     def extend(self, message: ExtendLease, queue_id: int, respond: Respond) -> None:
-        """See `Deliverer.extend_lease`."""
+        """Answered with LeasesSettled once it is confirmed. Raises BadRequest or NotGranted."""
         _check_lease_ms(message.lease_ms)
         work = self._deliveries.of((queue_id, message.group))
         self._settling.flush(work)
@@ -185,7 +186,7 @@ class Leasing:
     def _answer(self, queue_id: int, leased: list[LeasedRange]) -> Leases:
         return Leases(
             log_id=str(self._replica.log_id),
-            epoch=self._replica.epochs.current,
+            epoch=self._replica.log.epochs.current,
             queue_id=queue_id,
             next=self._replica.index.next_confirmed(queue_id),
             leased=leased,

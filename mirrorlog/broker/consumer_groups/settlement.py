@@ -97,9 +97,6 @@ class PushedTable:
         self._deliveries = deliveries
         self._pushed: dict[int, Pushed] = {}
 
-    def __len__(self) -> int:
-        return len(self._pushed)
-
     def __getitem__(self, number: int) -> Pushed:
         """Of a number that the book knows."""
         return self._pushed[number]

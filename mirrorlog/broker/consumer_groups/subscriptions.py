@@ -15,17 +15,16 @@ from mirrorlog.broker.consumer_groups.deliveries import Deliveries, GroupLog
 from mirrorlog.broker.consumer_groups.settlement import Pushed, PushedTable, SettlementService, Unread, check_settle
 from mirrorlog.broker.log.clock import LogClock
 from mirrorlog.broker.log.publish import LogPublisher
-from mirrorlog.broker.ports import Receiver
+from mirrorlog.broker.ports import Receiver, Within
 from mirrorlog.broker.subscription_index import SubscriptionBook
 from mirrorlog.config import LimitSettings
 from mirrorlog.errors import BadRequest, MirrorlogError, NotGranted
 from mirrorlog.queues.changes import Change
 from mirrorlog.queues.dead_letters.forwarding import NUMBERS
-from mirrorlog.queues.delivery.group import Settlement
 from mirrorlog.queues.delivery.subscribers import Subscriber, SubscriberOptions
 from mirrorlog.queues.groups.ledger import Ledger
 from mirrorlog.wire.frames import SETTLE_AGAIN, How, Settle, settled_frame
-from mirrorlog.wire.messages.groups import ConsumerInfo, LeaseInfo, Subscribe
+from mirrorlog.wire.messages.groups import ConsumerInfo, LeaseInfo, Subscribe, Subscribed
 
 NAME_CHARS_MAX: Final = 255
 
@@ -41,7 +40,6 @@ class Subscribing:
         log: GroupLog,
         *,
         book: SubscriptionBook,
-        enter: Callable[[int, Receiver], None],
         deliveries: Deliveries,
         pushed: PushedTable,
         settling: SettlementService,
@@ -53,7 +51,6 @@ class Subscribing:
         self._works = works
         self._log = log
         self._book = book
-        self._enter = enter
         self._deliveries = deliveries
         self._pushed = pushed
         self._settling = settling
@@ -63,12 +60,13 @@ class Subscribing:
 
     # --- coming and going ---
 
-    def begin(self, message: Subscribe, queue_id: int, receiver: Receiver) -> SubscriberOptions:
-        """See `Deliverer.subscribe`."""
+    def subscribe(self, message: Subscribe, queue_id: int, receiver: Receiver) -> Subscribed:
+        """From here on it is given records. Raises BadRequest, ExclusiveTaken, Overloaded, LimitReached, or why the
+        group cannot be made."""
         facts = self._facts(message)
         work = self._deliveries.of((queue_id, message.group), make=message.create)
         try:
-            self._enter(facts.number, receiver)
+            self._book.add(facts.number, receiver, self)
             work.delivery.clock(self._now(), self._clock())
             work.delivery.subscribe(facts)
         except MirrorlogError:
@@ -81,13 +79,30 @@ class Subscribing:
         self._pushed.add(facts.number, pushed)
         work.delivery.subscribers.hold(facts.number, pushed.held)
         self._works.wake(work)
-        return facts
+        replica = self._publisher.replica
+        return Subscribed(
+            subscription=facts.number,
+            log_id=str(replica.log_id),
+            epoch=replica.log.epochs.current,
+            queue_id=queue_id,
+            prefetch_records=facts.prefetch_records,
+            prefetch_bytes=facts.prefetch_bytes,
+        )
 
-    def close(self, number: int) -> None:
+    def unsubscribe(self, number: int) -> None:
         """It is given nothing more; what it has it may settle. Raises NoSuchSubscription."""
         work = self._pushed[number].work
         work.delivery.subscribers.unsubscribe(number)
         self._pushed.forget_if_done(number, work)
+
+    def gone(self, number: int) -> None:
+        """Its connection is no more: what it had is given to others."""
+        if (pushed := self._pushed.get(number)) is not None:
+            self.end(number, pushed, None)
+
+    def queue_of(self, number: int) -> int:
+        """The id of the queue that a subscription takes from."""
+        return self._pushed[number].work.key[0]
 
     def end(self, number: int, pushed: Pushed, error: MirrorlogError | None) -> None:
         """A subscription ends, by `error` or because its connection is gone; what it had is given to others."""
@@ -119,7 +134,8 @@ class Subscribing:
     # --- settling ---
 
     def settle(self, settle: Settle, ranges: Sequence[int], receiver: Receiver, correlation_id: int) -> None:
-        """See `Deliverer.settle`."""
+        """Answered with SETTLED when so many copies have it, or SettledOtherwise when they have what some of it is
+        contrary to. Raises BadRequest, NotGranted, NoSuchSubscription or Overloaded: then nothing of it counts."""
         copies = self._publisher.copies_for(settle.level)
         self._check(settle)
         pushed = self._pushed[settle.subscription]
@@ -145,8 +161,11 @@ class Subscribing:
 
         self._settling.gather(work, SettlementRequest(settlement, copies, done))
 
-    def settle_within(self, settle: Settle, ranges: Sequence[int], *, whole: bool) -> tuple[Work, Settlement]:
-        """See `Deliverer.settle_within`."""
+    def settle_within(self, settle: Settle, ranges: Sequence[int], *, whole: bool = False) -> Within:
+        """Check a settlement that is to be logged by somebody else, with other things; nothing of it counts before
+        `logged_within`, in the same step of the loop. Raises as `settle`, SettledOtherwise, and NotGranted for what
+        somebody else has; `whole`: also for what is settled already, or something else would count beside it once
+        more."""
         work = self._pushed[settle.subscription].work
         self._flush_if_met(work, ranges)
         again = bool(settle.flags & SETTLE_AGAIN)
@@ -164,10 +183,12 @@ class Subscribing:
         missed = sum(ranges[1::2]) - sum(ranges[::2]) - judged.records
         if whole and missed:
             raise NotGranted(f"{missed} of the records are settled already, and not by this transaction")
-        return work, settlement
+        return Within(self, work, settlement)
 
-    def logged_within(self, work: Work, settlement: Settlement) -> None:
-        """See `Deliverer.logged_within`."""
+    def logged_within(self, within: Within) -> None:
+        """Its changes are in the log."""
+        work, settlement = within.work, within.settlement
+        assert isinstance(work, Work)  # `settle_within` has made it
         self._settling.settled(work, settlement, self._now())
         self._pushed.forget_if_done(settlement.number, work)
         self._works.plan(work)

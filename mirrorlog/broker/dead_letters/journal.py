@@ -105,7 +105,7 @@ class DeadLetterJournal:
             if not done.done():
                 done.set_result(None) if error is None else done.set_exception(error)
 
-        self._publisher.wait_at(self._replica.end, ALL_MEMBERS, tell)
+        self._publisher.wait_at(self._replica.log.end, ALL_MEMBERS, tell)
         await done
 
     def settle(self, queue_id: int, departure: Forwarding, piece: Addressed) -> None:
@@ -154,7 +154,7 @@ class DeadLetterJournal:
         """What somebody wanted to have elsewhere is free again; what died is held, for it was to be in no hands."""
         if departure.reason == REDRIVEN:
             return Returned(group=departure.group, ranges=flat(ranges))
-        return self._deliverer.holding(queue_id, departure.group, ranges)
+        return self._deliverer.forwardings.holding(queue_id, departure.group, ranges)
 
     def _tell_kept(self, queue_id: int, departure: Forwarding, ranges: Sequence[Range]) -> None:
         if ranges and departure.reason == REDRIVEN:

@@ -137,10 +137,10 @@ class DeadLetterReader:
         if run is None or not run.base_queue_offset <= at < run.next_queue_offset:
             return None
         end = run.log_offset + run.length
-        view = self._replica.read(run.log_offset, run.length, until=end)
+        view = self._replica.log.read(run.log_offset, run.length, until=end)
         if view is not None and len(view) == run.length:
             return run, bytes(view)
-        job = self._replica.read_cold(run.log_offset, run.length, until=end)
+        job = self._replica.log.read_cold(run.log_offset, run.length, until=end)
         content = await asyncio.get_running_loop().run_in_executor(self._helper, job.run)
         return run, bytes(content)
 

@@ -17,9 +17,10 @@ from typing import Any, Final, Protocol
 from uuid import UUID
 
 from mirrorlog import versions
-from mirrorlog.broker.hosting.duties import Duty, Follow, Lead, Leave, Rest, duty_of
-from mirrorlog.broker.hosting.hosted_log import HostedLog, HostedLogs, HostedState
-from mirrorlog.broker.log.in_sync import in_sync_set
+from mirrorlog.broker.hosting.hosted_log import HostedLog
+from mirrorlog.broker.hosting.hosted_logs import HostedLogs
+from mirrorlog.broker.hosting.roles import in_sync_set
+from mirrorlog.broker.hosting.states import Duty, Follow, HostedState, Lead, Leave, Rest, duty_of
 from mirrorlog.cluster.coordination.liveness import Change
 from mirrorlog.cluster.coordination.promotion import FenceReport
 from mirrorlog.cluster.membership.fenced_epochs import FencedEpochs
@@ -85,8 +86,9 @@ class LogKeeper:
     def know(self, state: ClusterState) -> None:
         """The cluster has decided something: what a master must know of at once, it is told at once."""
         facts = state.logs.get(self.log_id)
-        if facts is not None and self.log is not None and self._done == Lead(facts.epoch):
-            self.log.learned(in_sync_set(facts, state.nodes))
+        role = self.log.mastering if self.log is not None else None
+        if facts is not None and role is not None and self._done == Lead(facts.epoch):
+            role.learned(in_sync_set(facts, state.nodes))
         self._changed.set()
 
     async def fence(self, epoch: int, *, gently: bool = False) -> FenceReport:
@@ -180,9 +182,9 @@ class LogKeeper:
         return False
 
     def _tell_leap(self, duty: Duty, log: HostedLog, facts: LogFacts) -> None:
-        """Until the cluster knows that the queue offsets have jumped, whoever masters the log lets them jump again."""
+        """Until the cluster knows that the queue offsets have leapt, whoever masters the log lets them leap again."""
         self._owes_jump = facts.owes_jump and isinstance(duty, Lead)
-        if self._owes_jump and log.leapt:
+        if self._owes_jump and log.mastering is not None and log.mastering.leapt:
             self._hosting.propose_soon(OffsetJumpConfirmed(log_id=self.log_id, seen=facts.seen))
 
     def _ask_election(self, duty: Duty) -> None:
@@ -222,8 +224,9 @@ class LogKeeper:
         if held_to is not None:
             self._loss_end_found(duty.epoch, held_to)
         # While the epoch was opened the cluster may have gone on.
-        if (now := hosting.facts(self.log_id)) is not None and now.epoch == duty.epoch:
-            log.learned(hosting.in_sync(self.log_id))
+        now = hosting.facts(self.log_id)
+        if log.mastering is not None and now is not None and now.epoch == duty.epoch:
+            log.mastering.learned(hosting.in_sync(self.log_id))
         hosting.place_queues(self.log_id, log)
 
     def _loss_end_found(self, epoch: int, end: int) -> None:

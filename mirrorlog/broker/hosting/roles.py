@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Final, Protocol
 
@@ -19,26 +19,37 @@ from msgspec.structs import replace
 from mirrorlog import __version__
 from mirrorlog.broker.consumer_groups.coordinator import Deliverer
 from mirrorlog.broker.dead_letters.forwarder import DeadLetterForwarder
-from mirrorlog.broker.hosting.status import hold_infos, master_status, mirror_status, resting_status
+from mirrorlog.broker.hosting.status import (
+    hold_infos,
+    master_status,
+    mirror_status,
+    producer_status,
+    producer_statuses,
+    resting_status,
+)
 from mirrorlog.broker.log.clock import LogClock, now_us
 from mirrorlog.broker.log.host import Host
-from mirrorlog.broker.log.in_sync import InSyncKeeper
 from mirrorlog.broker.log.maintenance import StateKeeper
-from mirrorlog.broker.log.publish import ElsewhereLog, LogPublisher
+from mirrorlog.broker.log.publish import LogPublisher
+from mirrorlog.broker.log.refusals import ElsewhereLog
 from mirrorlog.broker.log.replica import Replica
+from mirrorlog.broker.ports import ClusterView
 from mirrorlog.broker.resources.disk_limits import DiskReport, DiskState
 from mirrorlog.broker.retention.holds import HoldKeeper
 from mirrorlog.broker.retention.length_limits import QueueLengths
-from mirrorlog.broker.retention.log_retention import Retention
-from mirrorlog.broker.retention.queue_retention import QueueRetention
+from mirrorlog.broker.retention.queue_retention import QueueRetention, Retention
+from mirrorlog.cluster.state.commands import Command, Holder, InSyncGrown, InSyncShrunk, Seen
+from mirrorlog.cluster.state.state import LogFacts, NodeFacts
 from mirrorlog.commitlog.epochs import ENTRIES_MAX
 from mirrorlog.commitlog.retention import RetentionLimits
 from mirrorlog.config import Member, Settings
+from mirrorlog.errors import MirrorlogError
 from mirrorlog.ha.accept import MasteredLog
 from mirrorlog.ha.client import HAClient
 from mirrorlog.ha.client_service import HAClientService
-from mirrorlog.ha.in_sync import InSyncSet
-from mirrorlog.ha.losses import DeclaredLoss
+from mirrorlog.ha.group_transfer import Answer
+from mirrorlog.ha.in_sync import Grow, InSyncSet, Wish
+from mirrorlog.ha.links import DeclaredLoss
 from mirrorlog.ha.mastership import Mastership
 from mirrorlog.queues.changes import EpochStarted, encode_change
 from mirrorlog.wire.frames import PROTOCOL_VERSION_MAX, PROTOCOL_VERSION_MIN, Durability
@@ -114,7 +125,7 @@ class MasterRole:
             name=assignment.name,
             own=settings.node.id,
             durability=_DURABILITY[assignment.flush],
-            confirmed=replica.confirmed,
+            confirmed=replica.log.confirmed,
             waiting_max=settings.limits.max_waiting_confirms,
             in_sync=in_sync,
             lag_s=settings.cluster.mirror_lag_time_ms / 1000,
@@ -134,8 +145,6 @@ class MasterRole:
         )
         self.mastered = self.publisher.log = MasteredLog(
             log_id=replica.log_id,
-            name=assignment.name,
-            own_id=settings.node.id,
             copy=replica,
             mastership=self.mastership,
             settings=settings.ha,
@@ -143,7 +152,7 @@ class MasterRole:
             losses=losses,
         )
         self._in_sync = InSyncKeeper(
-            str(replica.log_id), replica.epochs.current, self.mastership, host.view, self.mastered.progressed
+            str(replica.log_id), replica.log.epochs.current, self.mastership, host.view, self.mastered.progressed
         )
         self._state = StateKeeper(replica, self.publisher, batch_bytes_max=settings.limits.max_batch_bytes)
         self.retention = _retention(host, replica, self.publisher)
@@ -179,25 +188,25 @@ class MasterRole:
         they are deleted, before anybody can find them. Raises DiskFull or DiskFailed.
         """
         replica, accept = self._replica, self._host.ha.accept
-        epoch, name = replica.epochs.current, replica.assignment.name
+        epoch, name = replica.log.epochs.current, replica.assignment.name
         # Its confirm proves that every member follows this mastership (invariant 4).
         started = EpochStarted(epoch=epoch, node_id=self._host.settings.node.id, start_id=self._host.start_id)
         replica.append_change(encode_change(started), now_us())
         if lost_from is not None:
             replica.append_change(replica.jump_batch(lost_from=lost_from, queue_ids=queue_ids), now_us())
-            self._leapt_at = replica.end
+            self._leapt_at = replica.log.end
         if without_queues:
             self._delete_queues()
-        self.mastership.epoch_start_end = replica.end
-        self.mastership.progress.flushed(replica.flushed)
-        self.mastered.progressed(self.mastership.appended(replica.end))
+        self.mastership.epoch_start_end = replica.log.end
+        self.mastership.progress.flushed(replica.log.flushed)
+        self.mastered.progressed(self.mastership.appended(replica.log.end))
         accept.register(self.mastered)
         replica.on_stored.append(accept.stored)
         replica.on_confirmed.append(accept.gained)
         replica.on_confirmed.append(self.publisher.tell_credit)
         self.deliverer.begin(leapt=lost_from is not None)
-        logger.info("epoch_opened log=%s epoch=%s offset=%s", name, epoch, replica.end)
-        if (count := len(replica.epochs.entries)) > ENTRIES_MAX // 2:
+        logger.info("epoch_opened log=%s epoch=%s offset=%s", name, epoch, replica.log.end)
+        if (count := len(replica.log.epochs.entries)) > ENTRIES_MAX // 2:
             logger.warning("epochs_many log=%s count=%s limit=%s", name, count, ENTRIES_MAX)
 
     def _delete_queues(self) -> None:
@@ -211,12 +220,12 @@ class MasterRole:
     @property
     def begun(self) -> bool:
         """Whether the epoch's first batch is confirmed: all that was confirmed before is known here then."""
-        return self._replica.confirmed >= (self.mastership.epoch_start_end or 0)
+        return self._replica.log.confirmed >= (self.mastership.epoch_start_end or 0)
 
     @property
     def leapt(self) -> bool:
-        """Whether this mastership has let the queue offsets jump, and that is confirmed."""
-        return self._leapt_at is not None and self._replica.confirmed >= self._leapt_at
+        """Whether this mastership has let the queue offsets leap, and that is confirmed."""
+        return self._leapt_at is not None and self._replica.log.confirmed >= self._leapt_at
 
     def tick(self, now: float) -> None:
         """Time passes (s, the loop's clock): ask the cluster for what the in-sync set should be."""
@@ -228,14 +237,24 @@ class MasterRole:
             self.lengths.tick()
             self.forwardings.tick(now)
         self.deliverer.tick(now)
-        self.publisher.tick(now)
+        self._tell_blocked(now)
+
+    def _tell_blocked(self, now: float) -> None:
+        """Of producers that a limit has held for a while."""
+        for account in self.publisher.credits.blocked_long(now):
+            status = producer_status(self._replica.queues, account, now)
+            logger.warning(
+                "producer_blocked log=%s queue=%s producer=%s peer=%s limit=%s unconfirmed_bytes=%s blocked_ms=%s",
+                self._replica.assignment.name, status.queue, status.producer_id, status.peer, status.blocked_by,
+                status.unconfirmed_bytes, status.blocked_ms,
+            )  # fmt: skip
 
     def learned(self, in_sync: InSyncSet) -> None:
         """The cluster has decided this, for the epoch of this mastership."""
         self.mastered.progressed(self.mastership.learned(in_sync))
 
     def flushed(self) -> None:
-        self.mastered.progressed(self.mastership.flushed(self._replica.flushed))
+        self.mastered.progressed(self.mastership.flushed(self._replica.log.flushed))
 
     def disk_measured(self, report: DiskReport) -> None:
         self.publisher.data_refused = report.refusal
@@ -249,8 +268,8 @@ class MasterRole:
         return replace(
             status,
             holds=hold_infos(self._replica, self.holds, now),
-            producers=self.publisher.producers(),
-            producers_blocked=self.publisher.producers_blocked,
+            producers=producer_statuses(self._replica.queues, self.publisher.credits, self.publisher.now()),
+            producers_blocked=self.publisher.credits.blocked,
         )
 
     def fence(self, elsewhere: ElsewhereLog) -> None:
@@ -385,4 +404,79 @@ def _limits_of(settings: Settings) -> RetentionLimits:
     age_ms = settings.log.retention_ms
     return RetentionLimits(
         max_age_us=age_ms * 1000 if age_ms is not None else None, max_bytes=settings.log.retention_bytes
+    )
+
+
+# Brings to the cluster what a master wishes for its in-sync set, and back what came of it. What may be wished, and who
+# is waited for meanwhile, is `ha.mastership`'s and `ha.in_sync`'s to say.
+
+
+class InSyncKeeper:
+    """The in-sync set of one mastership. `tick` from time to time; `stop` when the mastership ends."""
+
+    def __init__(
+        self,
+        log_id: str,
+        epoch: int,
+        mastership: Mastership,
+        cluster: ClusterView,
+        progressed: Callable[[Iterable[Answer]], None],
+    ) -> None:
+        """`progressed`: is given the waits that a wish's end has answered, or that of a copy's catching up."""
+        self._log_id = log_id
+        self._epoch = epoch
+        self._mastership = mastership
+        self._cluster = cluster
+        self._progressed = progressed
+        self._asking: asyncio.Task[None] | None = None
+
+    def tick(self, now: float) -> None:
+        """`now`: the loop's clock in s."""
+        if self._asking is None and (wish := self._mastership.wish(now)) is not None:
+            self._asking = asyncio.ensure_future(self._ask(wish))
+        self._catch_up(now)
+
+    def stop(self) -> None:
+        """Nothing is wished any more; what is under way may still be decided, by its version for this epoch alone."""
+        if self._asking is not None:
+            self._asking.cancel()
+
+    def _catch_up(self, now: float) -> None:
+        before, answers = self._mastership.awaited, self._mastership.catch_up(now)
+        awaited = self._mastership.awaited
+        if awaited == before:
+            return
+        self._progressed(answers)
+        event, copy = ("mirror_catching_up", awaited) if awaited is not None else ("mirror_caught_up_in_vain", before)
+        assert copy is not None
+        logger.info("%s log=%s node=%s run=%s", event, self._log_id, copy.node, copy.start_id)
+
+    async def _ask(self, wish: Wish) -> None:
+        try:
+            outcome = await self._cluster.decide_once(self._command(wish))
+        except MirrorlogError as error:
+            logger.info("in_sync_unknown log=%s wish=%s reason=%r", self._log_id, wish, str(error))
+            self._mastership.wish_unknown(wish)
+        else:
+            logger.info("in_sync_asked log=%s wish=%s refusal=%r", self._log_id, wish, outcome.refusal)
+            self._progressed(self._mastership.wish_ended(wish, refused=bool(outcome.refusal)))
+        finally:
+            self._asking = None
+
+    def _command(self, wish: Wish) -> Command:
+        seen = Seen(self._epoch, wish.version)
+        if isinstance(wish, Grow):
+            return InSyncGrown(log_id=self._log_id, seen=seen, holder=Holder(wish.node, wish.start_id))
+        return InSyncShrunk(log_id=self._log_id, seen=seen, nodes=wish.nodes)
+
+
+def in_sync_set(log: LogFacts, nodes: Mapping[str, NodeFacts]) -> InSyncSet:
+    """What the cluster has decided, for the log's master."""
+    return InSyncSet(
+        version=log.version,
+        replicas=log.replicas,
+        members=log.in_sync,
+        marked=log.marked,
+        copies_wanted=log.copies_wanted,
+        starts={node: nodes[node].start_id for node in log.replicas if node in nodes},
     )

@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from itertools import islice
+from typing import TYPE_CHECKING, Final, cast
 from uuid import UUID
 
 import msgspec
 
 from mirrorlog.broker.log.replica import Replica
+from mirrorlog.broker.ports import Reply
 from mirrorlog.broker.resources.disk_limits import DiskReport
 from mirrorlog.broker.resources.memory_limits import MemoryReport
 from mirrorlog.config import LogAssignment
 from mirrorlog.errors import LogUnavailable, MirrorlogError
 from mirrorlog.ha.connection import HAConnection
 from mirrorlog.ha.mastership import Mastership
+from mirrorlog.queues.limits.credit import Account, Credits
 from mirrorlog.queues.limits.holds import Hold
-from mirrorlog.queues.registry import Queue
+from mirrorlog.queues.registry import Queue, QueueRegistry
 from mirrorlog.wire.messages.queues import HoldInfo, Position
-from mirrorlog.wire.messages.status import DiskStatus, GroupStatus, LogStatus, MemoryStatus, MirrorStatus, QueueStatus
+from mirrorlog.wire.messages.status import (
+    DiskStatus,
+    GroupStatus,
+    LogStatus,
+    MemoryStatus,
+    MirrorStatus,
+    ProducerStatus,
+    QueueStatus,
+)
 
 if TYPE_CHECKING:
     from mirrorlog.broker.retention.holds import HoldKeeper
@@ -132,11 +143,11 @@ def _log(
         reason=reason,
         flush=assignment.flush,
         min_in_sync=assignment.copies_wanted,
-        epoch=replica.epochs.current,
-        begin=replica.begin,
-        end=replica.end,
-        flushed=replica.flushed,
-        confirmed=replica.confirmed,
+        epoch=replica.log.epochs.current,
+        begin=replica.log.begin,
+        end=replica.log.end,
+        flushed=replica.log.flushed,
+        confirmed=replica.log.confirmed,
         mirrors=mirrors,
         queues=queues if queues is not None else _queues(replica, None),
         groups=_groups(replica),
@@ -210,7 +221,7 @@ def _mirror(
 ) -> MirrorStatus:
     link = mastership.links.get(node)
     held = mastership.progress.held(node)
-    lag_bytes = replica.end - held.written
+    lag_bytes = replica.log.end - held.written
     proven = link is not None and link.proven
     return MirrorStatus(
         node_id=node,
@@ -222,7 +233,7 @@ def _mirror(
         acked=held.written,
         flushed=held.flushed,
         lag_bytes=lag_bytes,
-        lag_records=replica.index.records_between(held.written, replica.end),
+        lag_records=replica.index.records_between(held.written, replica.log.end),
         lag_records_estimated=held.written < replica.index.hot_from,
         lag_seconds=_lag_seconds(replica, held.written, now_us),
         bytes_per_second=link.write_half.rate.per_second(now) if link else 0.0,
@@ -233,7 +244,7 @@ def _mirror(
 
 def _lag_seconds(replica: Replica, acked: int, now_us: int) -> float:
     """Now less the append time of the oldest batch that the mirror has not acked; 0 when it has all."""
-    if acked >= replica.end:
+    if acked >= replica.log.end:
         return 0.0
     # From the index and not from the log, which may have to be read from disk.
     appended_us = replica.index.append_time_from(acked)
@@ -245,3 +256,25 @@ def _wall(link: HAConnection | None, now: float, now_us: int, *, read: bool) -> 
         return None
     last = link.read_half.last_read if read else link.write_half.last_write
     return now_us - int((now - last) * 1e6)
+
+
+_PRODUCERS_TOLD_MAX: Final = 100
+
+
+def producer_statuses(queues: QueueRegistry, counted: Credits, now: float) -> list[ProducerStatus]:
+    """Those with something that is not confirmed, or held by a limit; these first, and at most 100."""
+    return [producer_status(queues, account, now) for account in islice(counted.told(), _PRODUCERS_TOLD_MAX)]
+
+
+def producer_status(queues: QueueRegistry, account: Account, now: float) -> ProducerStatus:
+    reply, producer_id, queue_id = account.key
+    return ProducerStatus(
+        queue=queues.find_id(queue_id).name if queues.has_id(queue_id) else "",
+        producer_id=producer_id,
+        peer=cast(Reply, reply).peer,
+        unconfirmed_bytes=account.size,
+        unconfirmed_batches=account.batches,
+        blocked_by=account.blocked_by,
+        blocked_ms=int((now - account.blocked_at) * 1000) if account.blocked_by else 0,
+        refused=account.refused,
+    )

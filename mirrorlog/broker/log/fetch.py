@@ -24,14 +24,7 @@ from mirrorlog.broker.resources.budgets import OutgoingBudget
 from mirrorlog.commitlog.index.queue_order import QueuedBatch
 from mirrorlog.commitlog.segments.cold import ColdRead
 from mirrorlog.config import LimitSettings, LogSettings
-from mirrorlog.errors import (
-    LogUnavailable,
-    MirrorlogError,
-    NoSuchQueue,
-    OffsetOutOfRange,
-    Overloaded,
-    PositionLost,
-)
+from mirrorlog.errors import LogUnavailable, MirrorlogError, NoSuchQueue, OffsetOutOfRange, Overloaded, PositionLost
 from mirrorlog.wire.endpoint import Endpoint
 from mirrorlog.wire.frames import BATCHES, Fetch, FrameType, frame_header
 from mirrorlog.wire.messages.codec import error_frame
@@ -86,7 +79,7 @@ class Fetcher:
         self._count = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._cold: dict[Endpoint, asyncio.Semaphore] = {}
-        replica.on_confirmed.append(self._confirmed)
+        self._listens = False
         replica.on_anew.append(self._began_anew)
         replica.on_deleted.append(self._deleted)
 
@@ -190,6 +183,9 @@ class Fetcher:
             raise self._overloaded(self._count, "records")
         self._serial += 1
         self._count += 1
+        if not self._listens:
+            self._replica.on_confirmed.append(self._confirmed)
+            self._listens = True
         deadline = self._now() + min(fetch.wait_ms, WAIT_MS_MAX) / 1000
         reader = _Reader(deadline, self._serial, fetch, endpoint, correlation_id)
         self._waiting.setdefault(fetch.queue_id, {})[reader.serial] = reader
@@ -197,8 +193,9 @@ class Fetcher:
 
     def _confirmed(self, gained: Set[int]) -> None:
         """More is confirmed: answer the readers of the queues that have something for them now."""
-        if not self._count:
-            return
+        if not self._count and self._listens:
+            self._replica.on_confirmed.remove(self._confirmed)
+            self._listens = False
         for queue_id in gained & self._waiting.keys():
             readers = self._waiting[queue_id]
             following = self._replica.index.next_confirmed(queue_id)
@@ -235,7 +232,7 @@ class Fetcher:
         parts: list[memoryview] = []
         count = 0
         for joined in join_runs(runs):
-            view = self._replica.read(joined.log_offset, joined.length, until=joined.log_offset + joined.length)
+            view = self._replica.log.read(joined.log_offset, joined.length, until=joined.log_offset + joined.length)
             if view is None or len(view) < joined.length:
                 break  # batches stay in order: the rest comes with the next fetch
             parts.append(view)
@@ -249,7 +246,7 @@ class Fetcher:
     async def _answer_from_past(self, fetch: Fetch, endpoint: Endpoint, correlation_id: int) -> None:
         """Only in its turn: records that are copied while it is waited for stand in memory then."""
         queue_id, at = fetch.queue_id, fetch.queue_offset
-        log_start, until = self._replica.begin, self._replica.index.past_until(queue_id, at)
+        log_start, until = self._replica.log.begin, self._replica.index.past_until(queue_id, at)
         if until is None:
             self._answer(fetch, endpoint, correlation_id)
             return
@@ -257,7 +254,7 @@ class Fetcher:
         runs = await self._past.entries(queue_id, at, max_bytes, until=until)
         if at < self._replica.index.begin(queue_id):
             raise self._freed(fetch)
-        if self._replica.begin != log_start:
+        if self._replica.log.begin != log_start:
             # What was found may lack what a freed segment had of it, and that is copied, in memory.
             self._answer(fetch, endpoint, correlation_id)
         elif runs and runs[0].base_queue_offset <= at:
@@ -275,7 +272,7 @@ class Fetcher:
         for joined in join_runs(runs):
             at, end = joined.log_offset, joined.log_offset + joined.length
             while at < end:  # a run ends with its segment
-                jobs.append(self._replica.read_cold(at, end - at, until=end))
+                jobs.append(self._replica.log.read_cold(at, end - at, until=end))
                 at = jobs[-1].end
         loop = asyncio.get_running_loop()
         content = await loop.run_in_executor(self._helper, lambda: [memoryview(job.run()) for job in jobs])
@@ -313,7 +310,7 @@ class Fetcher:
             endpoint.send([error_frame(self._overloaded(len(self._tasks), "the disk"), correlation_id)])
             return
         turns = self._cold.setdefault(endpoint, asyncio.Semaphore(COLD_READS_MAX))
-        log_start = self._replica.begin
+        log_start = self._replica.log.begin
 
         size = min(fetch.max_bytes, self._settings.send_at_once_bytes)
         room = partial(
@@ -371,7 +368,7 @@ class Fetcher:
         except PositionLost:
             raise
         except OffsetOutOfRange:
-            moved = self._replica.usable and self._replica.begin > log_start
+            moved = self._replica.usable and self._replica.log.begin > log_start
             if not moved or fetch.queue_offset < self._replica.index.begin(fetch.queue_id):
                 raise
             # Their segment went while they were looked for there; alive, they stand elsewhere now, copied.
@@ -387,8 +384,8 @@ class Fetcher:
         facts = BATCHES.pack(
             index.begin(fetch.queue_id),
             index.next_confirmed(fetch.queue_id),
-            self._replica.confirmed,
-            self._replica.epochs.current,
+            self._replica.log.confirmed,
+            self._replica.log.epochs.current,
             batch_count,
         )
         size = len(facts) + sum(map(len, parts))

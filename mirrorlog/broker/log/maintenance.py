@@ -15,6 +15,7 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import Final, Protocol, TypeVar
 
+from mirrorlog.broker.log.derived import PastUpkeep
 from mirrorlog.broker.log.publish import LogPublisher
 from mirrorlog.broker.log.replica import Replica
 from mirrorlog.commitlog.files import disk_error
@@ -271,6 +272,11 @@ class PastKeeper:
 
     # --- inside ---
 
+    @property
+    def _upkeep(self) -> PastUpkeep:
+        assert self._replica.past_upkeep is not None
+        return self._replica.past_upkeep
+
     def _due(self) -> bool:
         if self._paused or not self._replica.usable or self._replica.log is self._resting:
             return False
@@ -280,7 +286,7 @@ class PastKeeper:
         try:
             while self._due():
                 if self._begin_due():
-                    await self._move_begin(self._replica.start_decided)
+                    await self._move_begin(self._replica.derived.start_decided)
                 if (segment := self._replica.log.next_to_seal()) is not None:
                     await self._seal(*segment)
                 self._waits_for_space = False
@@ -298,7 +304,7 @@ class PastKeeper:
 
     async def _seal(self, start: int, end: int) -> None:
         replica = self._replica
-        pieces = replica.index.rows(max(start, replica.begin), end)
+        pieces = replica.index.rows(max(start, replica.log.begin), end)
 
         def make_table() -> None:
             content = build_table(pieces, start=start, end=end, seed=replica.log.seed)
@@ -308,22 +314,22 @@ class PastKeeper:
                 raise disk_error(error, "write a table in", replica.log.directory) from None
 
         await self._run(make_table)
-        await self._run(partial(replica.add_to_past, start))
+        await self._run(partial(self._upkeep.add, start, replica.log))
         replica.log.seal(end)
         replica.index.evict(end)
         logger.info("segment_sealed log=%s start=%s end=%s", replica.assignment.name, start, end)
 
     def _begin_due(self) -> bool:
         replica = self._replica
-        return replica.begin < replica.start_decided <= replica.log.state_from
+        return replica.log.begin < replica.derived.start_decided <= replica.log.state_from
 
     async def _move_begin(self, begin: int) -> None:
         replica = self._replica
-        begins = await self._run(partial(replica.starts_behind, begin))
+        begins = await self._run(partial(self._upkeep.starts_behind, begin, replica.log))
         if not replica.usable:
             return
         replica.start_moved(begin, begins)
-        await self._run(partial(replica.drop_past, begin))
+        await self._run(partial(self._upkeep.drop, begin, replica.log))
         logger.info("begin_moved log=%s begin=%s", replica.assignment.name, begin)
 
     async def _ask(self, question: Callable[[Past], _T]) -> _T:
@@ -348,7 +354,7 @@ class PastKeeper:
         """Once for all who found it damaged."""
         if self._rebuilding is None or self._rebuilding.done():
             logger.warning("index_rebuilt log=%s reason=%r", self._replica.assignment.name, reason)
-            self._rebuilding = asyncio.ensure_future(self._run(self._replica.rebuild_past))
+            self._rebuilding = asyncio.ensure_future(self._run(partial(self._upkeep.rebuild, self._replica.log)))
         await asyncio.shield(self._rebuilding)
 
     async def _run(self, job: Callable[[], _T]) -> _T:
@@ -392,7 +398,7 @@ class StateKeeper:
             return
         if log.end >= self._not_before and self._writer is None and not self._publisher.stopping:
             replica = self._replica
-            self._began_at, self._size = replica.end, 0
+            self._began_at, self._size = replica.log.end, 0
             self._writer = CheckpointWriter(
                 replica.queues,
                 replica.producers,
@@ -422,7 +428,7 @@ class StateKeeper:
         if writer is None or self._publisher.stopping:
             return False
         try:
-            batch = writer.next_batch(self._replica.end)
+            batch = writer.next_batch(self._replica.log.end)
             if batch is not None:
                 self._publisher.append_control(batch)
                 self._size += len(batch)
@@ -438,5 +444,5 @@ class StateKeeper:
         if batch is None:
             logger.info("state_written log=%s from=%s", self._replica.assignment.name, self._began_at)
             self._writer = None
-            self._not_before = self._replica.end + self._size
+            self._not_before = self._replica.log.end + self._size
         return batch is not None

@@ -216,7 +216,7 @@ class HoldKeeper:
             until = index.past_until(queue_id, at)
             if until is None:
                 try:
-                    return replica.end - index.find(queue_id, at).log_offset
+                    return replica.log.end - index.find(queue_id, at).log_offset
                 except OffsetOutOfRange:
                     break  # behind the last record: a gap
             past = replica.past
@@ -224,7 +224,7 @@ class HoldKeeper:
             look = partial(past.entries, queue_id, at, 1, until=until)
             runs = await asyncio.get_running_loop().run_in_executor(self._past_helper, look)
             if runs:
-                return replica.end - runs[0].log_offset
+                return replica.log.end - runs[0].log_offset
             at = until
         return 0
 

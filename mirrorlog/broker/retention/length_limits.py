@@ -93,7 +93,10 @@ class QueueLengths:
             return None
         first = self._replica.index.next_appended(queue_id)
         until = first + header.record_count
-        changes = [*self._made(queue_id), *self._deliverer.die(queue_id, OWN_GROUP, [(first, until)], DROPPED)]
+        changes = [
+            *self._made(queue_id),
+            *self._deliverer.forwardings.die(queue_id, OWN_GROUP, [(first, until)], DROPPED),
+        ]
         self._length(queue_id).arrived(first, until, 0)  # nothing of it will be ready
         return encode_changes(changes, queue_id=queue_id)
 
@@ -202,12 +205,12 @@ class QueueLengths:
 
     def _drop(self, queue_id: int, length: QueueLength) -> None:
         """Settle what is too much of a queue. Raises MirrorlogError: nothing was changed."""
-        self._deliverer.settle_gathered(queue_id, [OWN_GROUP])
+        self._deliverer.ends.settle_gathered(queue_id, [OWN_GROUP])
         ranges = length.to_drop(self._view(queue_id, self._replica.index.next_confirmed(queue_id)))
         if not ranges:
             return
         pairs = list(zip(ranges[::2], ranges[1::2], strict=True))
-        changes = [*self._made(queue_id), *self._deliverer.die(queue_id, OWN_GROUP, pairs, DROPPED)]
+        changes = [*self._made(queue_id), *self._deliverer.forwardings.die(queue_id, OWN_GROUP, pairs, DROPPED)]
         self._publisher.append_settlement(encode_changes(changes, queue_id=queue_id))
         self._deliverer.dropped(queue_id, OWN_GROUP, pairs)
         self._replica.counters.queue(queue_id).expired += sum(until - first for first, until in pairs)
@@ -219,7 +222,7 @@ class QueueLengths:
         groups = self._replica.groups
         if groups.get(queue_id, OWN_GROUP) is None:
             begin, streams = self._replica.index.begin(queue_id), self._replica.queues.find_id(queue_id).newest
-            yield groups.reset(queue_id, OWN_GROUP, begin, streams=streams, void=self._deliverer.last_lease + 1)
+            yield groups.reset(queue_id, OWN_GROUP, begin, streams=streams, void=self._deliverer.lease_numbers.last + 1)
 
     def _length(self, queue_id: int) -> QueueLength:
         length = self._known.get(queue_id)

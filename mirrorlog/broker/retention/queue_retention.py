@@ -1,5 +1,5 @@
-"""The retention of queues with limits of their own, held by landings, or kept until they are settled, on the node that
-masters their log. Thin: `commitlog.retention` decides.
+"""The retention of a log on the node that masters it, and of its queues with limits of their own, held by landings, or
+kept until they are settled. Thin: `commitlog.retention` decides.
 
 A round says, in the log, where queues begin now; then it moves the log's begin behind the segments in which nothing is
 alive; and of the first one that is worth it, it appends what is alive once more. Only when all copies that count have
@@ -32,6 +32,7 @@ from mirrorlog.commitlog.retention import (
     SegmentParts,
     decide,
     first_queue_offsets,
+    next_start,
 )
 from mirrorlog.commitlog.segments.cold import ColdRead
 from mirrorlog.errors import IndexDoubtful, LogUnavailable, MirrorlogError
@@ -265,7 +266,7 @@ class QueueRetention:
 
     async def _copy(self, segment: SegmentLife) -> bool:
         """Append what is alive of a segment once more; whether all of it is confirmed elsewhere now."""
-        if self._replica.confirmed < self._copied_to:
+        if self._replica.log.confirmed < self._copied_to:
             return False
         runs = self._walk_over(segment)
         total, held_at = 0, self._lowered
@@ -295,7 +296,7 @@ class QueueRetention:
             return walk
         return LiveRuns(
             segment.start,
-            log_start=self._replica.begin,
+            log_start=self._replica.log.begin,
             begins={**queues.start_offsets, **dict.fromkeys(self._deleted, ALL_DEAD)},
             own=own,
             expired=segment.expired,
@@ -321,7 +322,9 @@ class QueueRetention:
         in_order = sorted(live.run for live in piece)
         jobs: list[ColdRead] = []
         for some in _few(in_order):
-            jobs += [replica.read_cold(run.log_offset, run.length, until=run.log_offset + run.length) for run in some]
+            jobs += [
+                replica.log.read_cold(run.log_offset, run.length, until=run.log_offset + run.length) for run in some
+            ]
             await self._let_others()
         batches = await self._run(self._read_helper, lambda: [job.run() for job in jobs])
         self._check_running()
@@ -355,8 +358,8 @@ class QueueRetention:
                 self._replica.append_copied(batch)
                 self._allowed_bytes -= header.length
         finally:
-            self._copied_to = self._replica.end
-            self._publisher.log.progressed(mastership.appended(self._replica.end))
+            self._copied_to = self._replica.log.end
+            self._publisher.log.progressed(mastership.appended(self._replica.log.end))
 
     async def _confirmed(self) -> None:
         """Until all copies have what stands in the log now. Raises MirrorlogError at the deadline."""
@@ -394,7 +397,8 @@ class QueueRetention:
             return await self._run(self._past_helper, partial(question, past))
         except IndexDoubtful as error:
             logger.warning("index_rebuilt log=%s reason=%r", self._name, str(error))
-            await self._run(self._past_helper, self._replica.rebuild_past)
+            assert self._replica.past_upkeep is not None
+            await self._run(self._past_helper, partial(self._replica.past_upkeep.rebuild, self._replica.log))
             raise LogUnavailable(f"the index of log {self._name} was rebuilt") from None
 
     async def _run(self, helper: Executor, job: Callable[[], _T]) -> _T:
@@ -416,3 +420,65 @@ def _parts_of(past: Past, start: int, last_append_time_us: int) -> SegmentParts:
     if start not in past.tables.heads:
         raise LogUnavailable(f"segment {start} is gone")
     return segment_parts(past.tables.get(start), last_append_time_us=last_append_time_us)
+
+
+class Retention:
+    """Of one log that this node masters: the decision to free its begin, which every copy follows. `queues`: takes
+    over while the log has queues with limits of their own, or held by landings."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        publisher: LogPublisher,
+        *,
+        limits: RetentionLimits,
+        now_us: Callable[[], int],
+        queues: QueueRetention,
+    ) -> None:
+        self._replica = replica
+        self._publisher = publisher
+        self._limits = limits
+        self._now_us = now_us
+        self._queues = queues
+        self._asked = 0
+        self._disk_low = False
+
+    def disk_is_low(self) -> None:
+        """The next check that can decide frees the oldest segment too.
+
+        One per measurement: it takes a moment until what goes is seen on the disk, and more would go for nothing.
+        """
+        self._disk_low = True
+
+    def check(self) -> None:
+        """Move the begin if anything can go; after a flush, a few times a second at most."""
+        log = self._replica.log
+        segments, known = log.segments(), max(self._replica.begin_ahead, self._asked)
+        limits = self._limits
+        queues_due = self._queues.due
+        if self._disk_low and (self._queues.ready or not queues_due):
+            limits = limits.without_oldest(segments, begin=known, end=log.end)
+            self._disk_low = False
+        if queues_due:
+            self._queues.wake(limits)
+            return
+        begin = next_start(
+            segments,
+            begin=known,
+            end=log.end,
+            at_most=min(log.confirmed, log.state_from),
+            now_us=self._now_us(),
+            limits=limits,
+        )
+        if begin is None or self._publisher.stopping:
+            return
+        try:
+            self._publisher.append_control(encode_change(LogStartMoved(log_offset=begin)))
+            self._asked = begin
+        except MirrorlogError as error:
+            # The next check tries again; meanwhile the log keeps more than it must.
+            logger.debug("begin_not_moved log=%s reason=%r", self._replica.assignment.name, str(error))
+
+    async def stop(self) -> None:
+        """Nothing is appended any more. After `LogPublisher.stopping`."""
+        await self._queues.stop()

@@ -21,25 +21,10 @@ import hmac
 from typing import Any, Final
 
 from mirrorlog.broker.session.logins import Gatekeeper, Users
-from mirrorlog.broker.session.refused_access import (
-    DOOR,
-    FIRST_USER,
-    IN_THE_OPEN,
-    LOGIN,
-    NO_USERS,
-    PASSWORD,
-    TAG,
-)
+from mirrorlog.broker.session.refused_access import DOOR, FIRST_USER, IN_THE_OPEN, LOGIN, NO_USERS, PASSWORD, TAG
 from mirrorlog.cluster.state.topology import ADMINISTRATOR, User
 from mirrorlog.cluster.state.topology_rules import MAX_BINDINGS_AT_ONCE
-from mirrorlog.errors import (
-    AccessRefused,
-    LimitReached,
-    LoginFailed,
-    MirrorlogError,
-    NotLeader,
-    Overloaded,
-)
+from mirrorlog.errors import AccessRefused, LimitReached, LoginFailed, MirrorlogError, NotLeader, Overloaded
 from mirrorlog.queues.access import (
     HOLDERS,
     LANDING,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Final
 
-from mirrorlog.broker.hosting.hosted_log import HostedLogs
+from mirrorlog.broker.hosting.hosted_logs import HostedLogs
 from mirrorlog.broker.log.host import Host
 from mirrorlog.broker.log.unpacking import PublishLine, Unpacking
 from mirrorlog.broker.membership.exposure import Exposure

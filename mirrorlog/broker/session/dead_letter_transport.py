@@ -19,8 +19,9 @@ from contextlib import asynccontextmanager, suppress
 from typing import Final, TypeVar
 from uuid import UUID
 
-from mirrorlog.broker.hosting.hosted_log import HostedLog, HostedLogs
-from mirrorlog.broker.log.publish import not_master
+from mirrorlog.broker.hosting.hosted_log import HostedLog
+from mirrorlog.broker.hosting.hosted_logs import HostedLogs
+from mirrorlog.broker.log.refusals import not_master
 from mirrorlog.broker.ports import ClusterView
 from mirrorlog.cluster.peers import FRAME_BYTES_MAX
 from mirrorlog.cluster.requests import AnyAnswer, AskQueue, AskTake, Noted, QueueFound, decode_answer, encode
@@ -225,7 +226,7 @@ def _table(host: VirtualHost) -> RoutingTable:
 def _found(log: HostedLog, name: str) -> QueueFound:
     """Raises LogUnavailable for one whose declaration may not stay."""
     queue = log.replica.queues.get(name)
-    if queue is not None and queue.declared_at >= log.replica.confirmed:
+    if queue is not None and queue.declared_at >= log.replica.log.confirmed:
         raise LogUnavailable("that queue is being declared; ask again")
     return QueueFound(queue_id=0 if queue is None else queue.queue_id)
 

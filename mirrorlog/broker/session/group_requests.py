@@ -19,7 +19,7 @@ import msgspec
 from mirrorlog import versions
 from mirrorlog.broker.consumer_groups.coordinator import Deliverer, Respond
 from mirrorlog.broker.hosting.hosted_log import HostedLog
-from mirrorlog.broker.log.publish import not_master
+from mirrorlog.broker.log.refusals import not_master
 from mirrorlog.broker.ports import ClusterView, Receiver, ServesSubscriptions
 from mirrorlog.broker.session.queue_requests import Requests
 from mirrorlog.broker.subscription_index import SubscriptionBook
@@ -115,7 +115,7 @@ class GroupResets:
         """Answered with GroupsReset once it is confirmed. Raises NoSuchGroup, OffsetOutOfRange, InUse, BadRequest, or
         why nothing is taken; then nothing was changed."""
         groups = self._named(message)
-        self._deliverer.settle_gathered(self._queue.queue_id, groups)
+        self._deliverer.ends.settle_gathered(self._queue.queue_id, groups)
         standings, place = [self._standing(group) for group in groups], self._place()
         targets = [wish.target(each, place) for each in standings]
         moves = [self._move(each, target) for each, target in zip(standings, targets, strict=True)]
@@ -131,7 +131,7 @@ class GroupResets:
         def done(error: MirrorlogError | None) -> None:
             respond(error or answer)
 
-        self._deliverer.replace(self._queue.queue_id, list(self._changes(moves)), "reset", done)
+        self._deliverer.ends.replace(self._queue.queue_id, list(self._changes(moves)), "reset", done)
 
     # --- inside ---
 
@@ -174,7 +174,7 @@ class GroupResets:
 
     def _position(self, queue_offset: int, epoch: int | None = None) -> Position:
         replica = self._replica
-        epoch = replica.epochs.current if epoch is None else epoch
+        epoch = replica.log.epochs.current if epoch is None else epoch
         return Position(log_id=str(replica.log_id), epoch=epoch, queue_offset=queue_offset)
 
     def _changes(self, moves: list[GroupMove]) -> Iterator[GroupReset | PositionCommitted]:
@@ -187,7 +187,7 @@ class GroupResets:
                     move.group,
                     target.queue_offset,
                     streams=self._queue.newest,
-                    void=self._deliverer.last_lease + 1,
+                    void=self._deliverer.lease_numbers.last + 1,
                 )
             else:
                 yield PositionCommitted(
@@ -233,7 +233,9 @@ class GroupRequests:
         elif isinstance(message, Subscribe):
             self._at_once(message, respond, lambda log, queue: self._subscribe(message, log, queue, receiver, respond))
         elif isinstance(message, Lease):
-            self._at_once(message, respond, lambda log, queue: log.lease(message, queue.queue_id, receiver, respond))
+            self._at_once(
+                message, respond, lambda log, queue: log.leasing.lease(message, queue.queue_id, receiver, respond)
+            )
         else:
             self._handle_known(message, respond)
 
@@ -275,7 +277,7 @@ class GroupRequests:
         """Whoever comes back over a new connection need not wait until the node has missed the old one."""
         if (former := self._book.serving(message.replaces)) is not None and self._proven(message):
             former.gone(message.replaces)
-        answer = log.subscribe(message, queue.queue_id, receiver)
+        answer = log.subscribing.subscribe(message, queue.queue_id, receiver)
         respond(msgspec.structs.replace(answer, secret=self._secret(answer.subscription)))
 
     def _proven(self, message: Subscribe) -> bool:
@@ -288,16 +290,18 @@ class GroupRequests:
         """What is answered from all that was ever confirmed, or changes it at once."""
         if isinstance(message, SettleLease):
             # A receipt may name no more than was confirmed: it is that of a lease which a master before has answered.
-            self._once_known(message, respond, lambda log, queue: log.settle_lease(message, queue.queue_id, respond))
+            self._once_known(message, respond, lambda log, queue: log.leasing.settle(message, queue.queue_id, respond))
         elif isinstance(message, ExtendLease):
-            self._once_known(message, respond, lambda log, queue: log.extend_lease(message, queue.queue_id, respond))
+            self._once_known(message, respond, lambda log, queue: log.leasing.extend(message, queue.queue_id, respond))
         elif isinstance(message, PurgeGroup):
-            self._once_known(message, respond, lambda log, queue: log.purge(queue.queue_id, message.group, respond))
+            self._once_known(
+                message, respond, lambda log, queue: log.ready.purge(queue.queue_id, message.group, respond)
+            )
         elif isinstance(message, DeleteGroup):
             if message.group == OWN_GROUP:
                 raise BadRequest("a queue's own group goes with the queue; purge it, or give the name of another one")
             self._once_known(
-                message, respond, lambda log, queue: log.delete_group(queue.queue_id, message.group, respond)
+                message, respond, lambda log, queue: log.ends.delete(queue.queue_id, message.group, respond)
             )
         elif isinstance(message, Redrive):
             self._redrive(message, respond)
@@ -315,7 +319,7 @@ class GroupRequests:
             name = qualified(split(message.queue)[0], message.to)
             if self._view.placed(name) is None:
                 raise no_such_queue(name)
-        self._once_known(message, respond, lambda log, queue: log.redrive(message, queue.queue_id, respond))
+        self._once_known(message, respond, lambda log, queue: log.ready.redrive(message, queue.queue_id, respond))
 
     def _reset(self, message: ResetGroups, respond: Respond) -> None:
         """A time is looked up first: it may be long past."""
@@ -383,9 +387,9 @@ def _found(log: HostedLog, deliverer: Deliverer, queue: Queue) -> GroupsFound:
             ready=_there(ledger.ready, begin, gaps, following),
             unsettled=_there(ledger.unsettled_total, begin, gaps, following),
             out=ledger.out - (held := deliverer.held_back(queue.queue_id, group)),
-            leased=ledger.leased - (departing := deliverer.forwarding(queue.queue_id, group)),
+            leased=ledger.leased - (departing := deliverer.forwardings.forwarding(queue.queue_id, group)),
             departing=departing,
-            departing_waits=log.departure_waits(queue.queue_id) if departing else "",
+            departing_waits=log.mastering.forwardings.waits(queue.queue_id) if departing and log.mastering else "",
             parked=ledger.parked + held,
             subscribers=deliverer.subscribers(queue.queue_id, group),
             gone=_gone(ledger.unsettled_total, begin, gaps),

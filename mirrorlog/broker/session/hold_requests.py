@@ -11,7 +11,7 @@ import asyncio
 from mirrorlog import versions
 from mirrorlog.broker.hosting.hosted_log import HostedLog
 from mirrorlog.broker.hosting.status import hold_info
-from mirrorlog.broker.log.publish import not_master
+from mirrorlog.broker.log.refusals import not_master
 from mirrorlog.broker.ports import ClusterView
 from mirrorlog.broker.retention.holds import HoldKeeper
 from mirrorlog.broker.session.queue_requests import FOLLOW_LOOK_S, FOLLOW_S, Handler, Requests, Respond, loop_time
@@ -86,8 +86,8 @@ class HoldRequests:
         hold = self._standing(log, queue, wish)
         keeper.renewed(queue.queue_id, hold.name, loop_time())
         keeper.was_set(queue.queue_id, old, hold)
-        decided, give_up_at = replica.start_decided, loop_time() + FOLLOW_S
-        while replica.usable and replica.begin < decided and loop_time() < give_up_at:  # noqa: ASYNC110  (nobody tells)
+        decided, give_up_at = replica.derived.start_decided, loop_time() + FOLLOW_S
+        while replica.usable and replica.log.begin < decided and loop_time() < give_up_at:  # noqa: ASYNC110  (nobody tells)
             await asyncio.sleep(FOLLOW_LOOK_S)
         hold = self._standing(log, queue, wish)
         respond(HoldGranted(hold=hold_info(replica, queue, hold, keeper, loop_time())))
@@ -137,17 +137,17 @@ class HoldRequests:
         def answer() -> None:
             holds = log.replica.holds.confirmed(queue.queue_id)
             now = loop_time()
-            found = [hold_info(log.replica, queue, hold, log.hold_keeper, now) for _, hold in sorted(holds.items())]
+            keeper = log.mastering.holds if log.mastering is not None else None
+            found = [hold_info(log.replica, queue, hold, keeper, now) for _, hold in sorted(holds.items())]
             respond(HoldsFound(holds=found))
 
         self._requests.once_known(log, respond, answer)
 
     def _keeper(self, log: HostedLog) -> HoldKeeper:
         """Raises NotMaster."""
-        keeper = log.hold_keeper
-        if keeper is None:
+        if log.mastering is None:
             raise not_master(log.name, self._view.master(log.log_id))
-        return keeper
+        return log.mastering.holds
 
     def _older_than_holds(self) -> UnsupportedVersion | None:
         """Why no holds are written yet. To be answered, not raised: the connection is sound."""

@@ -21,16 +21,10 @@ from math import inf
 from typing import Any, Final
 
 from mirrorlog import versions
-from mirrorlog.broker.session.refused_access import (
-    RefusedAccess,
-)
+from mirrorlog.broker.session.refused_access import RefusedAccess
 from mirrorlog.cluster.state.commands import PasswordRenewed
 from mirrorlog.cluster.state.topology import User
-from mirrorlog.errors import (
-    BadRequest,
-    ConfigError,
-    Overloaded,
-)
+from mirrorlog.errors import BadRequest, ConfigError, Overloaded
 from mirrorlog.wire.auth.login_turns import LoginFailures, LoginTurns
 from mirrorlog.wire.auth.passwords import PASSWORD_CHARS_MAX, hashed, is_outdated, matches
 from mirrorlog.wire.fairness.places import source_of

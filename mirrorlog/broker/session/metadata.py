@@ -16,7 +16,8 @@ from uuid import UUID
 from msgspec.structs import replace
 
 from mirrorlog import versions
-from mirrorlog.broker.hosting.hosted_log import HostedLog, HostedLogs
+from mirrorlog.broker.hosting.hosted_log import HostedLog
+from mirrorlog.broker.hosting.hosted_logs import HostedLogs
 from mirrorlog.broker.log.replica import Replica
 from mirrorlog.broker.ports import ClusterView
 from mirrorlog.cluster.decisions import asker
@@ -125,11 +126,11 @@ class MetadataAnswers:
         return seen
 
     def _of_log(self, log: HostedLog) -> list[QueueInfo]:
-        replica, view = log.replica, self._view
+        replica, copy, view = log.replica, log.replica.log, self._view
         if view.is_transient(log.log_id):
             return self._infos(log, [queue for queue in replica.queues if self._is_there(log, queue)])
         stamp = (
-            replica.end, replica.confirmed, replica.begin, replica.epochs.current, log.knows_confirmed, log.masters,
+            copy.end, copy.confirmed, copy.begin, copy.epochs.current, log.knows_confirmed, log.masters,
             replica.assignment, view.version(), view.has_heard(),
         )  # fmt: skip
         kept = self._of_logs.get(log.log_id)
@@ -145,7 +146,7 @@ class MetadataAnswers:
 
     def _infos(self, log: HostedLog, queues: Iterable[Queue]) -> list[QueueInfo]:
         replica, index = log.replica, log.replica.index
-        log_id, epoch, current = str(replica.log_id), replica.epochs.current, log.knows_confirmed
+        log_id, epoch, current = str(replica.log_id), replica.log.epochs.current, log.knows_confirmed
         producer_epoch = replica.producers.epoch_floor
         found = self._view.master(replica.log_id)
         master = found.id if found is not None else ""

@@ -35,7 +35,8 @@ from uuid import UUID
 from mirrorlog import versions
 from mirrorlog.attempts import outcome_of
 from mirrorlog.broker.hosting.hosted_log import HostedLog
-from mirrorlog.broker.log.publish import LogPublisher, not_master
+from mirrorlog.broker.log.publish import LogPublisher
+from mirrorlog.broker.log.refusals import not_master
 from mirrorlog.broker.ports import ClusterView
 from mirrorlog.errors import InUse, LogUnavailable, MirrorlogError, NoSuchQueue, UnsupportedVersion
 from mirrorlog.queues.dead_letters.forwarding import NUMBERS
@@ -138,7 +139,7 @@ class Deletions:
         # One that is not placed here any more has no bindings: what leads to its name leads to another queue.
         placed = [queue.name for queue in free if self._cluster.placed(queue.name) == log.log_id]
         if placed:
-            await self._cluster.unbind_queues(placed, log.log_id, log.replica.epochs.current)
+            await self._cluster.unbind_queues(placed, log.log_id, log.replica.log.epochs.current)
         await self._log_deletions(log, free)
         await self._remove(log, placed)
 
@@ -155,7 +156,7 @@ class Deletions:
             return 0
         check_conditions(log, queue, message)
         with self._closed(log, queue, message.if_empty):
-            await self._cluster.unbind_queues([message.name], log.log_id, log.replica.epochs.current)
+            await self._cluster.unbind_queues([message.name], log.log_id, log.replica.log.epochs.current)
             with _in_part(f"queue {message.name!r} has lost its bindings, and may be deleted or not; ask again"):
                 return await self._log_deletions(log, [queue])
 
@@ -204,10 +205,10 @@ class Deletions:
     async def _remove(self, log: HostedLog, names: Sequence[str]) -> None:
         """Step 3, as long as this is the master. Whatever comes of one attempt, the next one is told it; only then may
         others have the name."""
-        epoch = log.replica.epochs.current
+        epoch = log.replica.log.epochs.current
         async with self._removing[log.log_id]:
             while left := [name for name in names if self._cluster.placed(name) == log.log_id]:
-                if log.replica.epochs.current != epoch:
+                if log.replica.log.epochs.current != epoch:
                     raise not_master(log.name, self._cluster.master(log.log_id))
                 self._publisher(log)
                 try:

@@ -30,8 +30,9 @@ from typing import Any, Final, NamedTuple, Protocol
 from uuid import UUID
 
 from mirrorlog import versions
-from mirrorlog.broker.hosting.hosted_log import HostedLog, HostedLogs
-from mirrorlog.broker.log.publish import not_master
+from mirrorlog.broker.hosting.hosted_log import HostedLog
+from mirrorlog.broker.hosting.hosted_logs import HostedLogs
+from mirrorlog.broker.log.refusals import not_master
 from mirrorlog.broker.ports import ClusterView
 from mirrorlog.broker.session.queue_deletion import Deletions
 from mirrorlog.errors import LogUnavailable, MirrorlogError, QueueExclusive
@@ -317,7 +318,7 @@ class LifetimeKeeper:
         if self._cluster.cluster_version() < versions.DELETION:
             return
         names = [name for name in names if not self._deletions.is_under_way(name)]
-        epoch = log.replica.epochs.current
+        epoch = log.replica.log.epochs.current
         if log.log_id not in self._busy and (names or self._finished.get(log.log_id) != epoch):
             if names:
                 logger.info("queues_end log=%s count=%s first=%r", log.name, len(names), names[0])
@@ -369,7 +370,7 @@ class LifetimeKeeper:
 
     def _lifetimes(self, log: HostedLog) -> Lifetimes:
         """Of the present mastership."""
-        epoch, known = log.replica.epochs.current, self._masterships.get(log.log_id)
+        epoch, known = log.replica.log.epochs.current, self._masterships.get(log.log_id)
         if known is None or known.epoch != epoch:
             known = _Mastership(epoch, Lifetimes(_now(), return_s=self._return_s))
             self._masterships[log.log_id] = known

@@ -13,8 +13,9 @@ from uuid import uuid4
 from msgspec.structs import replace
 
 from mirrorlog import versions
-from mirrorlog.broker.hosting.hosted_log import HostedLog, HostedLogs
-from mirrorlog.broker.log.publish import not_master
+from mirrorlog.broker.hosting.hosted_log import HostedLog
+from mirrorlog.broker.hosting.hosted_logs import HostedLogs
+from mirrorlog.broker.log.refusals import not_master
 from mirrorlog.broker.ports import ClusterView
 from mirrorlog.broker.session.metadata import MetadataAnswers
 from mirrorlog.broker.session.operator_requests import Operations
@@ -22,14 +23,7 @@ from mirrorlog.broker.session.queue_deletion import WAIT_S, Deletions
 from mirrorlog.broker.session.queue_lifetimes import Exclusives, LifetimeKeeper
 from mirrorlog.commitlog.epochs import EPOCH_MAX
 from mirrorlog.config import Settings
-from mirrorlog.errors import (
-    AccessRefused,
-    BadRequest,
-    LogUnavailable,
-    MirrorlogError,
-    NotMaster,
-    QueueExists,
-)
+from mirrorlog.errors import AccessRefused, BadRequest, LogUnavailable, MirrorlogError, NotMaster, QueueExists
 from mirrorlog.queues.arguments import check_declaration, log_group_of, version_needed
 from mirrorlog.queues.changes import PositionCommitted
 from mirrorlog.queues.limits.lifetime import is_transient
@@ -263,7 +257,7 @@ class Requests:
 
         if batch is not None:
             log.publisher.append_change(batch, done)
-        elif log.replica.queues.find(message.name).declared_at >= log.replica.confirmed:
+        elif log.replica.queues.find(message.name).declared_at >= log.replica.log.confirmed:
             # Declared a moment ago: its repetition, too, is answered only when all copies have it.
             log.publisher.when_confirmed(done)
         else:
@@ -454,7 +448,7 @@ class Requests:
 def _check_epoch(log: HostedLog, epoch: int) -> None:
     """Of a position. Any former one will do: who goes on at another record still has that of the last one he read, and
     some set none, which is 0. Raises NotMaster where this node is behind, BadRequest for what no epoch can be."""
-    current = log.replica.epochs.current
+    current = log.replica.log.epochs.current
     if not 0 <= epoch <= EPOCH_MAX:
         raise BadRequest(f"epoch {epoch} of a position is not within 0 and {EPOCH_MAX}")
     if epoch > current:

@@ -20,9 +20,11 @@ from typing import Final, NamedTuple, Protocol
 from mirrorlog import versions
 from mirrorlog.broker.consumer_groups.active_groups import in_batches, merged
 from mirrorlog.broker.consumer_groups.settlement import check_settle
-from mirrorlog.broker.hosting.hosted_log import HostedLog, HostedLogs
-from mirrorlog.broker.log.publish import ElsewhereLog, LogPublisher, Reply
-from mirrorlog.broker.ports import Receiver, Within
+from mirrorlog.broker.hosting.hosted_log import HostedLog
+from mirrorlog.broker.hosting.hosted_logs import HostedLogs
+from mirrorlog.broker.log.publish import LogPublisher
+from mirrorlog.broker.log.refusals import ElsewhereLog
+from mirrorlog.broker.ports import Receiver, Reply, Within
 from mirrorlog.broker.session.authorization import Gate
 from mirrorlog.broker.subscription_index import SubscriptionBook
 from mirrorlog.commitlog.format.envelope import envelope_bytes
@@ -40,10 +42,11 @@ from mirrorlog.errors import (
 )
 from mirrorlog.ha.group_transfer import ALL_MEMBERS
 from mirrorlog.queues.changes import Change, encode_changes
+from mirrorlog.queues.limits.credit import Key
 from mirrorlog.queues.producers import REMEMBERED_BATCHES, Landed, ProducerTable
 from mirrorlog.queues.ranges import RangeSet
 from mirrorlog.queues.registry import log_number_of
-from mirrorlog.wire.frames import CONFIRM_DUPLICATE, How, Settle
+from mirrorlog.wire.frames import CONFIRM_DUPLICATE, How, Level, Settle
 from mirrorlog.wire.names import shown
 from mirrorlog.wire.transaction_frames import BatchReceipt, Transact, Transacted, read_transact, transacted_frame
 
@@ -114,7 +117,7 @@ class Transactions:
         # Of the master alone: who has not heard the cluster yet knows the version of its founding.
         if (older := versions.too_old(self._cluster_version(), versions.TRANSACTIONS, _WHAT)) is not None:
             raise BadRequest(older.message, **older.details)  # the connection stays
-        came_at = publisher.clock()
+        came_at = publisher.now()
         headers = [publisher.checked(batch) for batch in asked.batches]
         publisher.check_level(asked.request)
         landed = _landed(headers, log.replica.producers)
@@ -199,7 +202,7 @@ class Transactions:
             # What stands is said when that is confirmed: another master may never have heard of it.
             refused = error
             publisher.wait_at(
-                log.replica.end,
+                log.replica.log.end,
                 ALL_MEMBERS,
                 lambda unknown: caller.connection.refuse(unknown or refused, caller.correlation_id),
             )
@@ -211,14 +214,14 @@ class Transactions:
                 f"a transaction of {size} bytes is above max_batch_bytes ({self._limits.max_batch_bytes})"
             )
         receipts: list[BatchReceipt] = []
-        end = log.replica.end
+        end = log.replica.log.end
         if headers or changes:
-            stamped = publisher.append_together(asked.batches, headers, changes, asked.request, caller.connection)
+            stamped = _append(publisher, asked, headers, changes, caller)
             receipts = [BatchReceipt(each.log_offset, each.base_queue_offset) for each in stamped[: len(headers)]]
             end = stamped[-1].next_log_offset
         for each in within:
             each.deliverer.logged_within(each)
-        done = partial(caller.answer, receipts, log.replica.epochs.current, 0)
+        done = partial(caller.answer, receipts, log.replica.log.epochs.current, 0)
         publisher.wait_together(end, caller.request, done, again=False, came_at=caller.came_at)
 
     def _settled(
@@ -243,6 +246,47 @@ class Transactions:
                 before.add(first, until)
             within.append(each)
         return within
+
+
+def _append(
+    publisher: LogPublisher,
+    asked: _TransactionRequest,
+    headers: Sequence[BatchHeader],
+    changes: Sequence[memoryview],
+    caller: _Caller,
+) -> list[BatchHeader]:
+    """Append its batches, which were `checked`, and its changes in one envelope; the headers of the batches as stamped,
+    then those of the changes. Raises MirrorlogError: nothing was stored."""
+    now, request, log = publisher.now(), caller.request, publisher.replica.log
+    parts = [*asked.batches, *changes]
+    if headers:
+        publisher.check_admitted()
+    else:  # it goes on when data is refused for overload, as settlements do
+        publisher.check_running()
+        publisher.check_in_touch()
+        publisher.mastership.check_writable()
+    _, durability = publisher.check_level(request)
+    accounts = [Key(caller.connection, header.producer_id, header.queue_id) for header in headers]
+    for header, account in zip(headers, accounts, strict=True):
+        if request.routing:
+            publisher.check_routing(header.queue_id, request.routing)
+        publisher.credits.check(account, distance=publisher.distance, now=now)
+    if headers:
+        publisher.check_room()
+    for change in changes:
+        publisher.replica.queues.find_id(queue_of(change))
+    publisher.admit(headers)
+    if durability > publisher.mastership.durability:
+        publisher.mastership.want_flush(log.end + envelope_bytes(parts))  # as `publish` does
+    stamped = publisher.replica.append_transaction(parts, publisher.now_us())
+    for header, account in zip(headers, accounts, strict=True):
+        publisher.credits.appended(
+            account, end=stamped[-1].next_log_offset, size=header.length, quiet=request.level == Level.ALL,
+            distance=publisher.distance, now=now,
+        )  # fmt: skip
+        publisher.counters.published(header.record_count, header.length)
+        publisher.counters.queue(header.queue_id).published.add(header.record_count, now)
+    return stamped
 
 
 def _batches(content: memoryview, count: int) -> list[memoryview]:

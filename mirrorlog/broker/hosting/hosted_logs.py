@@ -1,0 +1,92 @@
+"""The logs that a node holds, as they come and go: whom a frame, a request or a measurement concerns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from mirrorlog.broker.hosting.hosted_log import HostedLog
+from mirrorlog.broker.hosting.states import HostedState
+from mirrorlog.errors import MirrorlogError, NoSuchQueue
+from mirrorlog.queues.registry import log_number_of
+
+
+class HostedLogs:
+    """By id, and by the number that their queues' ids tell. Iterating gives those that are served, as they came; a
+    damaged copy is none of them until it is repaired."""
+
+    def __init__(self) -> None:
+        self._served: dict[str, HostedLog] = {}
+        self._by_number: dict[int, HostedLog] = {}
+        self._refused: dict[str, HostedLog] = {}
+        self.outage_of: Callable[[int], MirrorlogError | None] = _not_known
+        """Why nobody can answer for a log with this number that is none of this node's; see `liveness`."""
+
+    def __iter__(self) -> Iterator[HostedLog]:
+        return (log for log in self._served.values() if log.replica.damage is None)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def add(self, log: HostedLog) -> None:
+        """A log that was opened, or that its node refuses to serve."""
+        if log.state is HostedState.UNAVAILABLE:
+            self._refused[str(log.log_id)] = log
+            return
+        self._served[str(log.log_id)] = log
+        self._by_number[log.assignment.log_number] = log
+
+    def remove(self, log: HostedLog) -> None:
+        """It is reached no more; to close it is its owner's."""
+        self._refused.pop(str(log.log_id), None)
+        if self._served.pop(str(log.log_id), None) is not None:
+            del self._by_number[log.assignment.log_number]
+
+    def get(self, log_id: str) -> HostedLog | None:
+        """The log, if it is served. Raises why it is not, if it is one of this node's."""
+        if (refused := self._refused.get(log_id)) is not None:
+            raise refused.refusal()
+        return _undamaged(self._served.get(log_id))
+
+    def held(self, log_id: str) -> HostedLog | None:
+        """The log, if this node has opened it, served or not."""
+        return self._served.get(log_id) or self._refused.get(log_id)
+
+    def of_queue(self, queue_id: int) -> HostedLog:
+        """The log that gave out this id, if it did: whether the queue is there is for the log to say.
+
+        Raises NoSuchQueue, or LogUnavailable when this node refuses to serve that log, or all that hold it are down.
+        """
+        number = log_number_of(queue_id)
+        log = self._by_number.get(number)
+        if log is not None and log.replica.damage is None:
+            return log
+        _undamaged(log)
+        for refused in self._refused.values():
+            if refused.assignment.log_number == number:
+                raise refused.refusal()
+        if (outage := self.outage_of(number)) is not None:
+            raise outage
+        raise NoSuchQueue(
+            f"no queue has the id {queue_id} in a log that this node holds; ask for the queue's metadata again"
+        )
+
+    @property
+    def refused(self) -> list[HostedLog]:
+        """Those that this node refuses to serve, each with its `error`."""
+        return [*self._refused.values(), *(log for log in self._served.values() if log.replica.damage is not None)]
+
+    def everyone(self) -> list[HostedLog]:
+        """Served or not."""
+        return [*self._served.values(), *self._refused.values()]
+
+
+def _not_known(log_number: int) -> MirrorlogError | None:
+    """Of no cluster."""
+    return None
+
+
+def _undamaged(log: HostedLog | None) -> HostedLog | None:
+    """Raises what is wrong with a damaged copy: until it is repaired nobody is served from it."""
+    if log is not None and log.replica.damage is not None:
+        raise log.refusal()
+    return log
