@@ -22,8 +22,8 @@ import asyncio
 from collections.abc import Callable, Sequence, Set
 
 from mirrorlog.broker.consumer_groups.active_groups import ActiveGroups, LeaseNumbers
-from mirrorlog.broker.consumer_groups.deliveries import BatchReader, Deliveries, GroupForwarding, GroupLog
-from mirrorlog.broker.consumer_groups.dispatch import DeliverFrames, ExpiryLooks, MissingRecords, Pump
+from mirrorlog.broker.consumer_groups.deliveries import BatchReader, Deliveries, GroupContext, GroupForwarding, GroupLog
+from mirrorlog.broker.consumer_groups.dispatch import ExpiryLooks, Pump
 from mirrorlog.broker.consumer_groups.group_changes import GroupEnds, ReadyRecords
 from mirrorlog.broker.consumer_groups.leases import Leasing
 from mirrorlog.broker.consumer_groups.settlement import PushedTable, Respond, SettlementService, Watermarks
@@ -66,45 +66,27 @@ class Deliverer:
         self._now = now
         self._log_clock = clock
         self._due = False
-        reached = BatchReader(replica)
         self._works = works = ActiveGroups(self._soon)
-        self._log = log = GroupLog(replica, publisher, works)
-        self.lease_numbers = numbers = LeaseNumbers(lambda: replica.log.epochs.current)
-        self.forwardings = forwardings = GroupForwarding(replica)
+        self._log = GroupLog(replica, publisher, works)
+        self.lease_numbers = LeaseNumbers(lambda: replica.log.epochs.current)
+        self.forwardings = GroupForwarding(replica)
         """How records leave for other queues."""
-        self._deliveries = deliveries = Deliveries(
-            replica, works, log, reached=reached, leases=numbers, forwardings=forwardings, begun=begun, now=now
-        )
-        self._watermarks = watermarks = Watermarks(replica, works, log, deliveries)
+        context = GroupContext(
+            replica, publisher, works, self._log, book, limits, bytes_max, begun, clock, now,
+            batches=BatchReader(replica), leases=self.lease_numbers, forwardings=self.forwardings,
+        )  # fmt: skip
+        self._deliveries = deliveries = Deliveries(context)
+        self._watermarks = watermarks = Watermarks(context, deliveries)
         self._pushed = pushed = PushedTable(book, deliveries)
-        self._settling = settling = SettlementService(
-            replica, publisher, works, log,
-            watermarks=watermarks, pushed=pushed, waiting_max=limits.max_waiting_confirms, now=now,
-        )  # fmt: skip
-        self.subscribing = subscribing = Subscribing(
-            publisher, works, log,
-            book=book, deliveries=deliveries, pushed=pushed, settling=settling, limits=limits, clock=clock, now=now,
-        )  # fmt: skip
-        self.leasing = leasing = Leasing(
-            replica, publisher, works, log,
-            book=book, numbers=numbers, deliveries=deliveries, settling=settling, limits=limits, clock=clock, now=now,
-        )  # fmt: skip
-        self.ready = ReadyRecords(
-            replica, publisher, log, deliveries=deliveries, settling=settling, forwardings=forwardings
-        )
-        self.ends = GroupEnds(
-            replica, publisher, works,
-            deliveries=deliveries, pushed=pushed, settling=settling, leasing=leasing,
-            batch_bytes_max=limits.max_batch_bytes,
-        )  # fmt: skip
-        self._missing = missing = MissingRecords(replica, works, log, deliveries=deliveries, pushed=pushed)
-        self._expiries = ExpiryLooks(replica, works, deliveries=deliveries, clock=clock, soon=self._soon)
+        self._settling = settling = SettlementService(context, watermarks, pushed)
+        self.subscribing = Subscribing(context, deliveries, pushed, settling)
+        self.leasing = Leasing(context, deliveries, settling)
+        self.ready = ReadyRecords(context, deliveries, settling)
+        self.ends = GroupEnds(context, deliveries, pushed, settling, self.leasing)
+        self._expiries = ExpiryLooks(context, deliveries, self._soon)
         self._pump = Pump(
-            replica, works, log,
-            deliveries=deliveries, watermarks=watermarks, reached=reached, pushed=pushed, settling=settling,
-            subscribing=subscribing, leasing=leasing, missing=missing,
-            frames=DeliverFrames(replica, book, reached, bytes_max=bytes_max, now=now),
-            bytes_max=bytes_max, clock=clock, now=now,
+            context, deliveries,
+            watermarks=watermarks, pushed=pushed, settling=settling, subscribing=self.subscribing, leasing=self.leasing,
         )  # fmt: skip
         self.on_pumped: Callable[[Set[int]], None] = lambda queue_ids: None
         """Called at the end of a turn with the queues from whose own groups was given what could be, while any queue of
@@ -249,7 +231,7 @@ class Deliverer:
             if (work := self._works.start(key, now)) is not None:
                 self._pump.look_at_times(work, now)
         self._works.try_again()
-        self._missing.settle_gaps()
+        self._pump.missing.settle_gaps()
         if self._works.awake or self._expiries.due:
             self._soon()
 

@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from typing import Final
 
 from mirrorlog.broker.consumer_groups.active_groups import ActiveGroups, Key, LeaseNumbers, Work, in_batches, merged
-from mirrorlog.broker.log.clock import now_us
+from mirrorlog.broker.log.clock import LogClock, now_us
 from mirrorlog.broker.log.fetch import join_runs
 from mirrorlog.broker.log.publish import LogPublisher
 from mirrorlog.broker.log.replica import Replica
+from mirrorlog.broker.subscription_index import SubscriptionBook
 from mirrorlog.commitlog.index.queue_order import QueuedBatch
+from mirrorlog.config import LimitSettings
 from mirrorlog.errors import MirrorlogError, OffsetOutOfRange, OutcomeUnknown, Overloaded
 from mirrorlog.queues.arguments import dead_letters_of
 from mirrorlog.queues.changes import Change, encode_changes
@@ -266,29 +269,39 @@ class GroupLog:
             return None
 
 
-class Deliveries:
-    """`begun`: whether the mastership's first batch is confirmed; `now`: the loop's clock in s."""
+@dataclass(frozen=True, slots=True)
+class GroupContext:
+    """What the parts of one mastership's groups share. `begun`: whether its first batch is confirmed; `bytes_max`: of
+    batches in one frame, but for a larger one; `clock`: by which times to live and delays end; `now`: the loop's clock
+    in s."""
 
-    def __init__(
-        self,
-        replica: Replica,
-        works: ActiveGroups,
-        log: GroupLog,
-        *,
-        reached: BatchReader,
-        leases: LeaseNumbers,
-        forwardings: GroupForwarding,
-        begun: Callable[[], bool],
-        now: Callable[[], float],
-    ) -> None:
-        self._replica = replica
-        self._works = works
-        self._log = log
-        self._reached = reached
-        self._leases = leases
-        self._forwardings = forwardings
-        self._begun = begun
-        self._now = now
+    replica: Replica
+    publisher: LogPublisher
+    works: ActiveGroups
+    log: GroupLog
+    book: SubscriptionBook
+    limits: LimitSettings
+    bytes_max: int
+    begun: Callable[[], bool]
+    clock: LogClock
+    now: Callable[[], float]
+    batches: BatchReader
+    leases: LeaseNumbers
+    forwardings: GroupForwarding
+
+
+class Deliveries:
+    """Of the groups of one log."""
+
+    def __init__(self, context: GroupContext) -> None:
+        self._replica = context.replica
+        self._works = context.works
+        self._log = context.log
+        self._reached = context.batches
+        self._leases = context.leases
+        self._forwardings = context.forwardings
+        self._begun = context.begun
+        self._now = context.now
         self._jumped = False
         self._found: dict[Key, int] = {}
         """Watermarks as this mastership found them, of the groups that were delivered from in it."""

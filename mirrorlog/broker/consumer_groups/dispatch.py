@@ -16,14 +16,11 @@ from collections.abc import Callable, Iterator, Sequence, Set
 from itertools import islice
 from typing import Final
 
-from mirrorlog.broker.consumer_groups.active_groups import ActiveGroups, Key, Work
-from mirrorlog.broker.consumer_groups.deliveries import BatchReader, Deliveries, GroupLog
+from mirrorlog.broker.consumer_groups.active_groups import Key, Work
+from mirrorlog.broker.consumer_groups.deliveries import Deliveries, GroupContext
 from mirrorlog.broker.consumer_groups.leases import Leasing
 from mirrorlog.broker.consumer_groups.settlement import Pushed, PushedTable, SettlementService, Watermarks
 from mirrorlog.broker.consumer_groups.subscriptions import Subscribing
-from mirrorlog.broker.log.clock import LogClock
-from mirrorlog.broker.log.replica import Replica
-from mirrorlog.broker.subscription_index import SubscriptionBook
 from mirrorlog.commitlog.index.gaps import NO_GAP, Gaps
 from mirrorlog.errors import ConsumerTimedOut, MirrorlogError, Overloaded
 from mirrorlog.queues.changes import Change, ForwardingStarted, Settled
@@ -45,19 +42,12 @@ _EXPIRING: Final = ("x-message-ttl", "x-dead-letter-exchange")
 class ExpiryLooks:
     """Of the queues of one log. `soon`: has `look` called in a turn of the loop to come."""
 
-    def __init__(
-        self,
-        replica: Replica,
-        works: ActiveGroups,
-        *,
-        deliveries: Deliveries,
-        clock: LogClock,
-        soon: Callable[[], None],
-    ) -> None:
+    def __init__(self, context: GroupContext, deliveries: Deliveries, soon: Callable[[], None]) -> None:
+        replica = context.replica
         self._replica = replica
-        self._works = works
+        self._works = context.works
         self._deliveries = deliveries
-        self._clock = clock
+        self._clock = context.clock
         self._soon = soon
         self._expiries = Expiries(runs=replica.runs.of, confirmed=replica.index.next_confirmed)
         self.unlooked, self._moments = self._expiries.unlooked, self._expiries.moments
@@ -137,12 +127,10 @@ _GAPS_AT_ONCE: Final = 64
 class MissingRecords:
     """Of the groups of one log."""
 
-    def __init__(
-        self, replica: Replica, works: ActiveGroups, log: GroupLog, *, deliveries: Deliveries, pushed: PushedTable
-    ) -> None:
-        self._replica = replica
-        self._works = works
-        self._log = log
+    def __init__(self, context: GroupContext, deliveries: Deliveries, pushed: PushedTable) -> None:
+        self._replica = context.replica
+        self._works = context.works
+        self._log = context.log
         self._deliveries = deliveries
         self._pushed = pushed
         # Groups that may count what a loss has left a gap of; made when this mastership has begun.
@@ -217,22 +205,14 @@ class MissingRecords:
 
 
 class DeliverFrames:
-    """`bytes_max`: of batches in one frame, but for a larger one; `now`: the loop's clock in s."""
+    """Of one log."""
 
-    def __init__(
-        self,
-        replica: Replica,
-        book: SubscriptionBook,
-        reached: BatchReader,
-        *,
-        bytes_max: int,
-        now: Callable[[], float],
-    ) -> None:
-        self._replica = replica
-        self._book = book
-        self._reached = reached
-        self._bytes_max = bytes_max
-        self._now = now
+    def __init__(self, context: GroupContext) -> None:
+        self._replica = context.replica
+        self._book = context.book
+        self._reached = context.batches
+        self._bytes_max = context.bytes_max
+        self._now = context.now
 
     def send(self, number: int, pushed: Pushed, grants: Sequence[Grant]) -> None:
         """To the subscription of that number."""
@@ -270,43 +250,34 @@ _TURNS: Final = 32
 
 
 class Pump:
-    """Of the groups of one log. `bytes_max`: of batches in one frame, but for a larger one; `clock`: by which times to
-    live and delays end; `now`: the loop's clock in s."""
+    """Of the groups of one log."""
 
     def __init__(
         self,
-        replica: Replica,
-        works: ActiveGroups,
-        log: GroupLog,
-        *,
+        context: GroupContext,
         deliveries: Deliveries,
+        *,
         watermarks: Watermarks,
-        reached: BatchReader,
         pushed: PushedTable,
         settling: SettlementService,
         subscribing: Subscribing,
         leasing: Leasing,
-        missing: MissingRecords,
-        frames: DeliverFrames,
-        bytes_max: int,
-        clock: LogClock,
-        now: Callable[[], float],
     ) -> None:
-        self._replica = replica
-        self._works = works
-        self._log = log
+        self._replica = context.replica
+        self._works = context.works
+        self._log = context.log
         self._deliveries = deliveries
         self._watermarks = watermarks
-        self._reached = reached
+        self._reached = context.batches
         self._pushed = pushed
         self._settling = settling
         self._subscribing = subscribing
         self._leasing = leasing
-        self._missing = missing
-        self._frames = frames
-        self._bytes_max = bytes_max
-        self._clock = clock
-        self._now = now
+        self.missing = MissingRecords(context, deliveries, pushed)
+        self._frames = DeliverFrames(context)
+        self._bytes_max = context.bytes_max
+        self._clock = context.clock
+        self._now = context.now
 
     def pump_safely(self, work: Work) -> None:
         """Others go on when one cannot be served; what nobody foresaw ends the node, or its subscribers would wait."""
@@ -323,7 +294,7 @@ class Pump:
         """Give everybody what is there."""
         delivery, now, index, queue_id = work.delivery, self._now(), self._replica.index, work.key[0]
         if index.begin(queue_id) > delivery.ledger.floor or index.gaps_of(queue_id) is not work.gaps:
-            self._missing.settle(work)
+            self.missing.settle(work)
             if not work.there:
                 return
         if delivery.subscribers.leaving:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 
-from mirrorlog.broker.consumer_groups.active_groups import ActiveGroups, Key, Work
-from mirrorlog.broker.consumer_groups.deliveries import Deliveries, GroupForwarding, GroupLog
+from mirrorlog.broker.consumer_groups.active_groups import Key, Work
+from mirrorlog.broker.consumer_groups.deliveries import Deliveries, GroupContext
 from mirrorlog.broker.consumer_groups.leases import Leasing
 from mirrorlog.broker.consumer_groups.settlement import PushedTable, Respond, SettlementService
-from mirrorlog.broker.log.publish import LogPublisher
-from mirrorlog.broker.log.replica import Replica
 from mirrorlog.errors import BadRequest, MirrorlogError, OutcomeUnknown, SubscriptionCancelled
 from mirrorlog.ha.group_transfer import ALL_MEMBERS
 from mirrorlog.queues.changes import Change, GroupDeleted, GroupReset, PositionCommitted, Settled, encode_changes
@@ -23,28 +21,24 @@ Replacing = GroupReset | GroupDeleted | PositionCommitted
 
 
 class GroupEnds:
-    """Of the groups of one log. `batch_bytes_max`: changes of groups that end together fit into one batch."""
+    """Of the groups of one log. Changes of groups that end together fit into one batch."""
 
     def __init__(
         self,
-        replica: Replica,
-        publisher: LogPublisher,
-        works: ActiveGroups,
-        *,
+        context: GroupContext,
         deliveries: Deliveries,
         pushed: PushedTable,
         settling: SettlementService,
         leasing: Leasing,
-        batch_bytes_max: int,
     ) -> None:
-        self._replica = replica
-        self._publisher = publisher
-        self._works = works
+        self._replica = context.replica
+        self._publisher = context.publisher
+        self._works = context.works
         self._deliveries = deliveries
         self._pushed = pushed
         self._settling = settling
         self._leasing = leasing
-        self._batch_bytes_max = batch_bytes_max
+        self._batch_bytes_max = context.limits.max_batch_bytes
 
     def delete(self, queue_id: int, group: str, respond: Respond) -> None:
         """Forget it, of either kind, whoever is subscribed. Answered with Done once that is confirmed. Raises
@@ -103,22 +97,13 @@ class GroupEnds:
 class ReadyRecords:
     """Of the groups of one log."""
 
-    def __init__(
-        self,
-        replica: Replica,
-        publisher: LogPublisher,
-        log: GroupLog,
-        *,
-        deliveries: Deliveries,
-        settling: SettlementService,
-        forwardings: GroupForwarding,
-    ) -> None:
-        self._replica = replica
-        self._publisher = publisher
-        self._log = log
+    def __init__(self, context: GroupContext, deliveries: Deliveries, settling: SettlementService) -> None:
+        self._replica = context.replica
+        self._publisher = context.publisher
+        self._log = context.log
         self._deliveries = deliveries
         self._settling = settling
-        self._forwardings = forwardings
+        self._forwardings = context.forwardings
 
     def purge(self, queue_id: int, group: str, respond: Respond) -> None:
         """Settle what is in nobody's hands. Answered with Purged once that is confirmed. Raises MirrorlogError: then

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
-from mirrorlog.broker.consumer_groups.active_groups import ActiveGroups, LeaseNumbers, SettlementRequest, Work
-from mirrorlog.broker.consumer_groups.deliveries import Deliveries, GroupLog
+from mirrorlog.broker.consumer_groups.active_groups import SettlementRequest, Work
+from mirrorlog.broker.consumer_groups.deliveries import Deliveries, GroupContext
 from mirrorlog.broker.consumer_groups.settlement import Respond, SettlementService, check_settle
-from mirrorlog.broker.log.clock import LogClock
-from mirrorlog.broker.log.publish import LogPublisher
-from mirrorlog.broker.log.replica import Replica
 from mirrorlog.broker.ports import Receiver
-from mirrorlog.broker.subscription_index import SubscriptionBook
-from mirrorlog.config import LimitSettings
 from mirrorlog.errors import BadRequest, LimitReached, MirrorlogError, NotGranted, Overloaded
 from mirrorlog.ha.group_transfer import ALL_MEMBERS
 from mirrorlog.queues.changes import Change, RecordsLeased
@@ -37,34 +32,20 @@ class Waiter(NamedTuple):
 
 
 class Leasing:
-    """Of the groups of one log. `clock`: by which times to live end; `now`: the loop's clock in s."""
+    """Of the groups of one log."""
 
-    def __init__(
-        self,
-        replica: Replica,
-        publisher: LogPublisher,
-        works: ActiveGroups,
-        log: GroupLog,
-        *,
-        book: SubscriptionBook,
-        numbers: LeaseNumbers,
-        deliveries: Deliveries,
-        settling: SettlementService,
-        limits: LimitSettings,
-        clock: LogClock,
-        now: Callable[[], float],
-    ) -> None:
-        self._replica = replica
-        self._publisher = publisher
-        self._works = works
-        self._log = log
-        self._book = book
-        self._numbers = numbers
+    def __init__(self, context: GroupContext, deliveries: Deliveries, settling: SettlementService) -> None:
+        self._replica = context.replica
+        self._publisher = context.publisher
+        self._works = context.works
+        self._log = context.log
+        self._book = context.book
+        self._numbers = context.leases
         self._deliveries = deliveries
         self._settling = settling
-        self._limits = limits
-        self._clock = clock
-        self._now = now
+        self._limits = context.limits
+        self._clock = context.clock
+        self._now = context.now
         self._waiters: dict[int, Waiter] = {}
         self.ends: list[tuple[float, int]] = []
 

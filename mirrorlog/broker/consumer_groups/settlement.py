@@ -13,16 +13,13 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from mirrorlog.broker.consumer_groups.active_groups import (
-    ActiveGroups,
     LoggedSettlements,
     PendingSettlements,
     SettlementRequest,
     Work,
     ranges_of,
 )
-from mirrorlog.broker.consumer_groups.deliveries import Deliveries, GroupLog
-from mirrorlog.broker.log.publish import LogPublisher
-from mirrorlog.broker.log.replica import Replica
+from mirrorlog.broker.consumer_groups.deliveries import Deliveries, GroupContext
 from mirrorlog.broker.ports import Receiver
 from mirrorlog.broker.subscription_index import SubscriptionBook
 from mirrorlog.errors import BadRequest, MirrorlogError, Overloaded
@@ -148,10 +145,10 @@ class _Logged(NamedTuple):
 class Watermarks:
     """Of the groups of one log, in the order of their ends in the log."""
 
-    def __init__(self, replica: Replica, works: ActiveGroups, log: GroupLog, deliveries: Deliveries) -> None:
-        self._replica = replica
-        self._works = works
-        self._log = log
+    def __init__(self, context: GroupContext, deliveries: Deliveries) -> None:
+        self._replica = context.replica
+        self._works = context.works
+        self._log = context.log
         self._deliveries = deliveries
         self._logged: deque[_Logged] = deque()
 
@@ -191,28 +188,17 @@ Respond = Callable[[Message | MirrorlogError], None]
 
 
 class SettlementService:
-    """`waiting_max`: so many settlements wait for a confirm; `now`: the loop's clock in s."""
+    """Of the groups of one log."""
 
-    def __init__(
-        self,
-        replica: Replica,
-        publisher: LogPublisher,
-        works: ActiveGroups,
-        log: GroupLog,
-        *,
-        watermarks: Watermarks,
-        pushed: PushedTable,
-        waiting_max: int,
-        now: Callable[[], float],
-    ) -> None:
-        self._replica = replica
-        self._publisher = publisher
-        self._works = works
-        self._log = log
+    def __init__(self, context: GroupContext, watermarks: Watermarks, pushed: PushedTable) -> None:
+        self._replica = context.replica
+        self._publisher = context.publisher
+        self._works = context.works
+        self._log = context.log
         self._watermarks = watermarks
         self._pushed = pushed
-        self._waiting_max = waiting_max
-        self._now = now
+        self._waiting_max = context.limits.max_waiting_confirms
+        self._now = context.now
         self._waiting = 0
 
     def gather(self, work: Work, asked: SettlementRequest) -> None:

@@ -10,14 +10,10 @@ from itertools import islice
 from operator import itemgetter
 from typing import Final
 
-from mirrorlog.broker.consumer_groups.active_groups import ActiveGroups, SettlementRequest, Work
-from mirrorlog.broker.consumer_groups.deliveries import Deliveries, GroupLog
+from mirrorlog.broker.consumer_groups.active_groups import SettlementRequest, Work
+from mirrorlog.broker.consumer_groups.deliveries import Deliveries, GroupContext
 from mirrorlog.broker.consumer_groups.settlement import Pushed, PushedTable, SettlementService, Unread, check_settle
-from mirrorlog.broker.log.clock import LogClock
-from mirrorlog.broker.log.publish import LogPublisher
 from mirrorlog.broker.ports import Receiver, Within
-from mirrorlog.broker.subscription_index import SubscriptionBook
-from mirrorlog.config import LimitSettings
 from mirrorlog.errors import BadRequest, MirrorlogError, NotGranted
 from mirrorlog.queues.changes import Change
 from mirrorlog.queues.dead_letters.forwarding import NUMBERS
@@ -30,33 +26,21 @@ NAME_CHARS_MAX: Final = 255
 
 
 class Subscribing:
-    """`enter`: has the book know that this log serves a subscription, and may raise Overloaded; `clock`: by which times
-    to live end; `now`: the loop's clock in s."""
+    """Of one log; the book knows it by that for the connections."""
 
     def __init__(
-        self,
-        publisher: LogPublisher,
-        works: ActiveGroups,
-        log: GroupLog,
-        *,
-        book: SubscriptionBook,
-        deliveries: Deliveries,
-        pushed: PushedTable,
-        settling: SettlementService,
-        limits: LimitSettings,
-        clock: LogClock,
-        now: Callable[[], float],
+        self, context: GroupContext, deliveries: Deliveries, pushed: PushedTable, settling: SettlementService
     ) -> None:
-        self._publisher = publisher
-        self._works = works
-        self._log = log
-        self._book = book
+        self._publisher = context.publisher
+        self._works = context.works
+        self._log = context.log
+        self._book = context.book
         self._deliveries = deliveries
         self._pushed = pushed
         self._settling = settling
-        self._limits = limits
-        self._clock = clock
-        self._now = now
+        self._limits = context.limits
+        self._clock = context.clock
+        self._now = context.now
 
     # --- coming and going ---
 
