@@ -14,7 +14,7 @@ from math import inf
 from typing import Any
 from unittest.mock import patch
 
-from mirrorlog.broker.consumer_groups.active_groups import ActiveGroups, Work
+from mirrorlog.broker.consumer_groups.active_groups import ActiveGroup, ActiveGroups
 from mirrorlog.broker.consumer_groups.coordinator import Deliverer
 from mirrorlog.broker.consumer_groups.dispatch import DeliverFrames
 from mirrorlog.broker.consumer_groups.group_changes import GroupEnds
@@ -70,7 +70,7 @@ class Tap:
         self,
         works: ActiveGroups,
         replica: Replica,
-        work: Work,
+        work: ActiveGroup,
         grants: Sequence[Grant],
         *,
         way: str,

@@ -170,8 +170,8 @@ class ServesSubscriptions(Protocol):
     def logged_within(self, within: Within) -> None: ...
 
 
-class ActiveGroup(Protocol):
-    """A `Work`: a group that somebody is given records of."""
+class SettledGroup(Protocol):
+    """An `ActiveGroup`, of which something is settled."""
 
     @property
     def key(self) -> tuple[int, str]:
@@ -182,7 +182,7 @@ class Within(NamedTuple):
     """A settlement that is logged with other things."""
 
     deliverer: ServesSubscriptions
-    work: ActiveGroup
+    work: SettledGroup
     settlement: Settlement
 
 

@@ -219,7 +219,7 @@ class HAClientService:
         if action.anew:
             await self._helped(self._copy.check_aside)
         elif lost:
-            await self._keep_surplus(action)
+            await self._keep_diverged_tail(action)
         if action.loss:
             self._loss_end_found(action.loss, held_to)
         if lost or action.anew or end < held_to:
@@ -229,7 +229,7 @@ class HAClientService:
         await self._helped(partial(self._copy.align, action.log_offset, action.epochs, anew=action.anew, lost=lost))
         self._copy.aligned()
 
-    async def _keep_surplus(self, action: Align) -> None:
+    async def _keep_diverged_tail(self, action: Align) -> None:
         end, confirmed = self._copy.log.end, self._copy.log.confirmed
         path = await self._helped(partial(self._copy.quarantine_tail, action.log_offset))
         logger.error(

@@ -227,7 +227,7 @@ def test_after_a_declared_loss_everything_that_is_left_may_have_been_given_out(t
             taker.connection.close()
             await until(lambda: not it.deliverer()._works)
             for leapt, found in ((False, 1), (True, 5)):
-                it.deliverer().begin(leapt=leapt)
+                it.deliverer().begin(jumped=leapt)
                 assert it.deliverer()._deliveries._found[queue_id(it), ""] == found
             await (again := await it.taker()).has(5)
             assert all(grant.redelivered for grant in again.grants)

@@ -76,7 +76,7 @@ def test_it_says_once_that_it_was_set() -> None:
     for ahead in (0, 0, 600 * SECOND, 600 * SECOND, 0, 50_000):
         it.now += 0.1
         it.ahead = ahead
-        said.append(it.clock.leapt())
+        said.append(it.clock.jumped())
     assert said == [False, False, True, False, True, False]
 
 
@@ -85,7 +85,7 @@ def test_a_clock_that_is_set_little_by_little_is_said_to_be_set_too() -> None:
     it = Clocks()
     said = 0
     for _ in range(201):
-        said += it.clock.leapt()
+        said += it.clock.jumped()
         it.now += 0.1
         it.ahead += 5_000
     assert said == 9  # each time it was more than a tenth: at 105 ms, 210 ms, and so on

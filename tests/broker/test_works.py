@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mirrorlog.broker.consumer_groups.active_groups import ActiveGroups, Work
+from mirrorlog.broker.consumer_groups.active_groups import ActiveGroup, ActiveGroups
 
 
 @dataclass
@@ -39,8 +39,8 @@ def table(turns: Turns) -> ActiveGroups:
     return ActiveGroups(turns.soon)
 
 
-def added(table: ActiveGroups, queue_id: int, group: str, **facts: Any) -> Work:
-    work = Work((queue_id, group), Delivery(**facts))  # type: ignore[arg-type]
+def added(table: ActiveGroups, queue_id: int, group: str, **facts: Any) -> ActiveGroup:
+    work = ActiveGroup((queue_id, group), Delivery(**facts))  # type: ignore[arg-type]
     table.add(work)
     return work
 

@@ -301,7 +301,7 @@ def test_what_is_confirmed_here_is_never_cut(pair: Pair) -> None:
     assert content(pair.mirror) == kept
 
 
-def copy_with_a_surplus(pair: Pair, *, confirmed: bool) -> int:
+def copy_with_a_diverged_tail(pair: Pair, *, confirmed: bool) -> int:
     """The mirror holds, and perhaps knows to be confirmed, what the master of epoch 3 has never seen; where that
     begins."""
     client = joined(pair)
@@ -319,7 +319,7 @@ def copy_with_a_surplus(pair: Pair, *, confirmed: bool) -> int:
 def test_what_is_declared_lost_is_set_aside_and_cut(pair: Pair, confirmed: bool) -> None:
     """Goal: a declared loss lets a copy that has more follow again, whether it knows to be confirmed what may have
     been. The cut names the first epoch for which a loss was declared since."""
-    common = copy_with_a_surplus(pair, confirmed=confirmed)
+    common = copy_with_a_diverged_tail(pair, confirmed=confirmed)
     losses = [Declared(9, common - 8), Declared(3, common), Declared(2, 0)]
     client = client_of(pair.mirror, pair.mirror_settings, losses=losses)
     lead_to_asking(client, pair.mirror_settings)
@@ -331,7 +331,7 @@ def test_what_is_declared_lost_is_set_aside_and_cut(pair: Pair, confirmed: bool)
 def test_a_loss_that_is_another_one_excuses_nothing(pair: Pair, epoch: int, above: int) -> None:
     """Goal: a loss covers what stands from its start on, of epochs before its own. Meet a master that lacks what is
     confirmed here, with a loss that begins behind it, or was declared before these bytes were written."""
-    common = copy_with_a_surplus(pair, confirmed=True)
+    common = copy_with_a_diverged_tail(pair, confirmed=True)
     client = client_of(pair.mirror, pair.mirror_settings, losses=[Declared(epoch, common + above)])
     lead_to_asking(client, pair.mirror_settings)
     assert isinstance(refusal(lambda: client.received(history(pair.master), 0.0)), LogRecovering)
@@ -340,7 +340,7 @@ def test_a_loss_that_is_another_one_excuses_nothing(pair: Pair, epoch: int, abov
 def test_what_stands_below_a_declared_loss_and_is_not_confirmed_is_cut_as_ever(pair: Pair) -> None:
     """Goal: nothing is kept that cannot have been confirmed. A loss begins above the place where the histories part:
     what was confirmed below it, the master has."""
-    common = copy_with_a_surplus(pair, confirmed=False)
+    common = copy_with_a_diverged_tail(pair, confirmed=False)
     client = client_of(pair.mirror, pair.mirror_settings, losses=[Declared(3, common + 8)])
     lead_to_asking(client, pair.mirror_settings)
     align = only(Align, client.received(history(pair.master), 0.0))

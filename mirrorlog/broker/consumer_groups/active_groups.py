@@ -1,8 +1,8 @@
-"""The groups of one log that somebody takes from, leases from or waits in: which there are, which have something to do,
-and when each is looked at next.
+"""The active groups of one log, which somebody consumes, leases from or waits in: which there are, which have something
+to do, and when each is looked at next.
 
-A group is here from the first taker to the last; before and after it is a ledger, and costs nothing. All times are in
-one heap. Who is to be looked at in the next turn of the loop is kept in the order in which that was found out: a
+A group is here from the first consumer to the last; before and after it is a ledger, and costs nothing. All times are
+in one heap. Who is to be looked at in the next turn of the loop is kept in the order in which that was found out: a
 simulated run repeats to the last callback.
 
 Pure: `now` in, works out; `soon` asks for the turn.
@@ -210,8 +210,8 @@ Key = tuple[int, str]
 
 
 @dataclass(slots=True)
-class Work:
-    """A group that somebody takes from. `planned`: when it is looked at next. `refused`: a change of it was. `gaps`:
+class ActiveGroup:
+    """A group that has consumers. `planned`: when it is looked at next. `refused`: a change of it was. `gaps`:
     those of its queue that are settled in it. `there`: it is this one that stands for its group. `due`: when there is
     something to do in it, as of its last plan."""
 
@@ -230,7 +230,7 @@ class ActiveGroups:
 
     def __init__(self, soon: Callable[[], None]) -> None:
         self._soon = soon
-        self.by_key: dict[Key, Work] = {}
+        self.by_key: dict[Key, ActiveGroup] = {}
         """To be read."""
         # In the order in which they came, as those that are awake.
         self._of_queue: dict[int, dict[str, None]] = {}
@@ -244,22 +244,22 @@ class ActiveGroups:
     def __len__(self) -> int:
         return len(self.by_key)
 
-    def get(self, key: Key) -> Work | None:
+    def get(self, key: Key) -> ActiveGroup | None:
         return self.by_key.get(key)
 
-    def all(self) -> list[Work]:
+    def all(self) -> list[ActiveGroup]:
         return list(self.by_key.values())
 
-    def of_queue(self, queue_id: int) -> list[Work]:
+    def of_queue(self, queue_id: int) -> list[ActiveGroup]:
         return [self.by_key[queue_id, group] for group in self._of_queue.get(queue_id, ())]
 
-    def add(self, work: Work) -> None:
+    def add(self, work: ActiveGroup) -> None:
         queue_id, group = work.key
         self.by_key[work.key] = work
         work.there = True
         self._of_queue.setdefault(queue_id, {})[group] = None
 
-    def remove(self, work: Work) -> None:
+    def remove(self, work: ActiveGroup) -> None:
         queue_id, group = work.key
         del self.by_key[work.key]
         work.there = False
@@ -277,7 +277,7 @@ class ActiveGroups:
 
     # --- which have something to do ---
 
-    def wake(self, work: Work) -> None:
+    def wake(self, work: ActiveGroup) -> None:
         """It is looked at in a turn to come."""
         if work.there:
             self.awake[work.key] = None
@@ -294,16 +294,16 @@ class ActiveGroups:
                 if self.by_key[queue_id, group].delivery.taken:
                     self.awake[queue_id, group] = None
 
-    def awakened(self) -> list[Work]:
+    def awakened(self) -> list[ActiveGroup]:
         """Those that are awake; they are so no more."""
         awake, self.awake = self.awake, {}
-        works: list[Work] = []
+        works: list[ActiveGroup] = []
         for key in awake:
             if (work := self.by_key.get(key)) is not None:
                 works.append(work)
         return works
 
-    def refuse(self, work: Work) -> None:
+    def refuse(self, work: ActiveGroup) -> None:
         """A change of it was refused; see `try_again`."""
         work.refused = self._any_refused = True
 
@@ -316,7 +316,7 @@ class ActiveGroups:
 
     # --- and when ---
 
-    def plan(self, work: Work) -> None:
+    def plan(self, work: ActiveGroup) -> None:
         """It is looked at when its delivery is due."""
         work.due = due = work.delivery.due_at
         if due < work.planned and work.there:
@@ -333,7 +333,7 @@ class ActiveGroups:
             keys.append(heappop(self._times)[1])
         return keys
 
-    def start(self, key: Key, now: float) -> Work | None:
+    def start(self, key: Key, now: float) -> ActiveGroup | None:
         """The one that is due, planned no more; None when it is not."""
         work = self.by_key.get(key)
         if work is None or work.planned > now:

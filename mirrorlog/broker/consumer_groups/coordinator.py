@@ -27,7 +27,7 @@ from mirrorlog.broker.consumer_groups.dispatch import ExpiryLooks, Pump
 from mirrorlog.broker.consumer_groups.group_changes import GroupEnds, ReadyRecords
 from mirrorlog.broker.consumer_groups.leases import Leasing
 from mirrorlog.broker.consumer_groups.settlement import PushedTable, Respond, SettlementService, Watermarks
-from mirrorlog.broker.consumer_groups.subscriptions import Subscribing, Taking, leases_of, taking_of
+from mirrorlog.broker.consumer_groups.subscriptions import GroupConsumers, Subscribing, consumers_of, leases_of
 from mirrorlog.broker.log.clock import LogClock
 from mirrorlog.broker.log.publish import LogPublisher
 from mirrorlog.broker.log.refusals import ElsewhereLog
@@ -120,7 +120,7 @@ class Deliverer:
             self._works.wake(work)
 
     def dropped(self, queue_id: int, group: str, ranges: Sequence[Range]) -> None:
-        """What was in nobody's hands in a group was settled by others, or leaves; that is appended."""
+        """What was with no consumer in a group was settled by others, or leaves; that is appended."""
         if (work := self._works.get((queue_id, group))) is not None:
             work.delivery.settling.done(ranges)
             self._deliveries.drop_if_idle(work)
@@ -143,7 +143,7 @@ class Deliverer:
         watermark = work.delivery.front.asked if watermark is None else watermark
         return not work.refused and work.delivery.served(watermark), watermark
 
-    def taken(self, queue_id: int, group: str) -> str:
+    def in_use(self, queue_id: int, group: str) -> str:
         """Who takes from an acking group now, in words; empty when nobody does and nobody has anything of it."""
         ledger, work = self._replica.groups.find(queue_id, group), self._works.get((queue_id, group))
         counts = {
@@ -155,7 +155,7 @@ class Deliverer:
         return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
 
     def held_back(self, queue_id: int, group: str) -> int:
-        """How many of its records that are out are in nobody's hands: they wait for their time, or are too old."""
+        """How many of its records that are out are with no consumer: they wait for their time, or are too old."""
         work = self._works.get((queue_id, group))
         return work.delivery.held_back if work is not None else 0
 
@@ -164,12 +164,12 @@ class Deliverer:
         work = self._works.get((queue_id, group))
         return len(work.delivery.subscribers) if work is not None else 0
 
-    def taking(self, queue_id: int, group: str) -> Taking:
+    def consumers(self, queue_id: int, group: str) -> GroupConsumers:
         """Who takes from it now, and what holds them up."""
         work = self._works.get((queue_id, group))
         if work is None:
-            return Taking()
-        return taking_of(
+            return GroupConsumers()
+        return consumers_of(
             work.delivery.subscribers,
             waiting=work.delivery.subscribers.waiting,
             alone=work.delivery.subscribers.alone,
@@ -187,7 +187,7 @@ class Deliverer:
 
     # --- queues ---
 
-    def takers(self, queue_id: int) -> int:
+    def consumer_count(self, queue_id: int) -> int:
         """How many are subscribed to groups of a queue, or wait for leases from them."""
         return sum(
             len(each.delivery.subscribers) + each.delivery.subscribers.waiting
@@ -211,10 +211,10 @@ class Deliverer:
         """Whether its first batch is confirmed."""
         return self._begun()
 
-    def begin(self, *, leapt: bool = False) -> None:
+    def begin(self, *, jumped: bool = False) -> None:
         """What the master before left waiting waits on: delays and leases begin anew. When the epoch's first batch is
-        appended, and no record of it. `leapt`: confirmed records may be lost, and watermarks with them."""
-        self._deliveries.begin(leapt=leapt)
+        appended, and no record of it. `jumped`: confirmed records may be lost, and watermarks with them."""
+        self._deliveries.begin(jumped=jumped)
         self._expiries.begin()
 
     def tick(self, now: float) -> None:
@@ -224,7 +224,7 @@ class Deliverer:
         if not self._gives:
             return
         due = self._works.come(now)
-        if self._log_clock.leapt():
+        if self._log_clock.jumped():
             self._works.wake_all()
         # First all of them: one whose changes are refused is due again at once, which is at the next tick.
         for key in due:

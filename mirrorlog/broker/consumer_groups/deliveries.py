@@ -15,7 +15,14 @@ from functools import partial
 from itertools import accumulate
 from typing import Final
 
-from mirrorlog.broker.consumer_groups.active_groups import ActiveGroups, Key, LeaseNumbers, Work, in_batches, merged
+from mirrorlog.broker.consumer_groups.active_groups import (
+    ActiveGroup,
+    ActiveGroups,
+    Key,
+    LeaseNumbers,
+    in_batches,
+    merged,
+)
 from mirrorlog.broker.log.clock import LogClock, now_us
 from mirrorlog.broker.log.fetch import join_runs
 from mirrorlog.broker.log.publish import LogPublisher
@@ -36,7 +43,7 @@ from mirrorlog.queues.registry import Queue
 from mirrorlog.wire.frames import Grant
 
 # How records of a group leave for other queues: as dead letters, or because somebody redrives them. Thin:
-# `queues.departures` numbers them, and `broker.departures` carries them.
+# `queues.dead_letters` numbers them, and `broker.dead_letters` carries them.
 
 
 class GroupForwarding:
@@ -93,9 +100,9 @@ class GroupForwarding:
         there = {each.number for each in self._replica.forwardings.of(queue_id).forwardings if each.group == group}
         return sum(map(ledger.lease_records, there)) if ledger is not None else 0
 
-    def _is_open(self, queue_id: int, departure: Forwarding) -> bool:
-        ledger = self._replica.groups.get(queue_id, departure.group)
-        return ledger is not None and ledger.lease_records(departure.number) > 0
+    def _is_open(self, queue_id: int, forwarding: Forwarding) -> bool:
+        ledger = self._replica.groups.get(queue_id, forwarding.group)
+        return ledger is not None and ledger.lease_records(forwarding.number) > 0
 
 
 def _flat(ranges: Sequence[Range]) -> list[int]:
@@ -258,7 +265,7 @@ class GroupLog:
         return end
 
     def append_if_possible(
-        self, work: Work, changes: Iterable[Change], logged: list[Change] | None = None
+        self, work: ActiveGroup, changes: Iterable[Change], logged: list[Change] | None = None
     ) -> int | None:
         """Nobody waits for it, and what needs it is tried again. `logged`: as `append`."""
         try:
@@ -308,19 +315,19 @@ class Deliveries:
         self._fronts: dict[Key, int] = {}
         """And how far this one has given them out, of those that nobody takes from now."""
 
-    def begin(self, *, leapt: bool) -> None:
+    def begin(self, *, jumped: bool) -> None:
         """See `Deliverer.begin`."""
-        self._jumped = leapt
+        self._jumped = jumped
         for queue_id, group, ledger in list(self._replica.groups):
             ledger.drop_volatile()
             # It runs ahead of the queue. What comes from here on nobody has had before.
             following = self._replica.index.next_appended(queue_id)
-            self._found[queue_id, group] = following if leapt else min(ledger.watermark, following)
+            self._found[queue_id, group] = following if jumped else min(ledger.watermark, following)
             leased = ledger.leased and ledger.leased > self._forwardings.forwarding(queue_id, group)
             if (leased or ledger.parked) and self._replica.queues.has_id(queue_id):
                 self._works.plan(self.of((queue_id, group)))
 
-    def of(self, key: Key, *, make: bool = False) -> Work:
+    def of(self, key: Key, *, make: bool = False) -> ActiveGroup:
         """The group's. `make`: the group too, if there is none yet; the queue's own always. Raises NoSuchGroup,
         LimitReached, BadRequest, or why nothing is taken."""
         work = self._works.get(key)
@@ -330,11 +337,11 @@ class Deliveries:
         queue, groups = self._replica.queues.find_id(queue_id), self._replica.groups
         if groups.get(queue_id, group) is None and (make or group == OWN_GROUP):
             self._make_group(key, queue)
-        work = Work(key, self._delivery(key, queue, groups.find(queue_id, group)))
+        work = ActiveGroup(key, self._delivery(key, queue, groups.find(queue_id, group)))
         self._works.add(work)
         return work
 
-    def drop_if_idle(self, work: Work) -> None:
+    def drop_if_idle(self, work: ActiveGroup) -> None:
         """Let it go when nobody takes from it, and nothing of it is under way."""
         if not work.there or work.gathered.asked or not work.delivery.idle:
             return
@@ -343,7 +350,7 @@ class Deliveries:
         self._fronts[work.key] = work.delivery.front.given
         self._works.remove(work)
 
-    def log_exactly(self, work: Work) -> None:
+    def log_exactly(self, work: ActiveGroup) -> None:
         """The next master shall know how far it was given out, if it can be logged."""
         change = work.delivery.front.exact()
         if change is not None and self._log.append_if_possible(work, [change]) is not None:

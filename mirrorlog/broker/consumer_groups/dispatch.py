@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence, Set
 from itertools import islice
 from typing import Final
 
-from mirrorlog.broker.consumer_groups.active_groups import Key, Work
+from mirrorlog.broker.consumer_groups.active_groups import ActiveGroup, Key
 from mirrorlog.broker.consumer_groups.deliveries import Deliveries, GroupContext
 from mirrorlog.broker.consumer_groups.leases import Leasing
 from mirrorlog.broker.consumer_groups.settlement import Pushed, PushedTable, SettlementService, Watermarks
@@ -136,7 +136,7 @@ class MissingRecords:
         # Groups that may count what a loss has left a gap of; made when this mastership has begun.
         self._gapped: Iterator[Key] | None = None
 
-    def settle(self, work: Work) -> None:
+    def settle(self, work: ActiveGroup) -> None:
         """Those of a group that somebody takes from."""
         index, queue_id = self._replica.index, work.key[0]
         begin, gaps = index.begin(queue_id), index.gaps_of(queue_id)
@@ -171,7 +171,7 @@ class MissingRecords:
     # --- inside ---
 
     @staticmethod
-    def _missing(work: Work, begin: int, gaps: Gaps) -> list[Settled]:
+    def _missing(work: ActiveGroup, begin: int, gaps: Gaps) -> list[Settled]:
         """What settles all of it, in order."""
         behind = (gap for gap in gaps if gap[1] > begin) if gaps is not work.gaps else ()
         found = [work.delivery.missing(begin, NO_GAP), *(work.delivery.missing(0, gap) for gap in behind)]
@@ -279,7 +279,7 @@ class Pump:
         self._clock = context.clock
         self._now = context.now
 
-    def pump_safely(self, work: Work) -> None:
+    def pump_safely(self, work: ActiveGroup) -> None:
         """Others go on when one cannot be served; what nobody foresaw ends the node, or its subscribers would wait."""
         try:
             self.pump(work)
@@ -290,7 +290,7 @@ class Pump:
             logger.exception("group_failed log=%s", self._replica.assignment.name)
             self._replica.on_broken(MirrorlogError(f"internal error: {type(error).__name__}: {error}"))
 
-    def pump(self, work: Work) -> None:
+    def pump(self, work: ActiveGroup) -> None:
         """Give everybody what is there."""
         delivery, now, index, queue_id = work.delivery, self._now(), self._replica.index, work.key[0]
         if index.begin(queue_id) > delivery.ledger.floor or index.gaps_of(queue_id) is not work.gaps:
@@ -310,7 +310,7 @@ class Pump:
         if not delivery.taken:
             self._deliveries.drop_if_idle(work)
 
-    def look_at_times(self, work: Work, now: float) -> None:
+    def look_at_times(self, work: ActiveGroup, now: float) -> None:
         """Who has had a record for too long is ended, and so is what has come to its end by now."""
         delivery = work.delivery
         self._settling.flush(work)
@@ -329,7 +329,7 @@ class Pump:
 
     # --- inside ---
 
-    def _give(self, work: Work, now: float) -> None:
+    def _give(self, work: ActiveGroup, now: float) -> None:
         delivery, end = work.delivery, self._replica.index.next_confirmed(work.key[0])
         self._watermarks.move(work, end)
         turns = 0
@@ -346,7 +346,7 @@ class Pump:
         if turns or delivery.front.covered < end:
             self._watermarks.move(work, end)
 
-    def _hand_out(self, work: Work, given: Dispatch) -> bool:
+    def _hand_out(self, work: ActiveGroup, given: Dispatch) -> bool:
         """Whether it could be."""
         end = None
         if given.change is not None:
@@ -363,7 +363,7 @@ class Pump:
             self._leasing.lend(work, given, end)
         return True
 
-    def _time_out(self, number: int, work: Work) -> None:
+    def _time_out(self, number: int, work: ActiveGroup) -> None:
         timeout_s = work.delivery.rules.consumer_timeout_s
         self._replica.counters.queue(work.key[0]).timed_out += 1
         error = ConsumerTimedOut(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 
-from mirrorlog.broker.consumer_groups.active_groups import Key, Work
+from mirrorlog.broker.consumer_groups.active_groups import ActiveGroup, Key
 from mirrorlog.broker.consumer_groups.deliveries import Deliveries, GroupContext
 from mirrorlog.broker.consumer_groups.leases import Leasing
 from mirrorlog.broker.consumer_groups.settlement import PushedTable, Respond, SettlementService
@@ -81,7 +81,7 @@ class GroupEnds:
             self._cancel(work, error)
         self._deliveries.forget_queue(queue_id)
 
-    def _cancel(self, work: Work, error: MirrorlogError) -> None:
+    def _cancel(self, work: ActiveGroup, error: MirrorlogError) -> None:
         """The group is gone, and with it all who take from it."""
         for number in work.delivery.subscribers.numbers:
             if (pushed := self._pushed.get(number)) is not None:
@@ -90,7 +90,7 @@ class GroupEnds:
         self._works.remove(work)
 
 
-# What becomes of records that are in nobody's hands because somebody asks for it: they are purged, or leave for other
+# What becomes of records that are with no consumer because somebody asks for it: they are purged, or leave for other
 # queues. Thin: `queues.delivery` says which these are.
 
 
@@ -106,7 +106,7 @@ class ReadyRecords:
         self._forwardings = context.forwardings
 
     def purge(self, queue_id: int, group: str, respond: Respond) -> None:
-        """Settle what is in nobody's hands. Answered with Purged once that is confirmed. Raises MirrorlogError: then
+        """Settle what is with no consumer. Answered with Purged once that is confirmed. Raises MirrorlogError: then
         nothing was changed."""
         work = self._deliveries.of((queue_id, group))
         self._purge(work, self._replica.index.next_confirmed(queue_id), 0, 0, respond)
@@ -127,7 +127,7 @@ class ReadyRecords:
 
     # --- inside ---
 
-    def _purge(self, work: Work, until: int, since: int, records: int, respond: Respond) -> None:
+    def _purge(self, work: ActiveGroup, until: int, since: int, records: int, respond: Respond) -> None:
         """From the queue offset `since` on, behind `records` that were settled; the rest in turns to come."""
         self._settling.flush(work)
         change = work.delivery.purge(until, since)
@@ -139,7 +139,7 @@ class ReadyRecords:
         records += sum(change.ranges[1::2]) - sum(change.ranges[::2])
         asyncio.get_running_loop().call_soon(self._purge_on, work.key, until, change.ranges[-1], records, respond)
 
-    def _log_purge(self, work: Work, change: Settled | None) -> int:
+    def _log_purge(self, work: ActiveGroup, change: Settled | None) -> int:
         """Where it ends in the log. Raises MirrorlogError: what is logged of it counts."""
         logged = list[Change]()
         try:
@@ -156,7 +156,7 @@ class ReadyRecords:
         except MirrorlogError as error:
             respond(OutcomeUnknown(f"{records} records were purged, and the rest was not: {error}"))
 
-    def _have_leave(self, work: Work, ready: list[Range], to: str) -> None:
+    def _have_leave(self, work: ActiveGroup, ready: list[Range], to: str) -> None:
         if ready:
             change = self._forwardings.redriven(work.key[0], ready, to)
             self._log.append(work.key[0], [change])

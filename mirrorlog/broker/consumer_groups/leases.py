@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
-from mirrorlog.broker.consumer_groups.active_groups import SettlementRequest, Work
+from mirrorlog.broker.consumer_groups.active_groups import ActiveGroup, SettlementRequest
 from mirrorlog.broker.consumer_groups.deliveries import Deliveries, GroupContext
 from mirrorlog.broker.consumer_groups.settlement import Respond, SettlementService, check_settle
 from mirrorlog.broker.ports import Receiver
@@ -26,7 +26,7 @@ _SPARE: Final = 64
 class Waiter(NamedTuple):
     """Who waits for a lease."""
 
-    work: Work
+    work: ActiveGroup
     respond: Respond
     receiver: Receiver
 
@@ -101,7 +101,7 @@ class Leasing:
                 queue_id = self._waiters[number].work.key[0]
                 self.leave(number).respond(self._answer(queue_id, []))
 
-    def lend(self, work: Work, given: Dispatch, end: int) -> None:
+    def lend(self, work: ActiveGroup, given: Dispatch, end: int) -> None:
         """Answer who waited. `end`: where the change ends in the log by which he was given these."""
         waiter = self._waiters.pop(given.number)
         change = given.change

@@ -13,10 +13,10 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from mirrorlog.broker.consumer_groups.active_groups import (
+    ActiveGroup,
     LoggedSettlements,
     PendingSettlements,
     SettlementRequest,
-    Work,
     ranges_of,
 )
 from mirrorlog.broker.consumer_groups.deliveries import Deliveries, GroupContext
@@ -35,13 +35,13 @@ from mirrorlog.wire.messages.groups import SubscriptionEnded
 
 # What a subscription with auto-ack was sent and its program has not taken. Pure.
 #
-# Such records are settled as they are sent, so they are in nobody's hands, and no prefetch would bound them: a program
+# Such records are settled as they are sent, so they are with no consumer, and no prefetch would bound them: a program
 # that is slower than the queue would have its client's memory filled, and would lose all of that when it dies. So they
 # are counted here, and the client says what its program has taken (SETTLE, how extend: there is nothing to settle).
 # The prefetch bounds them; a turn that begins below it may go beyond it once.
 #
 # Rejected: to stop at what the connection takes alone (the client reads it at once, for others on that connection
-# wait); to keep them in the subscriber's hand (hands are what comes back when a connection goes, and these do not).
+# wait); to keep them as unacknowledged (such comes back when a connection goes, and these do not).
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ class Unread:
 class Pushed:
     """A subscription. `last`: the base queue offset of the batch it was sent last; `unread`: with auto-ack."""
 
-    work: Work
+    work: ActiveGroup
     receiver: Receiver
     last: int = -1
     unread: Unread | None = None
@@ -121,8 +121,8 @@ class PushedTable:
             )
             receiver.answer(frame(FrameType.ENDED, encode(ended)))
 
-    def forget_if_done(self, number: int, work: Work) -> None:
-        """One that was unsubscribed, and has nothing in hand any more."""
+    def forget_if_done(self, number: int, work: ActiveGroup) -> None:
+        """One that was unsubscribed, and has nothing unacknowledged any more."""
         if number in self._pushed and not work.delivery.subscribers.knows(number):
             del self._pushed[number]
             self._book.remove(number)
@@ -138,7 +138,7 @@ class _Logged(NamedTuple):
     """A watermark that is not on all copies yet."""
 
     end: int
-    work: Work
+    work: ActiveGroup
     queue_offset: int
 
 
@@ -152,7 +152,7 @@ class Watermarks:
         self._deliveries = deliveries
         self._logged: deque[_Logged] = deque()
 
-    def move(self, work: Work, end: int) -> None:
+    def move(self, work: ActiveGroup, end: int) -> None:
         """Log it, if it is time; see `GroupDelivery.watermark_wanted`."""
         change = work.delivery.watermark_wanted(end)
         if change is None:
@@ -161,7 +161,7 @@ class Watermarks:
         if logged_to is not None:
             self.appended(work, logged_to, change)
 
-    def appended(self, work: Work, end: int, change: Watermark) -> None:
+    def appended(self, work: ActiveGroup, end: int, change: Watermark) -> None:
         """It is logged, with others or alone. `end`: where that ends in the log."""
         work.delivery.front.appended(change.queue_offset)
         self._logged.append(_Logged(end, work, change.queue_offset))
@@ -201,7 +201,7 @@ class SettlementService:
         self._now = context.now
         self._waiting = 0
 
-    def gather(self, work: Work, asked: SettlementRequest) -> None:
+    def gather(self, work: ActiveGroup, asked: SettlementRequest) -> None:
         """It is logged at the end of the turn. Raises Overloaded."""
         if self._waiting >= self._waiting_max:
             raise Overloaded(
@@ -214,20 +214,20 @@ class SettlementService:
             self.flush(work)
         self._works.wake(work)
 
-    def flush(self, work: Work) -> None:
+    def flush(self, work: ActiveGroup) -> None:
         """Log what was gathered, and answer it when it is confirmed; the group is looked at soon."""
         if work.gathered.asked:
             self.log_gathered(work)
             self._works.plan(work)
             self._works.wake(work)
 
-    def log_gathered(self, work: Work) -> None:
+    def log_gathered(self, work: ActiveGroup) -> None:
         """`flush`, of a group that is looked at next."""
         gathered, work.gathered = work.gathered, PendingSettlements()
         for part in gathered.parts(work.key[1]):
             self._log_part(work, part)
 
-    def settled(self, work: Work, settlement: Settlement, now: float) -> None:
+    def settled(self, work: ActiveGroup, settlement: Settlement, now: float) -> None:
         """Its changes are in the log."""
         work.delivery.settling.settled(settlement, now)
         if settlement.how == How.ACK:
@@ -235,7 +235,7 @@ class SettlementService:
 
     # --- inside ---
 
-    def _log_part(self, work: Work, part: LoggedSettlements) -> None:
+    def _log_part(self, work: ActiveGroup, part: LoggedSettlements) -> None:
         """Log a part of what was gathered; the others go on without it when it is refused."""
         those, changes, logged = part.asked, part.changes, list[Change]()
         freed = sum([work.delivery.freed(asked.settlement) for asked in those])
@@ -254,7 +254,7 @@ class SettlementService:
             self._watermarks.appended(work, end, watermark)
         self._count(work, those, end, now)
 
-    def _count_part(self, work: Work, part: LoggedSettlements, logged: Sequence[Change], now: float) -> None:
+    def _count_part(self, work: ActiveGroup, part: LoggedSettlements, logged: Sequence[Change], now: float) -> None:
         """When some of it is in the log though the rest was refused, it is one settlement alone, and that of it
         counts."""
         if logged:
@@ -262,7 +262,7 @@ class SettlementService:
             work.delivery.settling.settled(counts, now)
             self._pushed.forget_if_done(counts.number, work)
 
-    def _count(self, work: Work, those: Sequence[SettlementRequest], end: int, now: float) -> None:
+    def _count(self, work: ActiveGroup, those: Sequence[SettlementRequest], end: int, now: float) -> None:
         """They are in the log, which ends at `end` with them; each is answered at its own level."""
         by_copies: dict[int, list[SettlementRequest]] = {}
         for asked in those:

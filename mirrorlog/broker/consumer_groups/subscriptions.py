@@ -10,7 +10,7 @@ from itertools import islice
 from operator import itemgetter
 from typing import Final
 
-from mirrorlog.broker.consumer_groups.active_groups import SettlementRequest, Work
+from mirrorlog.broker.consumer_groups.active_groups import ActiveGroup, SettlementRequest
 from mirrorlog.broker.consumer_groups.deliveries import Deliveries, GroupContext
 from mirrorlog.broker.consumer_groups.settlement import Pushed, PushedTable, SettlementService, Unread, check_settle
 from mirrorlog.broker.ports import Receiver, Within
@@ -57,7 +57,7 @@ class Subscribing:
             self._book.remove(facts.number)
             self._deliveries.drop_if_idle(work)
             raise
-        # What is settled as it is sent is in nobody's hands.
+        # What is settled as it is sent is with no consumer.
         unread = Unread(facts.prefetch_records, facts.prefetch_bytes) if facts.auto_ack else None
         pushed = Pushed(work, receiver, unread=unread)
         self._pushed.add(facts.number, pushed)
@@ -97,7 +97,7 @@ class Subscribing:
         self._works.wake(work)
         self._deliveries.drop_if_idle(work)
 
-    def left(self, work: Work, changes: list[Change]) -> None:
+    def left(self, work: ActiveGroup, changes: list[Change]) -> None:
         """A part of what somebody had who is gone."""
         if changes and (self._log.stopped or self._log.append_if_possible(work, changes) is None):
             work.delivery.front.not_counted(changes)
@@ -172,7 +172,7 @@ class Subscribing:
     def logged_within(self, within: Within) -> None:
         """Its changes are in the log."""
         work, settlement = within.work, within.settlement
-        assert isinstance(work, Work)  # `settle_within` has made it
+        assert isinstance(work, ActiveGroup)  # `settle_within` has made it
         self._settling.settled(work, settlement, self._now())
         self._pushed.forget_if_done(settlement.number, work)
         self._works.plan(work)
@@ -203,7 +203,7 @@ class Subscribing:
                 f"{self._limits.max_ranges_per_settle} (limits.max_ranges_per_settle); send several"
             )
 
-    def _flush_if_met(self, work: Work, ranges: Sequence[int]) -> None:
+    def _flush_if_met(self, work: ActiveGroup, ranges: Sequence[int]) -> None:
         """What is being settled already is settled first. Raises BadRequest or NotGranted."""
         work.delivery.settling.delivered(ranges)
         if work.gathered.meets(ranges):
@@ -232,7 +232,7 @@ NAMED_MAX: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Taking:
+class GroupConsumers:
     """See `GroupInfo`, whose fields these are."""
 
     waiting: int = 0
@@ -244,7 +244,7 @@ class Taking:
     consumers: tuple[ConsumerInfo, ...] = ()
 
 
-def taking_of(
+def consumers_of(
     subscribers: Iterable[Subscriber],
     *,
     waiting: int,
@@ -252,7 +252,7 @@ def taking_of(
     due_at: float,
     now: float,
     peer: Callable[[int], str],
-) -> Taking:
+) -> GroupConsumers:
     """`alone`: the number of the one that has the group for itself. `due_at`, `now`: s. `peer`: whose subscription a
     number is, for people."""
     there = [each for each in subscribers if not each.closing]
@@ -262,7 +262,7 @@ def taking_of(
 
     held_back = [each for each in there if alone and each.facts.number != alone]
     able = [each for each in there if each not in held_back]
-    return Taking(
+    return GroupConsumers(
         waiting=waiting,
         idle_for_another=len(held_back),
         without_credit=tuple(name(each) for each in able if not each.held and each.room <= 0)[:NAMED_MAX],
@@ -283,7 +283,7 @@ def taking_of(
 
 
 def leases_of(ledger: Ledger, *, ends_at: Callable[[int], float | None], now: float) -> tuple[LeaseInfo, ...]:
-    """Some that run. Of other numbers are departures: nobody holds these. `ends_at`: when a lease ends, s."""
+    """Some that run. Of other numbers are forwardings: nobody holds these. `ends_at`: when a lease ends, s."""
 
     def ends_in_ms(lease: int) -> int:
         at = ends_at(lease)

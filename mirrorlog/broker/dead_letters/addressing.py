@@ -1,4 +1,4 @@
-"""Where the next piece of a departure goes: its records are read and routed, the queues asked for, and all of it is
+"""Where the next piece of a forwarding goes: its records are read and routed, the queues asked for, and all of it is
 logged (docs/decisions/0041). Thin: `queues.letter_routes` says which queues.
 
 A piece may be for more queues than one change may name. Then it is addressed in parts, by the names of the queues, each
@@ -76,48 +76,48 @@ class Addressing:
         self._room = Room(PIECE_RECORDS, min(PIECE_BYTES, batch_bytes_max // PIECE_PART), READ_BYTES_MAX)
         self._target_bytes_max = min(TARGET_BYTES, batch_bytes_max // TARGET_PART)
 
-    async def begin(self, queue_id: int, departure: Forwarding, transport: DeadLetterTransport) -> Addressed | None:
-        """The next piece of a departure, logged if it goes anywhere; None when no record was there. Raises
+    async def begin(self, queue_id: int, forwarding: Forwarding, transport: DeadLetterTransport) -> Addressed | None:
+        """The next piece of a forwarding, logged if it goes anywhere; None when no record was there. Raises
         MirrorlogError."""
-        ranges = list(islice(self._log.left(queue_id, departure), RANGES_MAX))
+        ranges = list(islice(self._log.left(queue_id, forwarding), RANGES_MAX))
         if ranges and not self._log.is_confirmed(queue_id, ranges[-1][1]):
             await self._log.confirmed()  # what a full queue refuses leaves as it comes
         leaving = await self._reader.read(queue_id, ranges, self._room)
         if leaving.gone:
             gone = sum(until - first for first, until in leaving.gone)
             self._log.note(queue_id, "letters_dropped", reason="freed by retention, or lost", records=gone)
-            self._log.settle_gone(queue_id, departure, leaving.gone)
+            self._log.settle_gone(queue_id, forwarding, leaving.gone)
         if leaving.unreadable:
             self._log.note(
-                queue_id, "letters_held", departure=departure.number, ranges=leaving.unreadable[:8], reason=leaving.why
+                queue_id, "letters_held", departure=forwarding.number, ranges=leaving.unreadable[:8], reason=leaving.why
             )
-            self._log.keep(queue_id, departure, leaving.unreadable, leaving.why)
+            self._log.keep(queue_id, forwarding, leaving.unreadable, leaving.why)
         if not leaving.records:
             return None
-        found = await self._routes(queue_id, departure, leaving.records, transport)
+        found = await self._routes(queue_id, forwarding, leaving.records, transport)
         part = await self._part(queue_id, found, transport)
         records = [at for at, _ in leaving.records[: found.records]]
         nowhere = sorted({*found.nowhere, *part.missed})
-        kept = flat_of(nowhere) if departure.reason == REDRIVEN else []
+        kept = flat_of(nowhere) if forwarding.reason == REDRIVEN else []
         if not kept:
-            self._note_dropped(queue_id, departure, nowhere, part)
+            self._note_dropped(queue_id, forwarding, nowhere, part)
         piece = Addressed(
-            departure=departure.number, ranges=flat_of(records), targets=part.targets, kept=kept, more=part.more
+            departure=forwarding.number, ranges=flat_of(records), targets=part.targets, kept=kept, more=part.more
         )
         if piece.targets:
             await self._log.address(queue_id, piece)
         return piece
 
     async def go_on(
-        self, queue_id: int, departure: Forwarding, piece: Addressed, transport: DeadLetterTransport
+        self, queue_id: int, forwarding: Forwarding, piece: Addressed, transport: DeadLetterTransport
     ) -> Addressed:
         """The next part of a piece of which all targets so far have what they were to get, logged if it goes anywhere.
         Raises MirrorlogError."""
-        ranges = without(piece.ranges, piece.kept) if departure.reason == REDRIVEN else piece.ranges
+        ranges = without(piece.ranges, piece.kept) if forwarding.reason == REDRIVEN else piece.ranges
         leaving = await self._reader.read_again(queue_id, pairs(ranges))
-        found = await self._routes(queue_id, departure, leaving.records, transport, behind=split(piece.more)[1])
+        found = await self._routes(queue_id, forwarding, leaving.records, transport, behind=split(piece.more)[1])
         part = await self._part(queue_id, found, transport)
-        kept = joined(piece.kept, flat_of(sorted(part.missed))) if departure.reason == REDRIVEN else piece.kept
+        kept = joined(piece.kept, flat_of(sorted(part.missed))) if forwarding.reason == REDRIVEN else piece.kept
         piece = Addressed(
             departure=piece.departure, ranges=piece.ranges, targets=part.targets, kept=kept, more=part.more
         )
@@ -130,14 +130,14 @@ class Addressing:
     async def _routes(
         self,
         queue_id: int,
-        departure: Forwarding,
+        forwarding: Forwarding,
         records: Sequence[tuple[int, Record]],
         transport: DeadLetterTransport,
         behind: str | None = None,
     ) -> Routes:
         table = await transport.table(split(self._log.name(queue_id))[0])
-        death = self._log.death(queue_id, departure)
-        work = partial(routes, records, departure, death, table, pairs_max=PAIRS_MAX, behind=behind)
+        death = self._log.death(queue_id, forwarding)
+        work = partial(routes, records, forwarding, death, table, pairs_max=PAIRS_MAX, behind=behind)
         return await asyncio.get_running_loop().run_in_executor(self._helper, work)
 
     async def _part(self, queue_id: int, found: Routes, transport: DeadLetterTransport) -> _Part:
@@ -155,12 +155,12 @@ class Addressing:
                 break
         return part
 
-    def _note_dropped(self, queue_id: int, departure: Forwarding, nowhere: Sequence[int], part: _Part) -> None:
+    def _note_dropped(self, queue_id: int, forwarding: Forwarding, nowhere: Sequence[int], part: _Part) -> None:
         """Of what goes in several parts it is not known yet."""
         had = {at for target in part.targets for first, until in pairs(target.ranges) for at in range(first, until)}
         dropped = [at for at in nowhere if at not in had]
         if dropped and not part.more:
             self._log.note(
-                queue_id, "letters_dropped", reason="unroutable", departure=departure.number, why=departure.reason,
+                queue_id, "letters_dropped", reason="unroutable", departure=forwarding.number, why=forwarding.reason,
                 records=len(dropped),
             )  # fmt: skip

@@ -72,13 +72,13 @@ class Sending:
         self._helper = helper
 
     async def send(
-        self, queue_id: int, departure: Forwarding, piece: Addressed, transport: DeadLetterTransport, *, is_new: bool
+        self, queue_id: int, forwarding: Forwarding, piece: Addressed, transport: DeadLetterTransport, *, is_new: bool
     ) -> Addressed:
         """Until all copies of each target have what it was to get, or it is known that it will not: the piece without
         targets then. `is_new`: nobody can have sent it. Raises MirrorlogError."""
         renumbered = 0
         while piece.targets:
-            step = await self._serve(queue_id, departure, piece, transport, sent=not is_new)
+            step = await self._serve(queue_id, forwarding, piece, transport, sent=not is_new)
             is_new = is_new and step.what in _BEFORE_ANY
             renumbered = renumbered + 1 if step.what == "renumbered" else 0
             if renumbered > RENUMBERED_MAX:
@@ -89,7 +89,7 @@ class Sending:
         return piece
 
     async def _serve(
-        self, queue_id: int, departure: Forwarding, piece: Addressed, transport: DeadLetterTransport, *, sent: bool
+        self, queue_id: int, forwarding: Forwarding, piece: Addressed, transport: DeadLetterTransport, *, sent: bool
     ) -> Step:
         """One batch for the first target, and what follows from the answer. Raises MirrorlogError."""
         target = piece.targets[0]
@@ -102,7 +102,7 @@ class Sending:
         work = partial(
             _encode,
             [record for _, record in leaving.records],
-            self._log.death(queue_id, departure),
+            self._log.death(queue_id, forwarding),
             target,
             self._log.producer(queue_id),
             leaving.priority,
@@ -111,7 +111,7 @@ class Sending:
         try:
             await transport.hand_over(target.log_id, batch, name=target.name)
         except MirrorlogError as error:
-            step = refused(piece, departure.reason, error)
+            step = refused(piece, forwarding.reason, error)
             if step is None:
                 raise
             return self._noted(queue_id, target, step, str(error), target.records)
@@ -252,25 +252,25 @@ class DeadLetterForwarder:
         """One piece, from where it stands to its end. Raises MirrorlogError."""
         there = self._log.of(queue_id)
         piece = there.piece
-        departure = there.find(piece.departure) if piece is not None else there.first
+        forwarding = there.find(piece.departure) if piece is not None else there.first
         if piece is None:
-            assert departure is not None
-            piece = await self._addressing.begin(queue_id, departure, transport)
+            assert forwarding is not None
+            piece = await self._addressing.begin(queue_id, forwarding, transport)
             if piece is None:
-                self._log.end_empty(queue_id, departure)
+                self._log.end_empty(queue_id, forwarding)
                 return
-        elif departure is None:
+        elif forwarding is None:
             self._log.give_up_piece(queue_id, piece)
             return
         else:
             await self._log.confirmed()
-        await self._carry(queue_id, departure, piece, transport, is_new=there.piece is None)
+        await self._carry(queue_id, forwarding, piece, transport, is_new=there.piece is None)
 
     async def _carry(
-        self, queue_id: int, departure: Forwarding, piece: Addressed, transport: DeadLetterTransport, *, is_new: bool
+        self, queue_id: int, forwarding: Forwarding, piece: Addressed, transport: DeadLetterTransport, *, is_new: bool
     ) -> None:
-        piece = await self._sending.send(queue_id, departure, piece, transport, is_new=is_new)
+        piece = await self._sending.send(queue_id, forwarding, piece, transport, is_new=is_new)
         while piece.more:
-            piece = await self._addressing.go_on(queue_id, departure, piece, transport)
-            piece = await self._sending.send(queue_id, departure, piece, transport, is_new=True)
-        self._log.settle(queue_id, departure, piece)
+            piece = await self._addressing.go_on(queue_id, forwarding, piece, transport)
+            piece = await self._sending.send(queue_id, forwarding, piece, transport, is_new=True)
+        self._log.settle(queue_id, forwarding, piece)

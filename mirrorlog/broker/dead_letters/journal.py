@@ -53,10 +53,10 @@ class DeadLetterJournal:
         queues = self._replica.queues
         return queues.find_id(queue_id).name if queues.has_id(queue_id) else str(queue_id)
 
-    def death(self, queue_id: int, departure: Forwarding) -> Death:
+    def death(self, queue_id: int, forwarding: Forwarding) -> Death:
         """Raises NoSuchQueue."""
         queue = self._replica.queues.find_id(queue_id)
-        return Death(split(queue.name)[1], departure.reason, departure.at_us)
+        return Death(split(queue.name)[1], forwarding.reason, forwarding.at_us)
 
     def producer(self, queue_id: int) -> int:
         """Under which producer id its records leave. Raises NoSuchQueue."""
@@ -69,20 +69,20 @@ class DeadLetterJournal:
 
     def held(self, queue_id: int) -> str:
         """What of a queue is held, for people; empty for nothing."""
-        for departure in self.of(queue_id).forwardings:
-            first = self._first_there(queue_id, departure) if departure.reason == HELD else None
+        for forwarding in self.of(queue_id).forwardings:
+            first = self._first_there(queue_id, forwarding) if forwarding.reason == HELD else None
             if first is not None:
                 told = "letters_held in a node's log says why"
                 return (
-                    f"{self._records(queue_id, departure)} records cannot be sent, and are held, the first at queue "
+                    f"{self._records(queue_id, forwarding)} records cannot be sent, and are held, the first at queue "
                     f"offset {first} ({self._why.get(queue_id) or told}); a reset of the group ends that"
                 )
         return ""
 
-    def left(self, queue_id: int, departure: Forwarding) -> Iterator[Range]:
+    def left(self, queue_id: int, forwarding: Forwarding) -> Iterator[Range]:
         """What of the group leaves by it, still; to be asked in one step of the loop."""
-        ledger = self._replica.groups.get(queue_id, departure.group)
-        return iter(()) if ledger is None else ledger.lease_ranges(departure.number)
+        ledger = self._replica.groups.get(queue_id, forwarding.group)
+        return iter(()) if ledger is None else ledger.lease_ranges(forwarding.number)
 
     def note(self, queue_id: int, event: str, **facts: object) -> None:
         """A log line: state changes, and records that are dropped."""
@@ -108,75 +108,75 @@ class DeadLetterJournal:
         self._publisher.wait_at(self._replica.log.end, ALL_MEMBERS, tell)
         await done
 
-    def settle(self, queue_id: int, departure: Forwarding, piece: Addressed) -> None:
+    def settle(self, queue_id: int, forwarding: Forwarding, piece: Addressed) -> None:
         """What of the piece still leaves is done, or free again. Only the piece is looked at, however much leaves.
         Raises MirrorlogError."""
-        there = self._of_piece(queue_id, departure, pairs(piece.ranges))
+        there = self._of_piece(queue_id, forwarding, pairs(piece.ranges))
         kept = set_of(piece.kept)
         back = [part for run in there for part in kept.within(*run)]
         done = [part for run in there for part in kept.without(*run)]
-        last = self._records(queue_id, departure) == sum(until - first for first, until in there)
-        changes = [*_settled(departure, done)]
+        last = self._records(queue_id, forwarding) == sum(until - first for first, until in there)
+        changes = [*_settled(forwarding, done)]
         if back:
-            changes.append(self._kept(queue_id, departure, back))
-        self._append(queue_id, [*changes, PieceForwarded(departure=departure.number, last=last)])
-        self._deliverer.dropped(queue_id, departure.group, done)
-        self._tell_kept(queue_id, departure, back)
+            changes.append(self._kept(queue_id, forwarding, back))
+        self._append(queue_id, [*changes, PieceForwarded(departure=forwarding.number, last=last)])
+        self._deliverer.dropped(queue_id, forwarding.group, done)
+        self._tell_kept(queue_id, forwarding, back)
 
-    def keep(self, queue_id: int, departure: Forwarding, ranges: Sequence[Range], why: str = "") -> None:
+    def keep(self, queue_id: int, forwarding: Forwarding, ranges: Sequence[Range], why: str = "") -> None:
         """What nobody can send is in no piece: it is held, or free again. Raises MirrorlogError."""
         if why:
             self._why[queue_id] = f"queue offset {ranges[0][0]}: {why}"
-        there = self._of_piece(queue_id, departure, ranges)
+        there = self._of_piece(queue_id, forwarding, ranges)
         if there:
-            self._append(queue_id, [self._kept(queue_id, departure, there)])
-            self._tell_kept(queue_id, departure, there)
+            self._append(queue_id, [self._kept(queue_id, forwarding, there)])
+            self._tell_kept(queue_id, forwarding, there)
 
-    def settle_gone(self, queue_id: int, departure: Forwarding, gone: Sequence[Range]) -> None:
+    def settle_gone(self, queue_id: int, forwarding: Forwarding, gone: Sequence[Range]) -> None:
         """What is not there any more is done, and in no piece. Raises MirrorlogError."""
-        there = self._of_piece(queue_id, departure, gone)
+        there = self._of_piece(queue_id, forwarding, gone)
         if there:
-            self._append(queue_id, _settled(departure, there))
-            self._deliverer.dropped(queue_id, departure.group, there)
+            self._append(queue_id, _settled(forwarding, there))
+            self._deliverer.dropped(queue_id, forwarding.group, there)
 
-    def end_empty(self, queue_id: int, departure: Forwarding) -> None:
-        """A departure of which nothing is left is done. Raises MirrorlogError."""
-        if not self._records(queue_id, departure):
-            self._append(queue_id, [PieceForwarded(departure=departure.number, last=True)])
+    def end_empty(self, queue_id: int, forwarding: Forwarding) -> None:
+        """A forwarding of which nothing is left is done. Raises MirrorlogError."""
+        if not self._records(queue_id, forwarding):
+            self._append(queue_id, [PieceForwarded(departure=forwarding.number, last=True)])
 
     def give_up_piece(self, queue_id: int, piece: Addressed) -> None:
-        """Its departure is over. Raises MirrorlogError."""
+        """Its forwarding is over. Raises MirrorlogError."""
         self._append(queue_id, [PieceForwarded(departure=piece.departure)])
 
     # --- inside ---
 
-    def _kept(self, queue_id: int, departure: Forwarding, ranges: Sequence[Range]) -> Change:
+    def _kept(self, queue_id: int, forwarding: Forwarding, ranges: Sequence[Range]) -> Change:
         """What somebody wanted to have elsewhere is free again; what died is held, for it was to be in no hands."""
-        if departure.reason == REDRIVEN:
-            return Returned(group=departure.group, ranges=flat(ranges))
-        return self._deliverer.forwardings.holding(queue_id, departure.group, ranges)
+        if forwarding.reason == REDRIVEN:
+            return Returned(group=forwarding.group, ranges=flat(ranges))
+        return self._deliverer.forwardings.holding(queue_id, forwarding.group, ranges)
 
-    def _tell_kept(self, queue_id: int, departure: Forwarding, ranges: Sequence[Range]) -> None:
-        if ranges and departure.reason == REDRIVEN:
-            self._deliverer.stayed(queue_id, departure.group, ranges)
+    def _tell_kept(self, queue_id: int, forwarding: Forwarding, ranges: Sequence[Range]) -> None:
+        if ranges and forwarding.reason == REDRIVEN:
+            self._deliverer.stayed(queue_id, forwarding.group, ranges)
 
-    def _first_there(self, queue_id: int, departure: Forwarding) -> int | None:
+    def _first_there(self, queue_id: int, forwarding: Forwarding) -> int | None:
         """The first queue offset that it has, of what is not freed."""
-        ledger, index = self._replica.groups.get(queue_id, departure.group), self._replica.index
+        ledger, index = self._replica.groups.get(queue_id, forwarding.group), self._replica.index
         if ledger is None:
             return None
-        there = ledger.lease_within(departure.number, index.begin(queue_id), index.next_appended(queue_id))
+        there = ledger.lease_within(forwarding.number, index.begin(queue_id), index.next_appended(queue_id))
         return next((first for first, _ in there), None)
 
-    def _of_piece(self, queue_id: int, departure: Forwarding, ranges: Sequence[Range]) -> list[Range]:
-        ledger = self._replica.groups.get(queue_id, departure.group)
+    def _of_piece(self, queue_id: int, forwarding: Forwarding, ranges: Sequence[Range]) -> list[Range]:
+        ledger = self._replica.groups.get(queue_id, forwarding.group)
         if ledger is None:
             return []
-        return [part for run in ranges for part in ledger.lease_within(departure.number, *run)]
+        return [part for run in ranges for part in ledger.lease_within(forwarding.number, *run)]
 
-    def _records(self, queue_id: int, departure: Forwarding) -> int:
-        ledger = self._replica.groups.get(queue_id, departure.group)
-        return 0 if ledger is None else ledger.lease_records(departure.number)
+    def _records(self, queue_id: int, forwarding: Forwarding) -> int:
+        ledger = self._replica.groups.get(queue_id, forwarding.group)
+        return 0 if ledger is None else ledger.lease_records(forwarding.number)
 
     def _append(self, queue_id: int, changes: Sequence[Change]) -> None:
         """Raises MirrorlogError."""
@@ -185,7 +185,7 @@ class DeadLetterJournal:
         self._publisher.append_settlement(encode_changes(changes, queue_id=queue_id))
 
 
-def _settled(departure: Forwarding, ranges: Sequence[Range]) -> list[Change]:
+def _settled(forwarding: Forwarding, ranges: Sequence[Range]) -> list[Change]:
     if not ranges:
         return []
-    return [Settled(group=departure.group, ranges=flat(ranges), why=WHYS[departure.reason])]
+    return [Settled(group=forwarding.group, ranges=flat(ranges), why=WHYS[forwarding.reason])]

@@ -182,9 +182,9 @@ class LogKeeper:
         return False
 
     def _tell_leap(self, duty: Duty, log: HostedLog, facts: LogFacts) -> None:
-        """Until the cluster knows that the queue offsets have leapt, whoever masters the log lets them leap again."""
+        """Until the cluster knows that the queue offsets have jumped, whoever masters the log lets them jump again."""
         self._owes_jump = facts.owes_jump and isinstance(duty, Lead)
-        if self._owes_jump and log.mastering is not None and log.mastering.leapt:
+        if self._owes_jump and log.mastering is not None and log.mastering.jumped:
             self._hosting.propose_soon(OffsetJumpConfirmed(log_id=self.log_id, seen=facts.seen))
 
     def _ask_election(self, duty: Duty) -> None:

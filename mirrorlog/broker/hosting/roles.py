@@ -178,7 +178,7 @@ class MasterRole:
         self.publisher.leaving = self.lengths.leaving
         self.forwardings = DeadLetterForwarder(replica, self.publisher, self.deliverer, host)
         self._reads: list[asyncio.Task[None]] = []
-        self._leapt_at: int | None = None
+        self._jumped_at: int | None = None
         self.checks = (self._state.wake, self.retention.check)
 
     def begin(self, *, lost_from: int | None = None, queue_ids: int = 0, without_queues: bool = False) -> None:
@@ -194,7 +194,7 @@ class MasterRole:
         replica.append_change(encode_change(started), now_us())
         if lost_from is not None:
             replica.append_change(replica.jump_batch(lost_from=lost_from, queue_ids=queue_ids), now_us())
-            self._leapt_at = replica.log.end
+            self._jumped_at = replica.log.end
         if without_queues:
             self._delete_queues()
         self.mastership.epoch_start_end = replica.log.end
@@ -204,7 +204,7 @@ class MasterRole:
         replica.on_stored.append(accept.stored)
         replica.on_confirmed.append(accept.gained)
         replica.on_confirmed.append(self.publisher.tell_credit)
-        self.deliverer.begin(leapt=lost_from is not None)
+        self.deliverer.begin(jumped=lost_from is not None)
         logger.info("epoch_opened log=%s epoch=%s offset=%s", name, epoch, replica.log.end)
         if (count := len(replica.log.epochs.entries)) > ENTRIES_MAX // 2:
             logger.warning("epochs_many log=%s count=%s limit=%s", name, count, ENTRIES_MAX)
@@ -223,9 +223,9 @@ class MasterRole:
         return self._replica.log.confirmed >= (self.mastership.epoch_start_end or 0)
 
     @property
-    def leapt(self) -> bool:
-        """Whether this mastership has let the queue offsets leap, and that is confirmed."""
-        return self._leapt_at is not None and self._replica.log.confirmed >= self._leapt_at
+    def jumped(self) -> bool:
+        """Whether this mastership has let the queue offsets jump, and that is confirmed."""
+        return self._jumped_at is not None and self._replica.log.confirmed >= self._jumped_at
 
     def tick(self, now: float) -> None:
         """Time passes (s, the loop's clock): ask the cluster for what the in-sync set should be."""

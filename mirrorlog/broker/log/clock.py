@@ -51,7 +51,7 @@ class LogClock:
         self._seen, self._seen_at = max(self._wall_us(), last + int((now - self._last_at) * 1_000_000)), now
         return self._seen
 
-    def leapt(self) -> bool:
+    def jumped(self) -> bool:
         """Whether it was set, at once or little by little, since this was said last: what was planned by it comes at
         another time."""
         ahead = self() - int(self._seen_at * 1_000_000)

@@ -143,7 +143,7 @@ class DerivedTables:
         for change in changes:
             if isinstance(change, OffsetsJumped):
                 # Also of queues that only records tell of: a start, or a copy that begins late, may come to the
-                # checkpoint that declares them behind the leap.
+                # checkpoint that declares them behind the jump.
                 queue_ids = {*self.queues.queue_ids(), *self.index.queue_ids()}
                 self.index.jump(header.log_offset, queue_ids, change.go_on_at)
 

@@ -221,7 +221,7 @@ class LogPublisher:
         except QueueFull:
             limit = self._limits.max_batch_bytes
             if header.body_at + header.body_length + ADDED_BYTES_MAX > limit:
-                raise  # its letter might be more than any queue takes
+                raise  # its dead letter might be more than any queue takes
             change = self.leaving(header)
             if change is None or envelope_bytes([batch, change]) > limit:
                 raise

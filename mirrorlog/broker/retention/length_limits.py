@@ -8,7 +8,7 @@ What goes is a change in the log, which nobody waits for; one that is refused is
 is no timer per queue, and a log without such queues pays one look into an empty table per batch.
 
 All of it follows from the log, so another master comes to the same, when more is published: not before, since what was
-in hands has returned by the failover, and who had it comes for it again.
+unacknowledged has returned by the failover, and who had it comes for it again.
 """
 
 from __future__ import annotations

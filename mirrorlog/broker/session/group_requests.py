@@ -150,7 +150,7 @@ class GroupResets:
         ledger = self._replica.groups.get(queue_id, group)
         if ledger is not None:
             floor = max(ledger.floor, self._replica.index.begin(queue_id))
-            return ResetPosition(group, ACKING, floor, self._deliverer.taken(queue_id, group))
+            return ResetPosition(group, ACKING, floor, self._deliverer.in_use(queue_id, group))
         if group in self._queue.newest:
             return ResetPosition(group, STREAM, self._queue.newest[group].queue_offset, self._reading(group))
         return ResetPosition(group, ACKING, self._replica.index.begin(queue_id), "")
@@ -394,7 +394,7 @@ def _found(log: HostedLog, deliverer: Deliverer, queue: Queue) -> GroupsFound:
             subscribers=deliverer.subscribers(queue.queue_id, group),
             gone=_gone(ledger.unsettled_total, begin, gaps),
             leases=named.leases(group),
-            **named.taking(group),
+            **named.consumers(group),
         )
         for group, ledger in sorted(groups.items())
     ]
@@ -415,9 +415,9 @@ class _Named:
         self._queue_id = queue.queue_id
         self._left = dict[str, int]()
 
-    def taking(self, group: str) -> dict[str, Any]:
-        """The fields of GroupInfo that `Taking` has."""
-        found = self._deliverer.taking(self._queue_id, group)
+    def consumers(self, group: str) -> dict[str, Any]:
+        """The fields of GroupInfo that `GroupConsumers` has."""
+        found = self._deliverer.consumers(self._queue_id, group)
         facts = {each.name: getattr(found, each.name) for each in fields(found)}
         return {name: self._some(name, each) if isinstance(each, tuple) else each for name, each in facts.items()}
 

@@ -305,7 +305,7 @@ def _users_of(log: HostedLog, queue_id: int) -> int:
     """Who takes from a queue, or has something of it for a time: its holder may yet settle that. Leases below 2^32 are
     records that leave for other queues: those are nobody's."""
     deliverer = log.deliverer
-    taking = deliverer.takers(queue_id) if deliverer is not None else 0
+    taking = deliverer.consumer_count(queue_id) if deliverer is not None else 0
     ledgers = log.replica.groups.groups(queue_id).values()
     leases = sum(1 for ledger in ledgers for lease in ledger.leases if lease >= NUMBERS)
     return taking + leases + log.fetcher.waiting(queue_id)

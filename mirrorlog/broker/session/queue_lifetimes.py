@@ -390,7 +390,7 @@ class LifetimeKeeper:
     @staticmethod
     def _uses(log: HostedLog, queue: Queue) -> Uses:
         queue_id, deliverer = queue.queue_id, log.deliverer
-        taking = deliverer.takers(queue_id) if deliverer is not None else 0
+        taking = deliverer.consumer_count(queue_id) if deliverer is not None else 0
         leased = sum(ledger.leased for ledger in log.replica.groups.groups(queue_id).values())
         return Uses(
             subscribers=_subscribers(log, queue),
