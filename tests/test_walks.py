@@ -27,9 +27,9 @@ from sim.stand_ins import node_disks
 from sim.world import World
 
 CAPS: Final = {
-    "send": (361, 40),
-    "ack": (538, 55),
-    "failover": (6100, 129),
+    "send": (360, 40),
+    "ack": (535, 54),
+    "failover": (5_866, 127),
 }
 """Calls and files at most, of the client and of all nodes together."""
 _SLACK: Final = 0.05
