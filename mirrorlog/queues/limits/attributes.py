@@ -31,7 +31,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from mirrorlog.commitlog.format.attributes import NO_ATTRIBUTES, Attributes, attributes_of
 from mirrorlog.commitlog.format.header import BatchHeader, Buffer
@@ -50,6 +50,7 @@ _SWEPT_PART: Final = 8
 _SPARE: Final = 1024
 _NO_TTL: Final = -1
 _OFFSETS: Final = 1 << 63
+_T = TypeVar("_T")
 
 
 class Run(NamedTuple):
@@ -351,7 +352,7 @@ class RunTable:
         runs = self._queues.get(queue_id)
         if runs is None or not runs.join(first, first + count, attributes, append_time_us):
             row = RunRow(first, first + count, attributes, append_time_us)
-            self._change(queue_id, lambda runs: runs.add(row))
+            self._change(queue_id, QueueRuns.add, row)
 
     def follow(self, header: BatchHeader) -> None:
         """A batch with changes was appended, of a queue's groups or of the log."""
@@ -364,7 +365,7 @@ class RunTable:
         """A batch of a checkpoint was appended: what it says of runs counts. Raises BadBatch."""
         for state in states:
             if isinstance(state, RunState) and state.runs:
-                self._change(state.queue_id, _put(_rows_of(state)))
+                self._change(state.queue_id, QueueRuns.put, _rows_of(state))
             elif isinstance(state, CheckpointBegan):
                 self._begin_checkpoint(header.log_offset)
             elif isinstance(state, CheckpointEnded):
@@ -373,12 +374,12 @@ class RunTable:
     def start_moved(self, begins: Mapping[int, int]) -> None:
         """Queues begin at these queue offsets, by queue id; that is confirmed."""
         for queue_id in self._queues.keys() & begins.keys():
-            self._change(queue_id, _dropped(begins[queue_id]))
+            self._change(queue_id, QueueRuns.drop, begins[queue_id])
 
     def forget_queues(self, queue_ids: Collection[int]) -> None:
         """Queues are gone, for good."""
         for queue_id in self._queues.keys() & queue_ids:
-            self._change(queue_id, lambda runs: runs.cut(0))
+            self._change(queue_id, QueueRuns.cut, 0)
         self._settled = deque(each for each in self._settled if each.queue_id not in queue_ids)
 
     def confirm(self, log_offset: int) -> None:
@@ -386,7 +387,7 @@ class RunTable:
         self._confirmed = log_offset
         while self._settled and self._settled[0].log_offset <= log_offset:
             _, queue_id, floor = self._settled.popleft()
-            self._change(queue_id, _dropped(floor))
+            self._change(queue_id, QueueRuns.drop, floor)
 
     def cut(self, log_offset: int, next_appended: Callable[[int], int]) -> None:
         """The log now ends at `log_offset`; `next_appended` says where a queue goes on now, by its id."""
@@ -397,7 +398,7 @@ class RunTable:
         for queue_id in list(self._queues):
             until = next_appended(queue_id)
             if self._queues[queue_id].end > until:
-                self._change(queue_id, _cut(until))
+                self._change(queue_id, QueueRuns.cut, until)
 
     # --- checkpoints ---
 
@@ -436,15 +437,15 @@ class RunTable:
         for queue_id, floor in self._floors(queue_ids).items():
             has_more = self._queues[queue_id].starts_below(floor)
             if has_more and log_offset <= self._confirmed:
-                self._change(queue_id, _dropped(floor))
+                self._change(queue_id, QueueRuns.drop, floor)
             elif has_more:
                 self._settled.append(_Settled(log_offset, queue_id, floor))
 
-    def _change(self, queue_id: int, change: Callable[[QueueRuns], None]) -> None:
+    def _change(self, queue_id: int, change: Callable[[QueueRuns, _T], None], to: _T) -> None:
         runs = self._queues.get(queue_id)
         before = 0 if runs is None else len(runs)
         runs = QueueRuns() if runs is None else runs
-        change(runs)
+        change(runs, to)
         self.total += len(runs) - before
         if runs:
             self._queues[queue_id] = runs
@@ -457,18 +458,6 @@ def _kept(row: RunRow) -> tuple[int, ...]:
     priority, ttl_ms, delay_ms = row.attributes
     ttl = _NO_TTL if ttl_ms is None else ttl_ms
     return row.first, row.until, priority, ttl, delay_ms, row.appended_us, row.spread_us
-
-
-def _put(rows: Sequence[RunRow]) -> Callable[[QueueRuns], None]:
-    return lambda runs: runs.put(rows)
-
-
-def _dropped(floor: int) -> Callable[[QueueRuns], None]:
-    return lambda runs: runs.drop(floor)
-
-
-def _cut(until: int) -> Callable[[QueueRuns], None]:
-    return lambda runs: runs.cut(until)
 
 
 def _within_us(ttl_ms: int | None, delay_ms: int) -> int | None:
