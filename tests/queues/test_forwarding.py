@@ -458,6 +458,9 @@ def test_a_queues_records_leave_under_one_producer_id_of_its_own() -> None:
     assert len(ids) == 6
     assert all(0 < each < 2**64 for each in ids)
     assert producer_of("a", "log", 1) == producer_of("a", "other", 1)
+    assert producer_of("abc", "log", 7) == 11427172890182794958, (
+        "logs name it: another one would double what is sent again"
+    )
 
 
 def test_a_declared_loss_ends_the_numbers_of_the_piece_under_way_too_and_they_do_not_come_back() -> None:
