@@ -23,8 +23,8 @@ from mirrorlog.wire.routing import RoutingTable
 
 
 class ClusterView(Protocol):
-    """What a node knows of its cluster at the moment, and the way to what the cluster decides: a `View`. All parts of a
-    node share this one; who needs less asks for less."""
+    """What a node knows of its cluster at the moment, and the way to what the cluster decides: a `NodeView`. All parts
+    of a node share this one; who needs less asks for less."""
 
     def member(self, node: str) -> Member | None:
         """Where a node is reached."""

@@ -155,7 +155,7 @@ class Server:
 
     @property
     def door_token(self) -> str:
-        """By which the node knows its own doors; see `gate.Gatekeeper`."""
+        """By which the node knows its own doors; see `logins.Gatekeeper`."""
         assert self._door is not None
         return self._door.gatekeeper.door_token
 

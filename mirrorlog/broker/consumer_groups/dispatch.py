@@ -3,9 +3,9 @@ Thin: `queues.delivery` decides.
 
 What is much is done in parts: a group of which there is more to do has another turn behind the others of the loop.
 
-Records that expire do so whether somebody takes from their group or not (`queues.expiries` says when). A group that
-looks is one that somebody takes from, for that moment. A queue that is declared with something that expires has its own
-group as soon as it has such records: nobody has to take from it first.
+Records that expire do so whether their group has consumers or not (`queues.limits.expiry` says when). A group that
+looks is an active one, for that moment. A queue that is declared with something that expires has its own group as soon
+as it has such records: nobody has to consume it first.
 """
 
 from __future__ import annotations

@@ -250,7 +250,7 @@ class NodeView:
         return error
 
     async def place(self, queue: str, arguments: Mapping[str, Any]) -> UUID:
-        """Have a log decided for a new queue; see `requests.ClusterView`."""
+        """Have a log decided for a new queue; see `ports.ClusterView`."""
         service = self._cluster_service()
         virtual_host = split(queue)[0]
         if service.state.routing.virtual_host(virtual_host) is None:
@@ -305,7 +305,7 @@ class NodeView:
         return log_id in self._transient_ids
 
     def placed_in(self, log_id: UUID) -> list[str]:
-        """The queues that are in a log; see `deletion.Cluster`."""
+        """The queues that are in a log; see `ports.ClusterView`."""
         queues = self._known.queues if self._known is not None else {}
         wanted = str(log_id)  # once: there may be 100,000 queues
         return [name for name, where in queues.items() if where == wanted]
@@ -316,11 +316,11 @@ class NodeView:
         return facts is None or bool(facts.losses)
 
     def queue_ids(self, log_id: UUID) -> int:
-        """See `requests.ClusterView`."""
+        """See `ports.ClusterView`."""
         return self._known.queue_ids(str(log_id)) if self._known is not None else QUEUE_IDS_MAX
 
     async def grant_queue_ids(self, log_id: UUID, *, given: int) -> None:
-        """See `requests.ClusterView`."""
+        """See `ports.ClusterView`."""
         until = max(given, self.queue_ids(log_id)) + QUEUE_IDS_GRANTED
         granted = QueueIdsGranted(log_id=str(log_id), until=until)
         outcome = await self._cluster_service().decisions.decide(granted, timeout_s=PLACE_S)
@@ -328,7 +328,7 @@ class NodeView:
             raise NotLeader(f"{outcome.refusal}; ask again")
 
     async def unbind_queues(self, queues: Sequence[str], log_id: UUID, epoch: int) -> None:
-        """Nothing leads to the queues any more, on every node that is up; see `deletion.Cluster`."""
+        """Nothing leads to the queues any more, on every node that is up; see `ports.ClusterView`."""
         service = self._cluster_service()
         command = QueuesUnbound(names=tuple(queues), log_id=str(log_id), epoch=epoch)
         outcome = await service.decisions.decide(command, timeout_s=PLACE_S)
@@ -337,7 +337,7 @@ class NodeView:
         await service.decisions.applied_everywhere(outcome.index, timeout_s=EVERYWHERE_S)
 
     async def remove_queues(self, queues: Sequence[str], log_id: UUID, epoch: int) -> None:
-        """The queues' places are taken away; see `deletion.Cluster`."""
+        """The queues' places are taken away; see `ports.ClusterView`."""
         service = self._cluster_service()
         removals = service.state.removals.get(str(log_id), 0)
         command = QueuesRemoved(names=tuple(queues), log_id=str(log_id), epoch=epoch, removals=removals)

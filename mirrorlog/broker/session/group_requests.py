@@ -96,7 +96,7 @@ class StreamReaders:
         return f"heard {now - at:.1f} s ago" if now < at + ACTIVE_S else ""
 
 
-# A reset of groups on the queue's master: who stands where, and the one batch that changes it. Thin: `queues.resets`
+# A reset of groups on the queue's master: who stands where, and the one batch that changes it. Thin: `groups.resets`
 # decides.
 #
 # All of it is one step of the loop: nobody can subscribe, settle or store a position between the look and the change.

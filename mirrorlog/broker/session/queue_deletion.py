@@ -10,7 +10,7 @@ Three steps, each confirmed before the next one begins, and each of which may be
 A node that dies in between, or a log that takes nothing then, leaves a queue without bindings, or a place without a
 queue: who asks again goes on from there. A place without a queue is taken away by the log's next master, when it begins
 (`finish`); a queue without bindings looks like any other, and stays. What is asked for in an epoch that is over by then
-is refused: users who came back to the next master keep their bindings. Queues that go by themselves (`lifetime_keeper`)
+is refused: users who came back to the next master keep their bindings. Queues that go by themselves (`queue_lifetimes`)
 go together: two decisions of the cluster, however many they are. While a deletion is under way declarations of its name
 wait here: the place that is taken away must not be that of a new queue. What the cluster is asked names the epoch and
 how often places of the log were taken away before, so no late repetition is taken for it.

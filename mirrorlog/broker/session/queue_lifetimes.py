@@ -1,5 +1,5 @@
 """Queues that go by themselves, on the node that masters their log: who uses them, and one look in a second. Thin;
-`queues.lifetimes` decides.
+`queues.limits.lifetime` decides.
 
 The look goes over the queues that have such arguments, of the logs that this node masters and whose epoch has begun,
 some at each tick, so that 10,000 of them hold nobody up. What it finds is deleted as if somebody had asked for it, many
