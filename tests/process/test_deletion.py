@@ -36,15 +36,15 @@ def dies_at(step):
     os.kill(os.getpid(), signal.SIGKILL)
 
 if "DIE_AT" in os.environ:
-    from mirrorlog.broker.membership.cluster_view import View
+    from mirrorlog.broker.membership.cluster_view import NodeView
 
     def around(name, before, behind):
-        inner = getattr(View, name)
+        inner = getattr(NodeView, name)
         async def wrapped(*args):
             dies_at(before)
             await inner(*args)
             dies_at(behind)
-        setattr(View, name, wrapped)
+        setattr(NodeView, name, wrapped)
 
     around("unbind_queues", 1, 2)
     around("remove_queues", 3, 4)
