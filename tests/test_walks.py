@@ -127,7 +127,6 @@ def walks() -> dict[str, Walk]:
     return found
 
 
-@pytest.mark.long_after(1)
 @pytest.mark.parametrize("name", CAPS)
 def test_a_way_gets_no_longer(walks: dict[str, Walk], name: str) -> None:
     calls, files = CAPS[name]
