@@ -26,6 +26,7 @@ from mirrorlog.commitlog.format.codec import check_compressed
 from mirrorlog.commitlog.format.header import BatchHeader, check_producer_part, is_packed, read_header
 from mirrorlog.config import LimitSettings
 from mirrorlog.errors import MirrorlogError, Overloaded, ProtocolError
+from mirrorlog.wire.frames import PRODUCE
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +34,11 @@ _AT_ONCE_BYTES: Final = 320 * 1024
 """Opened: a batch of 256 KiB of small records, with its columns."""
 _TURN_BYTES: Final = 1024 * 1024
 """Opened, from when on another line has its turn."""
+
+
+def batch_of(payload: memoryview) -> tuple[memoryview]:
+    """The batch of a PRODUCE frame, or of its copy that waits: what is opened has to be what is stored."""
+    return (payload[PRODUCE.size :],)
 
 
 class PackedFrame(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Final
 
 from mirrorlog.broker.hosting.hosted_logs import HostedLogs
 from mirrorlog.broker.log.host import Host
-from mirrorlog.broker.log.unpacking import PublishLine, Unpacking
+from mirrorlog.broker.log.unpacking import PublishLine, Unpacking, batch_of
 from mirrorlog.broker.membership.exposure import Exposure
 from mirrorlog.broker.ports import Receiver
 from mirrorlog.broker.resources.memory_watch import close_heaviest
@@ -355,11 +355,10 @@ class ClientSession:
         if frame_.type == _PRODUCE:
             queue_id = queue_of(payload := frame_.payload, PRODUCE.size)
             self.gate.check_publish(queue_id)
-            batch = payload[PRODUCE.size :]
-            if self._line.waiting or is_packed(batch):
+            if self._line.waiting or is_packed(payload[PRODUCE.size :]):
                 publish = partial(self._produce_opened, queue_id, frame_.correlation_id)
                 refuse = partial(self._refuse_publish, frame_.correlation_id)
-                self._line.take(payload, lambda _: (batch,), publish, refuse)
+                self._line.take(payload, batch_of, publish, refuse)
             else:
                 self._produce(queue_id, frame_.correlation_id, payload)
         elif frame_.type == FrameType.FETCH:
