@@ -79,7 +79,8 @@ format: venv ## format the sources and repair what the linter can
 
 # Many tests wait for nodes more than they compute, so there is one process more than a small machine has cores.
 WORKERS ?= 3
-PYTEST = $(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile
+# In the order of their names: with the files of few tests last, which are the slow ones, one process has the end alone.
+PYTEST = $(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test: venv jars ## the proof: every promise in its short form, on real nodes and with real Spark; WORKERS=3
 	$(PYTEST) -m "not long and not slow"

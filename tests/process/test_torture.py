@@ -10,7 +10,7 @@ from tests.process.torture import PIECE_ROUNDS, Torture, next_seed, pieces, tort
 from tests.totals import add_run, runs_of
 
 
-@pytest.mark.long_after(1)
+@pytest.mark.long
 @pytest.mark.parametrize(("flush", "seed"), [("memory", 20260716), ("disk", 20260718)])
 def test_random_deaths_lose_and_double_nothing(tmp_path: Path, flush: str, seed: int) -> None:
     """Goal: whatever dies when, copies end equal and every record is there once. Method: kill, stop and pause nodes

@@ -43,6 +43,7 @@ def test_a_master_that_is_cut_off_costs_only_what_it_alone_had() -> None:
     assert counts["confirmed below all and lost"]
 
 
+@pytest.mark.long
 def test_a_level_that_is_answered_too_early_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """By taking the master's own copy for as many as any level below `all` asks for, and saying so in the receipt."""
     reached_by = Progress.reached_by

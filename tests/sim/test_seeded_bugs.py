@@ -94,6 +94,7 @@ def _promoted_as_if_in_sync(before: ClusterState, index: int, command: Promoted)
     return log_rules.promoted(taken_in, index, command)
 
 
+@pytest.mark.long
 def test_a_set_that_grows_without_the_union_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """By not waiting for a copy that is proposed; the master is cut off when the cluster has let it in, and confirms
     without it."""

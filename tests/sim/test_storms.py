@@ -94,7 +94,7 @@ def test_records_with_limits_and_transactions_come_through_any_storm(kind: str, 
     assert kind in RECORD_KINDS or counts["transactions: confirmed"]
 
 
-@pytest.mark.long_after(1)
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", ["letters: anything", "letters: falling masters"])
 def test_dead_letters_come_through_any_storm(kind: str, tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_queues_go_by_themselves_in_any_storm(kind: str, tmp_path: Path) -> None
     assert counts["lifetimes: brittle goes"]
 
 
-@pytest.mark.long_after(1)
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", ["credit: anything", "credit: network"])
 def test_producers_with_little_credit_come_through_any_storm(kind: str, tmp_path: Path) -> None:

@@ -208,7 +208,7 @@ def test_a_table_is_replayed_once_whole_and_in_order(
     assert len(read(client, target.queue)) == 70
 
 
-@pytest.mark.long_after(1)
+@pytest.mark.long
 @pytest.mark.parametrize("noted_records", [1, 40])
 def test_a_replay_that_was_killed_goes_on_where_it_was(
     spark: SparkSession,
