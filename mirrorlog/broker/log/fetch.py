@@ -184,7 +184,7 @@ class Fetcher:
         self._serial += 1
         self._count += 1
         if not self._listens:
-            self._replica.on_confirmed.append(self._confirmed)
+            self._replica.on_confirmed.insert(0, self._confirmed)  # before who gives out what is confirmed
             self._listens = True
         deadline = self._now() + min(fetch.wait_ms, WAIT_MS_MAX) / 1000
         reader = _Reader(deadline, self._serial, fetch, endpoint, correlation_id)
