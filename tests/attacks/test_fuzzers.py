@@ -21,7 +21,7 @@ def stand(request: pytest.FixtureRequest) -> Iterator[Stage]:
         yield stand
 
 
-@pytest.mark.long_after(1)
+@pytest.mark.long
 @pytest.mark.parametrize("fuzzer", FUZZERS)
 def test_nearly_right_bytes_at_any_port_harm_nobody(stand: Stage, fuzzer: str) -> None:
     """Goal: no node ends, no election is held, no master deposed, memory stays, no traceback is in a log, and a

@@ -40,7 +40,7 @@ async def take(client: Client, met: set[bytes], has_met_all: Callable[[], bool])
                         await record.ack()
 
 
-@pytest.mark.long_after(1)
+@pytest.mark.long
 @pytest.mark.parametrize("victim", ["n1", "n2"])
 async def test_each_record_is_in_the_queue_or_among_its_dead_letters_through_kill_9(victim: str) -> None:
     """Goal: what is refused comes to the dead letters once, and its producer knows, between processes. Method: somebody

@@ -65,6 +65,7 @@ def test_nothing_is_found_without_a_bug() -> None:
         assert not isinstance(found, Failure), found.reason
 
 
+@pytest.mark.long
 def test_a_confirm_before_the_ack_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """By taking what the master holds for what everybody holds."""
     monkeypatch.setattr(Progress, "_everywhere", lambda self, durability: self._held[self._own].at(durability))

@@ -71,7 +71,7 @@ def plan(number: int, events: tuple[Event, ...]) -> Plan:
     return small_plan(SEED.format(number), events, logs=("memory", "disk"), seconds=3.5, **kinds)
 
 
-@pytest.mark.long_after(1)
+@pytest.mark.long
 @pytest.mark.parametrize("events", [(*AT_SOURCES, *SENT_BACK), (*AT_TARGETS, *SESSIONS), CUT_OFF])
 def test_nothing_is_found_without_a_bug(events: tuple[Event, ...]) -> None:
     """By such plans, with nothing put in; and each of them hits what it aims at."""

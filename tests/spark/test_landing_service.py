@@ -97,6 +97,7 @@ def test_one_that_fails_stops_no_other_and_is_told_with_its_reason(
     assert {line["landing"] for line in lines if line["event"] == "failed"} == {"away", f"{queue}-refused"}
 
 
+@pytest.mark.long
 def test_a_service_lands_what_comes_holds_it_and_hands_its_holds_on(
     spark: SparkSession, servers: list[str], queue: str, tmp_path: Path
 ) -> None:
