@@ -27,6 +27,7 @@ BROUGHT: Final[Mapping[int, str]] = {
     3: "holds: landings that keep a queue's records, and what is tiered",
     4: "queues: groups that ack, exchanges and bindings, virtual hosts, users, attributes of batches",
     5: "users: limits, hashes of passwords that are renewed at a login, a first administrator in one step",
+    6: "placements: a log for each rule and home, copies and queues that move",
 }
 """What each version has that the one before cannot read."""
 
@@ -70,6 +71,10 @@ FIRST_USER: Final = 5
 
 USER_LIMITS: Final = 5
 """Since then a user may have limits. Software before would stop at the command, and lose them with a snapshot."""
+
+PLACEMENTS: Final = 6
+"""Since then logs are made by placements, and copies and queues move. Software before would stop at the commands, and
+lose with a snapshot where queues are."""
 
 _MARK: Final = re.compile(r"\.v([1-9][0-9]{0,5})")
 

@@ -9,9 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
-from mirrorlog.cluster.state.commands import Command, PasswordRenewed
+from mirrorlog.cluster.state.commands import Command
 from mirrorlog.cluster.state.state import Outcome
 from mirrorlog.cluster.state.topology import User, VirtualHost
+from mirrorlog.cluster.state.topology_commands import PasswordRenewed
 from mirrorlog.config import LogAssignment, Member
 from mirrorlog.errors import LogUnavailable, MirrorlogError
 from mirrorlog.queues.delivery.group import Settlement

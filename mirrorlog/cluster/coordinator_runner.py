@@ -25,7 +25,7 @@ from mirrorlog.cluster.coordination.liveness import Life
 from mirrorlog.cluster.coordination.promotion import FenceReport
 from mirrorlog.cluster.decisions import ASK_S, RETRY_S, Ground
 from mirrorlog.cluster.requests import AskElection, AskFence, Fenced, Noted, decode_answer, encode
-from mirrorlog.cluster.state.commands import encode_command
+from mirrorlog.cluster.state.command_codec import encode_command
 from mirrorlog.errors import MirrorlogError, NotAMember, NotLeader
 
 logger = logging.getLogger(__name__)

@@ -20,7 +20,8 @@ from mirrorlog.cluster.coordination.liveness import Life
 from mirrorlog.cluster.driver import RaftDriver
 from mirrorlog.cluster.peers import Mesh
 from mirrorlog.cluster.requests import Applied, AskApplied, AskApply, AskIndex, decode_answer, encode
-from mirrorlog.cluster.state.commands import Command, NodeStarted, decode_command, encode_command
+from mirrorlog.cluster.state.command_codec import decode_command, encode_command
+from mirrorlog.cluster.state.commands import Command, NodeStarted
 from mirrorlog.cluster.state.machine import check_proposal
 from mirrorlog.cluster.state.state import ClusterState, Outcome
 from mirrorlog.errors import ConnectionLost, MirrorlogError, NotAMember, NotLeader, RequestTimeout

@@ -4,6 +4,7 @@ A `[cluster]` table with members, the same on every node, founds a cluster of th
 neither founds one of itself. Whatever becomes of nodes and logs is decided by the cluster, not here.
 """
 
+from mirrorlog.config.cluster import COPIES_MAX as COPIES_MAX
 from mirrorlog.config.cluster import LOG_NUMBER_MAX as LOG_NUMBER_MAX
 from mirrorlog.config.cluster import SEEDS_MAX as SEEDS_MAX
 from mirrorlog.config.cluster import ClusterSettings as ClusterSettings

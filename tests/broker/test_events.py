@@ -15,6 +15,7 @@ from mirrorlog.broker.session.operator_requests import Operations
 from mirrorlog.cluster.coordination.liveness import Change, Life
 from mirrorlog.cluster.decisions import asked_by
 from mirrorlog.cluster.raft.messages import EntryKind, Members, RaftEntry, Snapshot
+from mirrorlog.cluster.state.command_codec import encode_command
 from mirrorlog.cluster.state.commands import (
     Addresses,
     Command,
@@ -22,17 +23,13 @@ from mirrorlog.cluster.state.commands import (
     LogMade,
     NodeJoined,
     NodeStarted,
-    PermissionsSet,
     Promoted,
     Seen,
     StartKind,
-    UserRemoved,
-    UserSet,
-    VirtualHostMade,
-    encode_command,
 )
 from mirrorlog.cluster.state.machine import Machine
 from mirrorlog.cluster.state.state import ClusterState, encode_state
+from mirrorlog.cluster.state.topology_commands import PermissionsSet, UserRemoved, UserSet, VirtualHostMade
 from mirrorlog.errors import Overloaded
 from mirrorlog.wire.messages.operators import Events, GetEvents
 

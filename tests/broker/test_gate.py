@@ -15,8 +15,8 @@ from mirrorlog import versions
 from mirrorlog.broker.session import logins as gate
 from mirrorlog.broker.session.authorization import Gate
 from mirrorlog.broker.session.logins import Gatekeeper
-from mirrorlog.cluster.state.commands import PasswordRenewed
 from mirrorlog.cluster.state.topology import Permissions, User
+from mirrorlog.cluster.state.topology_commands import PasswordRenewed
 from mirrorlog.errors import AccessRefused, BadRequest, LimitReached, LoginFailed, NotLeader, Overloaded
 from mirrorlog.wire.auth import passwords
 from mirrorlog.wire.auth.login_turns import HOLD_S

@@ -12,9 +12,10 @@ from mirrorlog.broker.session import topology_requests as routing_history
 from mirrorlog.broker.session import topology_requests as routing_requests
 from mirrorlog.broker.session.topology_requests import RoutingHistory, RoutingRequests
 from mirrorlog.cluster.state import topology_rules
-from mirrorlog.cluster.state.commands import Bound, Command, ExchangeDeclared, ExchangeDeleted, Unbound, VirtualHostMade
+from mirrorlog.cluster.state.commands import Command
 from mirrorlog.cluster.state.state import ClusterState
 from mirrorlog.cluster.state.topology import NONE, ClusterTopology
+from mirrorlog.cluster.state.topology_commands import Bound, ExchangeDeclared, ExchangeDeleted, Unbound, VirtualHostMade
 from mirrorlog.errors import MirrorlogError, NotCurrent
 from mirrorlog.wire.messages.base import Message
 from mirrorlog.wire.messages.codec import decode, encode

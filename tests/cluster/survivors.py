@@ -9,6 +9,7 @@ from mirrorlog.cluster.membership.founding import founding
 from mirrorlog.cluster.membership.recovering import RAFT_NAME, Survivor, read_survivor
 from mirrorlog.cluster.raft.messages import Effects, EntryKind, HardState, RaftEntry
 from mirrorlog.cluster.raft.store import RaftStore
+from mirrorlog.cluster.state.command_codec import encode_command
 from mirrorlog.cluster.state.commands import (
     Addresses,
     Command,
@@ -19,7 +20,6 @@ from mirrorlog.cluster.state.commands import (
     Promoted,
     Seen,
     StartKind,
-    encode_command,
 )
 from mirrorlog.cluster.state.state import ClusterState, NodeFacts
 from mirrorlog.commitlog.files import OsFiles

@@ -23,7 +23,8 @@ from mirrorlog.cluster.raft.core import Raft
 from mirrorlog.cluster.raft.leadership import Timing
 from mirrorlog.cluster.raft.messages import AnyMessage, HardState, Members, Snapshot, Stored
 from mirrorlog.cluster.raft.store import RaftStore
-from mirrorlog.cluster.state.commands import Addresses, NodeJoined, encode_command
+from mirrorlog.cluster.state.command_codec import encode_command
+from mirrorlog.cluster.state.commands import Addresses, NodeJoined
 from mirrorlog.cluster.state.machine import AppliedEntry, Machine
 from mirrorlog.cluster.state.state import ClusterState, Outcome, encode_state
 from mirrorlog.commitlog.files import Files, OsFiles

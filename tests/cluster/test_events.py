@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from mirrorlog.cluster.decisions import asked_by, signed
 from mirrorlog.cluster.raft.messages import EntryKind, Members, RaftEntry, Snapshot
+from mirrorlog.cluster.state.command_codec import decode_command, encode_command
 from mirrorlog.cluster.state.commands import (
     Addresses,
     Command,
@@ -22,26 +23,26 @@ from mirrorlog.cluster.state.commands import (
     NodeStarted,
     NodeStopped,
     OffsetJumpConfirmed,
-    PermissionsCleared,
-    PermissionsSet,
     Promoted,
     QueuesPlaced,
     ReplicaAdded,
     ReplicaRemoved,
     Seen,
     StartKind,
-    UserLimitsSet,
-    UserRemoved,
-    UserSet,
     VersionRaised,
-    VirtualHostMade,
-    VirtualHostRemoved,
-    decode_command,
-    encode_command,
 )
 from mirrorlog.cluster.state.events import Event, events_of
 from mirrorlog.cluster.state.machine import Machine
 from mirrorlog.cluster.state.state import ClusterState, encode_state
+from mirrorlog.cluster.state.topology_commands import (
+    PermissionsCleared,
+    PermissionsSet,
+    UserLimitsSet,
+    UserRemoved,
+    UserSet,
+    VirtualHostMade,
+    VirtualHostRemoved,
+)
 from mirrorlog.versions import run_id
 from mirrorlog.wire.fairness.quotas import UserLimits
 

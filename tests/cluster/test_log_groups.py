@@ -14,18 +14,12 @@ from mirrorlog.broker.membership.cluster_view import NodeView
 from mirrorlog.broker.membership.placing import place_for
 from mirrorlog.cluster.coordination.liveness import Life
 from mirrorlog.cluster.service import ClusterService
-from mirrorlog.cluster.state.commands import (
-    Addresses,
-    QueuesPlaced,
-    QueuesRemoved,
-    VirtualHostMade,
-    VirtualHostRemoved,
-    decode_command,
-    encode_command,
-)
+from mirrorlog.cluster.state.command_codec import decode_command, encode_command
+from mirrorlog.cluster.state.commands import Addresses, QueuesPlaced, QueuesRemoved
 from mirrorlog.cluster.state.machine import applied
 from mirrorlog.cluster.state.queue_rules import LOG_GROUPS_MAX, LOG_GROUPS_PER_HOST
 from mirrorlog.cluster.state.state import ClusterState, LogFacts, NodeFacts, Outcome
+from mirrorlog.cluster.state.topology_commands import VirtualHostMade, VirtualHostRemoved
 from mirrorlog.errors import BadRequest
 from mirrorlog.queues.arguments import check_names, check_values, log_group_of, version_needed
 from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, qualified

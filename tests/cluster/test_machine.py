@@ -7,15 +7,8 @@ import pytest
 
 from mirrorlog import versions
 from mirrorlog.cluster.raft.messages import EntryKind, Members, RaftEntry, Snapshot
-from mirrorlog.cluster.state.commands import (
-    Addresses,
-    Command,
-    NodeJoined,
-    NodeStarted,
-    StartKind,
-    VersionRaised,
-    encode_command,
-)
+from mirrorlog.cluster.state.command_codec import encode_command
+from mirrorlog.cluster.state.commands import Addresses, Command, NodeJoined, NodeStarted, StartKind, VersionRaised
 from mirrorlog.cluster.state.machine import Machine
 from mirrorlog.cluster.state.state import ClusterState, Outcome, encode_state
 from mirrorlog.errors import UnsupportedVersion

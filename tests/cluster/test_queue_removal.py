@@ -7,10 +7,11 @@ import pytest
 from msgspec.structs import replace
 
 from mirrorlog import errors, versions
-from mirrorlog.cluster.state.commands import QueuesPlaced, QueuesRemoved, QueuesUnbound, VirtualHostMade
+from mirrorlog.cluster.state.commands import QueuesPlaced, QueuesRemoved, QueuesUnbound
 from mirrorlog.cluster.state.machine import check_proposal
 from mirrorlog.cluster.state.node_rules import recovered
 from mirrorlog.cluster.state.state import ClusterState
+from mirrorlog.cluster.state.topology_commands import VirtualHostMade
 from mirrorlog.wire.names import qualified
 from tests.cluster.test_topology import Decided
 

@@ -19,10 +19,8 @@ from mirrorlog.cluster.membership.recovering import (
     recover,
 )
 from mirrorlog.cluster.raft.messages import EntryKind, RaftEntry
-from mirrorlog.cluster.state.commands import (
-    Addresses,
-    encode_command,
-)
+from mirrorlog.cluster.state.command_codec import encode_command
+from mirrorlog.cluster.state.commands import Addresses
 from mirrorlog.cluster.state.state import ClusterState, NodeFacts, decode_state
 from mirrorlog.commitlog.files import OsDirectory, OsFiles
 from mirrorlog.errors import BadInput, DirectoryInUse, MirrorlogError, Refused

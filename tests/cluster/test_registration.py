@@ -12,15 +12,8 @@ from mirrorlog.cluster.membership import registration
 from mirrorlog.cluster.membership.registration import Registration
 from mirrorlog.cluster.raft.messages import Members, Snapshot
 from mirrorlog.cluster.requests import Applied, AskApply, AskState, Joined, decode_question, encode
-from mirrorlog.cluster.state.commands import (
-    Addresses,
-    Command,
-    NodeForgotten,
-    NodeJoined,
-    NodeStarted,
-    StartKind,
-    decode_command,
-)
+from mirrorlog.cluster.state.command_codec import decode_command
+from mirrorlog.cluster.state.commands import Addresses, Command, NodeForgotten, NodeJoined, NodeStarted, StartKind
 from mirrorlog.cluster.state.machine import applied
 from mirrorlog.cluster.state.state import ClusterState, NodeFacts, Outcome, encode_state
 from mirrorlog.errors import MirrorlogError, NotAMember, NotLeader, RequestTimeout

@@ -7,7 +7,8 @@ import pytest
 from mirrorlog.cluster.coordination import liveness
 from mirrorlog.cluster.coordination.liveness import RIVAL_HEARD_S, Life, Liveness, Runs, unknown_to
 from mirrorlog.cluster.raft.messages import EntryKind, RaftEntry
-from mirrorlog.cluster.state.commands import Addresses, NodeDraining, NodeStarted, StartKind, encode_command
+from mirrorlog.cluster.state.command_codec import encode_command
+from mirrorlog.cluster.state.commands import Addresses, NodeDraining, NodeStarted, StartKind
 from mirrorlog.errors import NotLeader
 
 ADDRESSES = Addresses()

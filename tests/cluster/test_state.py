@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from mirrorlog import versions
+from mirrorlog.cluster.state.command_codec import decode_command, encode_command
 from mirrorlog.cluster.state.commands import (
     Addresses,
     Command,
@@ -32,8 +33,6 @@ from mirrorlog.cluster.state.commands import (
     Seen,
     StartKind,
     VersionRaised,
-    decode_command,
-    encode_command,
 )
 from mirrorlog.cluster.state.log_rules import LOSSES_KEPT
 from mirrorlog.cluster.state.machine import applied, check_proposal

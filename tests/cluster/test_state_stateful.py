@@ -12,6 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from mirrorlog.cluster.state.command_codec import decode_command, encode_command
 from mirrorlog.cluster.state.commands import (
     Addresses,
     Command,
@@ -32,8 +33,6 @@ from mirrorlog.cluster.state.commands import (
     ReplicaRemoved,
     Seen,
     StartKind,
-    decode_command,
-    encode_command,
 )
 from mirrorlog.cluster.state.machine import applied
 from mirrorlog.cluster.state.node_rules import recovered

@@ -11,32 +11,27 @@ import pytest
 
 from mirrorlog import errors, versions
 from mirrorlog.cluster.state import topology, topology_rules
-from mirrorlog.cluster.state.commands import (
-    Addresses,
+from mirrorlog.cluster.state.command_codec import decode_command, encode_command
+from mirrorlog.cluster.state.commands import Addresses, Command, LogMade, NodeJoined, QueuesPlaced
+from mirrorlog.cluster.state.machine import applied, check_proposal
+from mirrorlog.cluster.state.node_rules import recovered
+from mirrorlog.cluster.state.state import ClusterState, decode_state, encode_state
+from mirrorlog.cluster.state.topology import ClusterTopology, Permissions, User, VirtualHost
+from mirrorlog.cluster.state.topology_commands import (
     Bound,
-    Command,
     ExchangeDeclared,
     ExchangeDeleted,
     FirstUserMade,
-    LogMade,
-    NodeJoined,
     PasswordRenewed,
     PermissionsCleared,
     PermissionsSet,
-    QueuesPlaced,
     Unbound,
     UserLimitsSet,
     UserRemoved,
     UserSet,
     VirtualHostMade,
     VirtualHostRemoved,
-    decode_command,
-    encode_command,
 )
-from mirrorlog.cluster.state.machine import applied, check_proposal
-from mirrorlog.cluster.state.node_rules import recovered
-from mirrorlog.cluster.state.state import ClusterState, decode_state, encode_state
-from mirrorlog.cluster.state.topology import ClusterTopology, Permissions, User, VirtualHost
 from mirrorlog.cluster.state.topology_rules import without_queues
 from mirrorlog.wire.fairness.quotas import UserLimits
 from mirrorlog.wire.routing import Binding, Exchange, RoutingTable, is_stale, next_version, stamp

@@ -19,9 +19,10 @@ from mirrorlog.broker.hosting.hosted_logs import HostedLogs
 from mirrorlog.broker.hosting.roles import MasterRole, MirrorRole
 from mirrorlog.broker.log.replica import Replica
 from mirrorlog.broker.server import Server
-from mirrorlog.cluster.state.commands import Command, PasswordRenewed
+from mirrorlog.cluster.state.commands import Command
 from mirrorlog.cluster.state.state import QUEUE_IDS_GRANTED, Outcome
 from mirrorlog.cluster.state.topology import User, VirtualHost
+from mirrorlog.cluster.state.topology_commands import PasswordRenewed
 from mirrorlog.commitlog.directory import DataDirectory
 from mirrorlog.config import (
     ClusterSettings,

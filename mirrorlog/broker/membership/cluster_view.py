@@ -19,7 +19,6 @@ from mirrorlog.cluster.service import ClusterService
 from mirrorlog.cluster.state.commands import (
     Command,
     LogMade,
-    PasswordRenewed,
     QueueIdsGranted,
     QueuesPlaced,
     QueuesRemoved,
@@ -39,6 +38,7 @@ from mirrorlog.cluster.state.state import (
 )
 from mirrorlog.cluster.state.topology import NONE as NO_TOPOLOGY
 from mirrorlog.cluster.state.topology import User, VirtualHost
+from mirrorlog.cluster.state.topology_commands import PasswordRenewed
 from mirrorlog.config import LOG_NUMBER_MAX, LogAssignment, Member
 from mirrorlog.errors import BadRequest, LogUnavailable, NoSuchVirtualHost, NotLeader
 from mirrorlog.queues.arguments import log_group_of

@@ -28,7 +28,9 @@ from mirrorlog.cluster.membership.run_history import RunHistory
 from mirrorlog.cluster.membership.seeds import SeekingPort, ask_member, ask_to_join, look_at_founder
 from mirrorlog.cluster.requests import Applied, AskApply, AskJoin, AskState, Joined
 from mirrorlog.cluster.service import ClusterService
-from mirrorlog.cluster.state.commands import FirstUserMade, NodeStarted, StartKind, addresses_of, encode_command
+from mirrorlog.cluster.state.command_codec import encode_command
+from mirrorlog.cluster.state.commands import NodeStarted, StartKind, addresses_of
+from mirrorlog.cluster.state.topology_commands import FirstUserMade
 from mirrorlog.commitlog.files import Files
 from mirrorlog.config import Settings, check_private
 from mirrorlog.errors import BadRequest, ConfigError, DiskFailed, DiskFull, MirrorlogError, NotAMember

@@ -22,8 +22,8 @@ from typing import Any, Final
 
 from mirrorlog import versions
 from mirrorlog.broker.session.refused_access import RefusedAccess
-from mirrorlog.cluster.state.commands import PasswordRenewed
 from mirrorlog.cluster.state.topology import User
+from mirrorlog.cluster.state.topology_commands import PasswordRenewed
 from mirrorlog.errors import BadRequest, ConfigError, Overloaded
 from mirrorlog.wire.auth.login_turns import LoginFailures, LoginTurns
 from mirrorlog.wire.auth.passwords import PASSWORD_CHARS_MAX, hashed, is_outdated, matches

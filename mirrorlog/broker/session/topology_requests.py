@@ -12,9 +12,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from mirrorlog.cluster.service import ClusterService
-from mirrorlog.cluster.state.commands import (
+from mirrorlog.cluster.state.command_codec import encode_command
+from mirrorlog.cluster.state.commands import Command
+from mirrorlog.cluster.state.topology import NONE, ClusterTopology, User, VirtualHost
+from mirrorlog.cluster.state.topology_commands import (
     Bound,
-    Command,
     ExchangeDeclared,
     ExchangeDeleted,
     PermissionsCleared,
@@ -25,9 +27,7 @@ from mirrorlog.cluster.state.commands import (
     UserSet,
     VirtualHostMade,
     VirtualHostRemoved,
-    encode_command,
 )
-from mirrorlog.cluster.state.topology import NONE, ClusterTopology, User, VirtualHost
 from mirrorlog.cluster.state.topology_rules import MAX_BINDING_BYTES_AT_ONCE
 from mirrorlog.errors import LimitReached, NoSuchVirtualHost, NotCurrent
 from mirrorlog.wire.fairness.quotas import UserLimits

@@ -26,7 +26,8 @@ from math import inf
 from typing import Final
 
 from mirrorlog.cluster.raft.messages import EntryKind, RaftEntry
-from mirrorlog.cluster.state.commands import NodeStarted, decode_command
+from mirrorlog.cluster.state.command_codec import decode_command
+from mirrorlog.cluster.state.commands import NodeStarted
 from mirrorlog.cluster.state.state import ClusterState, LogFacts
 from mirrorlog.errors import NotLeader
 

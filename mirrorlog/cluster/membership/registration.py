@@ -24,7 +24,8 @@ import msgspec
 from msgspec.structs import replace
 
 from mirrorlog.cluster.requests import Applied, AskApply, AskState, Joined, decode_answer, encode
-from mirrorlog.cluster.state.commands import NodeStarted, encode_command
+from mirrorlog.cluster.state.command_codec import encode_command
+from mirrorlog.cluster.state.commands import NodeStarted
 from mirrorlog.cluster.state.state import ClusterState, NodeFacts, Outcome, decode_state
 from mirrorlog.errors import DiskFailed, MirrorlogError, NotAMember, NotLeader, ProtocolError, RequestTimeout
 

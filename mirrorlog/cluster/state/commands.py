@@ -2,24 +2,19 @@
 
 A command that changes a log names the (epoch, version) that its sender saw (`Seen`): it is refused when the log has
 moved on since. Unknown fields are ignored when they are read, so that a newer node may say more. A command that some
-node cannot read stops that node: `SINCE` says which cluster version has it (`mirrorlog.versions`).
+node cannot read stops that node: `command_codec.SINCE` says which cluster version has it (`mirrorlog.versions`).
+Those of virtual hosts, exchanges and users are in `topology_commands`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from functools import reduce
-from operator import or_
-from typing import Final
 
 import msgspec
 
-from mirrorlog import versions
+from mirrorlog.cluster.state.placements import Placement
 from mirrorlog.config import Member
-from mirrorlog.errors import UnsupportedVersion
-from mirrorlog.wire.fairness.quotas import UserLimits
-from mirrorlog.wire.routing import Binding, Exchange
 
 
 class StartKind(StrEnum):
@@ -131,6 +126,13 @@ class NodeDraining(Command, frozen=True):
     draining: bool
 
 
+class NodeLeaving(Command, frozen=True):
+    """It shall hold nothing any more, or may again: its copies go elsewhere. No start of it ends that."""
+
+    node: str
+    leaving: bool
+
+
 class NodeForgotten(Command, frozen=True):
     """It will not come back. Its copies count no more. `member`: which one, so that a late command does not meet the
     next node of that name; 0 for whichever it is."""
@@ -214,12 +216,54 @@ class RunEnded(Command, frozen=True):
     start_id: str
 
 
+class MoveBegun(Command, frozen=True):
+    """These queues, all of one log, shall be in the log `target`. The index of this entry is the move's number.
+
+    `log_group`: the qualified name of their `x-log-group`: all of its queues, which nobody joins meanwhile.
+    """
+
+    names: tuple[str, ...]
+    target: str
+    log_group: str = ""
+
+
+class QueuesMoved(Command, frozen=True):
+    """From the target's master: it has all of the move's queues, confirmed, and writes them from now on. `first`: by
+    queue the first queue offset that it gives. Refused when the move was cancelled."""
+
+    number: int
+    first: Mapping[str, int]
+
+
+class MoveCancelled(Command, frozen=True):
+    """The move's queues stay where they are. Refused when it was said already that they moved."""
+
+    number: int
+
+
+class SpanEnded(Command, frozen=True):
+    """The oldest span of a queue has no record any more. From that log's master, or from the one that copied them."""
+
+    name: str
+    log_id: str
+
+
+class MovingPaused(Command, frozen=True):
+    """Nothing is begun any more that moves logs or queues, and copies that are wished are not filled; or may be
+    again."""
+
+    paused: bool
+
+
 # --- Logs -----------------------------------------------------------------------------------------------------------
 
 
 class LogMade(Command, frozen=True):
-    """`number`: the high byte of its queues' ids; `flush`: memory or disk; `replicas`: the home first; `copies`: how
-    many there shall be once there are nodes for it; `min_in_sync`: None for the default."""
+    """`number`: the high byte of the ids of queues that are declared in it; `flush`: memory or disk; `replicas`: the
+    home first; `copies`: how many there shall be once there are nodes for it; `min_in_sync`: None for the default.
+
+    `placement`: the rule that it is made for, which says all of these too; only since `versions.PLACEMENTS`.
+    """
 
     log_id: str
     number: int
@@ -228,6 +272,41 @@ class LogMade(Command, frozen=True):
     replicas: tuple[str, ...]
     copies: int = 3
     min_in_sync: int | None = None
+    placement: Placement | None = None
+
+
+class LogAltered(Command, frozen=True):
+    """From now on the log is by this rule; its flush mode stays. More copies are added, fewer taken away, by the
+    coordinator."""
+
+    log_id: str
+    seen: Seen
+    placement: Placement
+
+
+class LogRemoved(Command, frozen=True):
+    """Nothing is in the log, and nothing will be: its number is free for another one."""
+
+    log_id: str
+    seen: Seen
+
+
+class ReplicasWished(Command, frozen=True):
+    """These nodes shall hold the log, the home first; the coordinator goes there step by step. Without nodes a wish is
+    taken back: it stays as it is then."""
+
+    log_id: str
+    seen: Seen
+    nodes: tuple[str, ...]
+
+
+class ReplicaRetired(Command, frozen=True):
+    """This node, which may be in sync and live, shall hold no copy any more: the wish is for others. Refused for the
+    master, and when it left fewer whole in-sync copies than the log promises."""
+
+    log_id: str
+    seen: Seen
+    node: str
 
 
 class ReplicaAdded(Command, frozen=True):
@@ -306,143 +385,3 @@ class LossEndFound(Command, frozen=True):
     log_id: str
     epoch: int
     end: int
-
-
-# --- Virtual hosts, exchanges, users ---------------------------------------------------------------------------------
-
-
-class TopologyCommand(Command, frozen=True):
-    """Base of those that `topology_rules` decides."""
-
-
-class VirtualHostMade(TopologyCommand, frozen=True):
-    """One that is there stays as it is."""
-
-    name: str
-
-
-class VirtualHostRemoved(TopologyCommand, frozen=True):
-    """With its exchanges, bindings and permissions. Refused while it has queues, and for the default one."""
-
-    name: str
-
-
-class ExchangeDeclared(TopologyCommand, frozen=True):
-    """One that is there stays as it is; refused when it has other properties."""
-
-    virtual_host: str
-    name: str
-    exchange: Exchange
-
-
-class ExchangeDeleted(TopologyCommand, frozen=True):
-    """With the bindings from and to it. `if_unused`: only while none leads from it."""
-
-    virtual_host: str
-    name: str
-    if_unused: bool = False
-
-
-class Bound(TopologyCommand, frozen=True):
-    """All of them or none. Those that are there stay."""
-
-    virtual_host: str
-    bindings: tuple[Binding, ...]
-
-
-class Unbound(TopologyCommand, frozen=True):
-    """An exchange that deletes itself goes with the last binding that leads from it."""
-
-    virtual_host: str
-    binding: Binding
-
-
-class UserSet(TopologyCommand, frozen=True):
-    """A new user, or other tags and another password of one. `password_hash`: see `wire.passwords`. None: as it was."""
-
-    name: str
-    password_hash: str | None = None
-    tags: tuple[str, ...] | None = None
-
-
-class FirstUserMade(TopologyCommand, frozen=True):
-    """An administrator who may do everything in the default virtual host. Where there are users, nothing changes."""
-
-    name: str
-    password_hash: str
-
-
-class PasswordRenewed(TopologyCommand, frozen=True):
-    """The user has another hash of the same password, from the node that he has shown it to. `seen`: the one that it
-    was compared with. When he has another one by now, or is gone, nothing changes: the password may be another."""
-
-    user: str
-    seen: str
-    password_hash: str
-
-
-class UserRemoved(TopologyCommand, frozen=True):
-    """With all permissions."""
-
-    name: str
-
-
-class PermissionsSet(TopologyCommand, frozen=True):
-    """Regular expressions of names that the user may configure, write and read; an empty one matches nothing."""
-
-    user: str
-    virtual_host: str
-    configure: str
-    write: str
-    read: str
-
-
-class PermissionsCleared(TopologyCommand, frozen=True):
-    """The user has no way into the virtual host any more."""
-
-    user: str
-    virtual_host: str
-
-
-class UserLimitsSet(TopologyCommand, frozen=True):
-    """What the user may take of each node, in the place of what he had. Only since `versions.USER_LIMITS`."""
-
-    user: str
-    limits: UserLimits
-
-
-SINCE: Final[Mapping[type[Command], int]] = {
-    VersionRaised: 2,
-    **dict.fromkeys(TopologyCommand.__subclasses__(), versions.ROUTING),
-    FirstUserMade: versions.FIRST_USER,
-    PasswordRenewed: versions.RENEWED_HASHES,
-    UserLimitsSet: versions.USER_LIMITS,
-    QueuesUnbound: versions.DELETION,
-    QueuesRemoved: versions.DELETION,
-    TransientLogMade: versions.TRANSIENT,
-    RunEnded: versions.TRANSIENT,
-    QueueIdsGranted: versions.DELETION,
-}
-"""The cluster version that a command came with; those that are not named were there from the first one on."""
-
-_encoder = msgspec.msgpack.Encoder()
-_KINDS: Final = [
-    kind for base in (Command, TopologyCommand) for kind in base.__subclasses__() if kind is not TopologyCommand
-]
-_decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(reduce(or_, _KINDS))
-
-
-def encode_command(command: Command) -> bytes:
-    """As an entry has it."""
-    return _encoder.encode(command)
-
-
-def decode_command(data: bytes) -> Command:
-    """The other way. Raises UnsupportedVersion: whoever made it knew what it says, and so do all of its version."""
-    try:
-        return _decoder.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise UnsupportedVersion(
-            f"a command of the cluster says what software of version {versions.OWN} cannot read: {error}; start newer "
-            "software, on this disk what ran there last"
-        ) from None

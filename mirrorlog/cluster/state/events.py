@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from mirrorlog.cluster.state import commands
+from mirrorlog.cluster.state import commands, topology_commands
 from mirrorlog.cluster.state.machine import AppliedEntry
 from mirrorlog.cluster.state.state import ClusterState
 from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, split
@@ -147,17 +147,19 @@ def _queues_removed(step: AppliedEntry, command: commands.QueuesRemoved) -> Iter
 # Exchanges and bindings are no events: some clients make and delete one for each answer that they wait for.
 
 
-def _host_made(step: AppliedEntry, command: commands.VirtualHostMade) -> Iterator[Event]:
+def _host_made(step: AppliedEntry, command: topology_commands.VirtualHostMade) -> Iterator[Event]:
     text = f"virtual host {command.name} was added"
     yield Event(kind="virtual_host_added", text=text, details={"virtual_host": command.name})
 
 
-def _host_removed(step: AppliedEntry, command: commands.VirtualHostRemoved) -> Iterator[Event]:
+def _host_removed(step: AppliedEntry, command: topology_commands.VirtualHostRemoved) -> Iterator[Event]:
     text = f"virtual host {command.name} was deleted"
     yield Event(kind="virtual_host_deleted", text=text, details={"virtual_host": command.name})
 
 
-def _user_set(step: AppliedEntry, command: commands.UserSet | commands.FirstUserMade) -> Iterator[Event]:
+def _user_set(
+    step: AppliedEntry, command: topology_commands.UserSet | topology_commands.FirstUserMade
+) -> Iterator[Event]:
     """What of it has changed; never the hash."""
     before, after = (state.routing.users.get(command.name) for state in (step.before, step.after))
     assert after is not None
@@ -168,16 +170,16 @@ def _user_set(step: AppliedEntry, command: commands.UserSet | commands.FirstUser
     yield Event(kind="user_set", text=f"{text}{', another password' if password and before else ''}", details=details)
 
 
-def _password_renewed(step: AppliedEntry, command: commands.PasswordRenewed) -> Iterator[Event]:
+def _password_renewed(step: AppliedEntry, command: topology_commands.PasswordRenewed) -> Iterator[Event]:
     text = f"user {command.user} logged in, and has a new hash of that password"
     yield Event(kind="password_renewed", text=text, details={"user": command.user})
 
 
-def _user_removed(step: AppliedEntry, command: commands.UserRemoved) -> Iterator[Event]:
+def _user_removed(step: AppliedEntry, command: topology_commands.UserRemoved) -> Iterator[Event]:
     yield Event(kind="user_deleted", text=f"user {command.name} was deleted", details={"user": command.name})
 
 
-def _permissions_set(step: AppliedEntry, command: commands.PermissionsSet) -> Iterator[Event]:
+def _permissions_set(step: AppliedEntry, command: topology_commands.PermissionsSet) -> Iterator[Event]:
     rights = {"configure": command.configure, "write": command.write, "read": command.read}
     told = ", ".join(f"{right} {expression!r}" for right, expression in rights.items())
     yield Event(
@@ -187,7 +189,7 @@ def _permissions_set(step: AppliedEntry, command: commands.PermissionsSet) -> It
     )
 
 
-def _permissions_cleared(step: AppliedEntry, command: commands.PermissionsCleared) -> Iterator[Event]:
+def _permissions_cleared(step: AppliedEntry, command: topology_commands.PermissionsCleared) -> Iterator[Event]:
     yield Event(
         kind="permissions_cleared",
         text=f"user {command.user} may do nothing any more in virtual host {command.virtual_host}",
@@ -195,7 +197,7 @@ def _permissions_cleared(step: AppliedEntry, command: commands.PermissionsCleare
     )
 
 
-def _limits_set(step: AppliedEntry, command: commands.UserLimitsSet) -> Iterator[Event]:
+def _limits_set(step: AppliedEntry, command: topology_commands.UserLimitsSet) -> Iterator[Event]:
     limits = command.limits.given
     told = ", ".join(f"{name} {value}" for name, value in limits.items()) or "none"
     text = f"user {command.user} has these limits on each node: {told}"
@@ -320,13 +322,13 @@ _TELLERS: Final[Mapping[type[commands.Command], Callable[[AppliedEntry, Any], It
     commands.LossEndFound: _loss_end_found,
     commands.VersionRaised: _raised,
     commands.QueuesRemoved: _queues_removed,
-    commands.VirtualHostMade: _host_made,
-    commands.VirtualHostRemoved: _host_removed,
-    commands.UserSet: _user_set,
-    commands.FirstUserMade: _user_set,
-    commands.PasswordRenewed: _password_renewed,
-    commands.UserRemoved: _user_removed,
-    commands.PermissionsSet: _permissions_set,
-    commands.PermissionsCleared: _permissions_cleared,
-    commands.UserLimitsSet: _limits_set,
+    topology_commands.VirtualHostMade: _host_made,
+    topology_commands.VirtualHostRemoved: _host_removed,
+    topology_commands.UserSet: _user_set,
+    topology_commands.FirstUserMade: _user_set,
+    topology_commands.PasswordRenewed: _password_renewed,
+    topology_commands.UserRemoved: _user_removed,
+    topology_commands.PermissionsSet: _permissions_set,
+    topology_commands.PermissionsCleared: _permissions_cleared,
+    topology_commands.UserLimitsSet: _limits_set,
 }

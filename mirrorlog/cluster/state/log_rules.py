@@ -5,7 +5,8 @@ A command that names a log says in which (epoch, version) its sender saw it: it 
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Final, TypeVar
 
 from msgspec.structs import replace
 
@@ -13,7 +14,9 @@ from mirrorlog.cluster.state.commands import (
     Holder,
     InSyncGrown,
     InSyncShrunk,
+    LogAltered,
     LogMade,
+    LogRemoved,
     LossEndFound,
     MasterWished,
     OffsetJumpConfirmed,
@@ -21,10 +24,15 @@ from mirrorlog.cluster.state.commands import (
     QueueIdsGranted,
     ReplicaAdded,
     ReplicaRemoved,
+    ReplicaRetired,
+    ReplicasWished,
     Seen,
 )
+from mirrorlog.cluster.state.placements import NOWHERE, LogPlace, Placement
 from mirrorlog.cluster.state.state import EPOCH_MAX, QUEUE_IDS_MAX, ClusterState, Forbidden, LogFacts, Loss, NodeFacts
-from mirrorlog.config import LOG_NUMBER_MAX
+from mirrorlog.config import COPIES_MAX, LOG_NUMBER_MAX
+
+_Value = TypeVar("_Value")
 
 LOSSES_KEPT: Final = 1000
 """Of each log; the oldest go. All of them were in the logs and the metrics."""
@@ -52,7 +60,18 @@ def made(state: ClusterState, index: int, command: LogMade) -> ClusterState:
         min_in_sync=command.min_in_sync,
         copies_wanted=command.min_in_sync or _majority(min(command.copies, len(command.replicas))),
     )
-    return replace(state, logs={**state.logs, command.log_id: facts})
+    place = LogPlace(rule=command.placement, ids_from=state.placing.ids_given.get(command.number, 0))
+    return with_place(replace(state, logs={**state.logs, command.log_id: facts}), command.log_id, place)
+
+
+def with_place(state: ClusterState, log_id: str, place: LogPlace) -> ClusterState:
+    """One that says nothing is none."""
+    if place == state.placing.place(log_id):
+        return state
+    logs = {each: there for each, there in state.placing.logs.items() if each != log_id}
+    if place != NOWHERE:
+        logs[log_id] = place
+    return replace(state, places=replace(state.placing, logs=logs))
 
 
 def _check_log(command: LogMade) -> None:
@@ -65,6 +84,95 @@ def _check_log(command: LogMade) -> None:
         raise Forbidden(f"log {name} needs nodes to hold it, each once")
     if copies < 1 or (min_in_sync is not None and not 1 <= min_in_sync <= copies):
         raise Forbidden(f"log {name}: min_in_sync is 1 up to copies, not {min_in_sync} of {copies}")
+
+
+def altered(state: ClusterState, index: int, command: LogAltered) -> ClusterState:
+    log, rule = _log(state, command.log_id, command.seen), command.placement
+    if rule.flush != log.flush:
+        raise Forbidden(f"log {log.name} has flush = {log.flush!r}, for ever; its queues move for another one")
+    if rule == state.rule(command.log_id):
+        return state
+    copies = copies_of(rule, state)
+    if rule.min_in_sync is not None and rule.min_in_sync > copies:
+        raise Forbidden(f"log {log.name}: min_in_sync is 1 up to copies, not {rule.min_in_sync} of {copies}")
+    # Not above what is in sync, or nothing were confirmed; the set grows, and the number with it.
+    wanted = rule.min_in_sync or _majority(min(copies, len(log.replicas)))
+    copies_wanted = max(1, min(wanted, len(log.promotable) or 1))
+    changed = replace(log, copies=copies, min_in_sync=rule.min_in_sync, copies_wanted=copies_wanted)
+    state = with_place(state, command.log_id, replace(state.placing.place(command.log_id), rule=rule))
+    return _with_log(state, command.log_id, changed)
+
+
+def copies_of(rule: Placement, state: ClusterState) -> int:
+    """How many that is; all nodes, and more than will ever be there, is COPIES_MAX."""
+    if rule.nodes:
+        return len([node for node in rule.nodes if node in state.nodes and not state.nodes[node].witness]) or 1
+    return rule.copies or COPIES_MAX
+
+
+def removed(state: ClusterState, index: int, command: LogRemoved) -> ClusterState:
+    log, places = _log(state, command.log_id, command.seen), state.placing
+    if places.place(command.log_id).rule is None:
+        raise Forbidden(f"log {log.name} was founded: it stays, for queues that are declared")
+    used = {*state.queues.values(), *state.log_groups.values(), *state.transient.values()}
+    used.update(span.log_id for spans in places.spans.values() for span in spans)
+    used.update(log_id for move in places.moves.values() for log_id in (move.source, move.target))
+    if command.log_id in used:
+        raise Forbidden(f"log {log.name} has queues, or spans or a log group of queues; it stays")
+    left = replace(
+        with_place(state, command.log_id, NOWHERE),
+        logs=_but(state.logs, command.log_id),
+        removals=_but(state.removals, command.log_id),
+        granted_ids=_but(state.granted_ids, command.log_id),
+    )
+    given = {**places.ids_given, log.number: state.queue_ids(command.log_id)}
+    return replace(left, places=replace(left.placing, ids_given=given, logs_removed=places.logs_removed + 1))
+
+
+def _but(of: Mapping[str, _Value], log_id: str) -> dict[str, _Value]:
+    return {each: value for each, value in of.items() if each != log_id}
+
+
+def replicas_wished(state: ClusterState, index: int, command: ReplicasWished) -> ClusterState:
+    log, place = _log(state, command.log_id, command.seen), state.placing.place(command.log_id)
+    if len(set(command.nodes)) != len(command.nodes):
+        raise Forbidden(f"log {log.name}: a node is wished twice: {', '.join(command.nodes)}")
+    for node in command.nodes:
+        _data_node(state, node)
+    target = () if command.nodes == log.replicas else command.nodes
+    if target and len(target) < log.copies_wanted:
+        raise Forbidden(f"log {log.name} needs {log.copies_wanted} in-sync copies; {', '.join(target)} are too few")
+    return state if target == place.target else _with_target(state, command.log_id, log, target)
+
+
+def _with_target(state: ClusterState, log_id: str, log: LogFacts, target: tuple[str, ...]) -> ClusterState:
+    """Done, when it has come about."""
+    place = state.placing.place(log_id)
+    done = target == log.replicas
+    state = with_place(state, log_id, replace(place, target=() if done else target))
+    return _with_log(state, log_id, log)
+
+
+def replica_retired(state: ClusterState, index: int, command: ReplicaRetired) -> ClusterState:
+    log, node = _log(state, command.log_id, command.seen), command.node
+    if node not in log.replicas:
+        return state
+    target = state.placing.place(command.log_id).target
+    if not target or node in target:
+        raise Forbidden(f"log {log.name}: nobody wishes that node {node} holds it no more")
+    if log.master is None or log.master.node == node:
+        raise Forbidden(f"node {node} masters log {log.name}, or nobody does; another one takes it over first")
+    whole = [each for each in log.promotable if each != node]
+    if len(whole) < max(log.copies_wanted, min(log.copies, len(target))):
+        raise Forbidden(
+            f"log {log.name} promises {log.copies} copies, and without node {node} only {', '.join(whole) or 'nobody'} "
+            "would be whole and in sync; others come in first"
+        )
+    left = {each: start for each, start in log.in_sync.items() if each != node}
+    changed = replace(log, in_sync=left, marked=log.marked - {node})
+    replicas = tuple(each for each in log.replicas if each != node)
+    changed = replace(changed, replicas=target if set(replicas) == set(target) else replicas)
+    return _with_target(state, command.log_id, with_needed(changed), target)
 
 
 def replica_added(state: ClusterState, index: int, command: ReplicaAdded) -> ClusterState:

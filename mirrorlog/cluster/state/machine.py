@@ -19,9 +19,11 @@ from msgspec.structs import replace
 
 from mirrorlog import versions
 from mirrorlog.cluster.raft.messages import EntryKind, RaftEntry, Snapshot
-from mirrorlog.cluster.state import commands, log_rules, node_rules, queue_rules
-from mirrorlog.cluster.state.commands import SINCE, Command, TopologyCommand, decode_command
+from mirrorlog.cluster.state import commands, log_rules, move_rules, node_rules, queue_rules
+from mirrorlog.cluster.state.command_codec import SINCE, decode_command
+from mirrorlog.cluster.state.commands import Command
 from mirrorlog.cluster.state.state import ClusterState, Forbidden, Outcome, behind, decode_state, encode_state
+from mirrorlog.cluster.state.topology_commands import TopologyCommand
 from mirrorlog.errors import MirrorlogError, NotAMember, UnsupportedVersion
 
 Done = Callable[[Outcome | None], None]
@@ -131,6 +133,16 @@ HANDLERS: Final[Mapping[type[Command], Callable[[ClusterState, int, Any], Cluste
     commands.QueuesRemoved: queue_rules.removed,
     commands.TransientLogMade: queue_rules.transient_made,
     commands.RunEnded: queue_rules.run_ended,
+    commands.MoveBegun: move_rules.begun,
+    commands.QueuesMoved: move_rules.moved,
+    commands.MoveCancelled: move_rules.cancelled,
+    commands.SpanEnded: move_rules.span_ended,
+    commands.MovingPaused: move_rules.paused,
+    commands.NodeLeaving: node_rules.leaving,
+    commands.LogAltered: log_rules.altered,
+    commands.LogRemoved: log_rules.removed,
+    commands.ReplicasWished: log_rules.replicas_wished,
+    commands.ReplicaRetired: log_rules.replica_retired,
     commands.LogMade: log_rules.made,
     commands.ReplicaAdded: log_rules.replica_added,
     commands.ReplicaRemoved: log_rules.replica_removed,

@@ -14,12 +14,13 @@ from mirrorlog.cluster.state.commands import (
     NodeDraining,
     NodeForgotten,
     NodeJoined,
+    NodeLeaving,
     NodeStarted,
     NodeStopped,
     StartKind,
     VersionRaised,
 )
-from mirrorlog.cluster.state.log_rules import node_of, with_needed
+from mirrorlog.cluster.state.log_rules import node_of, with_needed, with_place
 from mirrorlog.cluster.state.queue_rules import forget_transient, without_transient
 from mirrorlog.cluster.state.state import QUEUE_IDS_MAX, ClusterState, Forbidden, LogFacts, NodeFacts, behind
 from mirrorlog.errors import BadRequest
@@ -148,6 +149,11 @@ def draining(state: ClusterState, index: int, command: NodeDraining) -> ClusterS
     return _with_node(state, command.node, replace(node, draining=command.draining))
 
 
+def leaving(state: ClusterState, index: int, command: NodeLeaving) -> ClusterState:
+    node = node_of(state, command.node)
+    return _with_node(state, command.node, replace(node, leaving=command.leaving))
+
+
 def forgotten(state: ClusterState, index: int, command: NodeForgotten) -> ClusterState:
     known = state.nodes.get(command.node)
     if known is None or command.member not in (0, known.member):
@@ -155,7 +161,11 @@ def forgotten(state: ClusterState, index: int, command: NodeForgotten) -> Cluste
     state = forget_transient(state, command.node)
     logs = {log_id: _without_node(log, command.node) for log_id, log in state.logs.items()}
     nodes = {name: facts for name, facts in state.nodes.items() if name != command.node}
-    return replace(state, nodes=nodes, logs=logs)
+    state = replace(state, nodes=nodes, logs=logs)
+    for log_id, place in state.placing.logs.items():
+        if command.node in place.target:
+            state = with_place(state, log_id, replace(place, target=()))
+    return state
 
 
 def _without_node(log: LogFacts, node: str) -> LogFacts:

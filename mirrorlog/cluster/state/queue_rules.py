@@ -20,10 +20,11 @@ from mirrorlog.cluster.state.commands import (
     QueuesUnbound,
     RunEnded,
     TransientLogMade,
-    VirtualHostRemoved,
 )
 from mirrorlog.cluster.state.log_rules import made, node_of
+from mirrorlog.cluster.state.placements import LogPlaces
 from mirrorlog.cluster.state.state import TRANSIENT_PREFIX, ClusterState, Forbidden, holds_transient
+from mirrorlog.cluster.state.topology_commands import VirtualHostRemoved
 from mirrorlog.wire.names import SEPARATOR, shown, split
 
 LOG_GROUPS_MAX: Final = 10_000
@@ -51,6 +52,8 @@ def _with_queues(state: ClusterState, names: Iterable[str], log_id: str) -> Clus
 
 def _placed_in_group(state: ClusterState, command: QueuesPlaced) -> ClusterState:
     group = command.log_group
+    if any(move.log_group == group for move in state.placing.moves.values()):
+        raise Forbidden(f"the queues of log group {shown(group)} are moving to another log; ask again")
     placed = {name: state.queues[name] for name in command.names if name in state.queues}
     for where in (*placed.values(), command.log_id):
         if holds_transient(state, where):
@@ -124,7 +127,13 @@ def removed(state: ClusterState, index: int, command: QueuesRemoved) -> ClusterS
         unbound,
         queues={name: log_id for name, log_id in state.queues.items() if name not in gone},
         removals={**state.removals, command.log_id: removals + 1},
+        places=_without_spans(state, gone),
     )
+
+
+def _without_spans(state: ClusterState, names: Collection[str]) -> LogPlaces | None:
+    spans = {name: spans for name, spans in state.placing.spans.items() if name not in names}
+    return state.places if len(spans) == len(state.placing.spans) else replace(state.placing, spans=spans)
 
 
 def transient_made(state: ClusterState, index: int, command: TransientLogMade) -> ClusterState:

@@ -13,6 +13,7 @@ import msgspec
 from mirrorlog import versions
 from mirrorlog.attempts import outcome_of
 from mirrorlog.cluster.state.commands import Addresses, Holder, Seen, StartKind
+from mirrorlog.cluster.state.placements import NO_PLACES, LogPlaces, Placement
 from mirrorlog.cluster.state.topology import NONE, ClusterTopology
 from mirrorlog.errors import MirrorlogError, Refused, from_code
 
@@ -36,6 +37,13 @@ class NodeFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     kind: StartKind = StartKind.CLEAN
     stopped: bool = False
     draining: bool = False
+    leaving: bool = False
+    """Drained for good: it shall hold nothing. Since `versions.PLACEMENTS`."""
+
+    @property
+    def stays(self) -> bool:
+        """Whether it may be given anything to hold."""
+        return not (self.witness or self.draining or self.leaving)
 
 
 class Loss(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -151,15 +159,36 @@ class ClusterState(msgspec.Struct, frozen=True, omit_defaults=True):
     granted_ids: Mapping[str, int] = {}
     """By the log's id what `queue_ids` gives, where that is more than each log has from the beginning."""
 
+    places: LogPlaces | None = None
+    """By which rules logs are on their nodes, and what moves; None before the first of it. Not with the facts of each
+    log: with one field more they would be other bytes at version 1."""
+
     def queue_ids(self, log_id: str) -> int:
         """Up to this number masters of a log may give ids to queues, from 1; none above was ever given out. So one that
         has lost declarations, nobody knows how many, goes on above it (decision 0023)."""
-        return self.granted_ids.get(log_id, QUEUE_IDS_GRANTED)
+        return self.granted_ids.get(log_id, self.placing.place(log_id).ids_from + QUEUE_IDS_GRANTED)
+
+    def free_number(self, most: int) -> int | None:
+        """For a log: the lowest that none has, up to `most`; one that was never used first."""
+        taken = {log.number for log in self.logs.values()}
+        free = (number for number in range(most + 1) if number not in taken)
+        return min(free, key=lambda number: (self.placing.ids_given.get(number, 0), number), default=None)
+
+    def rule(self, log_id: str) -> Placement:
+        """By which a log is on its nodes. One that was founded, or is older, has that of its facts."""
+        log = self.logs[log_id]
+        made_for = self.placing.place(log_id).rule
+        return made_for or Placement(copies=log.copies, flush=log.flush, min_in_sync=log.min_in_sync)
 
     @property
     def routing(self) -> ClusterTopology:
-        """The same, which always is one."""
+        """`topology`, which always is one."""
         return self.topology or NONE
+
+    @property
+    def placing(self) -> LogPlaces:
+        """`places`, which always are some."""
+        return self.places or NO_PLACES
 
 
 class Outcome(msgspec.Struct, frozen=True):

@@ -17,9 +17,19 @@ from typing import Any, Final, TypeVar, cast
 
 from msgspec.structs import replace
 
-from mirrorlog.cluster.state.commands import (
+from mirrorlog.cluster.state.commands import Command
+from mirrorlog.cluster.state.topology import (
+    ADMINISTRATOR,
+    ClusterTopology,
+    Permissions,
+    User,
+    VirtualHost,
+    binding_key,
+    encode,
+    size_of,
+)
+from mirrorlog.cluster.state.topology_commands import (
     Bound,
-    Command,
     ExchangeDeclared,
     ExchangeDeleted,
     FirstUserMade,
@@ -32,16 +42,6 @@ from mirrorlog.cluster.state.commands import (
     UserSet,
     VirtualHostMade,
     VirtualHostRemoved,
-)
-from mirrorlog.cluster.state.topology import (
-    ADMINISTRATOR,
-    ClusterTopology,
-    Permissions,
-    User,
-    VirtualHost,
-    binding_key,
-    encode,
-    size_of,
 )
 from mirrorlog.errors import (
     AccessRefused,

@@ -1,0 +1,89 @@
+"""The rules of queues that move from one log to another; see decision 0050. Pure."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from mirrorlog.cluster.state.commands import MoveBegun, MoveCancelled, MovingPaused, QueuesMoved, SpanEnded
+from mirrorlog.cluster.state.placements import MovingQueue, Span
+from mirrorlog.cluster.state.state import ClusterState, Forbidden, holds_transient
+from mirrorlog.wire.names import shown
+
+
+def begun(state: ClusterState, index: int, command: MoveBegun) -> ClusterState:
+    target = state.logs.get(command.target)
+    if target is None:
+        raise Forbidden(f"there is no log {command.target}")
+    names = [name for name in command.names if state.queues.get(name) != command.target]
+    if not names:
+        return state
+    if missing := [name for name in names if name not in state.queues]:
+        raise Forbidden(f"there is no queue {shown(missing[0])}")
+    sources = sorted({state.queues[name] for name in names})
+    for log_id in (*sources, command.target):
+        if holds_transient(state, log_id):
+            raise Forbidden(
+                f"what is in log {state.logs[log_id].name} goes with its node: a queue that is exclusive or not "
+                "durable does not move, and nothing moves there"
+            )
+    if len(sources) > 1 or len(names) < len(command.names):
+        raise Forbidden(f"queues of several logs cannot be one move: {', '.join(map(shown, command.names))}")
+    for name in names:
+        move = state.placing.moves.get(name)
+        if move is not None and move.target != command.target:
+            raise Forbidden(
+                f"queue {shown(name)} is moving to log {state.logs[move.target].name}; wait for that, or cancel it"
+            )
+    if all(name in state.placing.moves for name in names):
+        return state
+    move = MovingQueue(index, sources[0], command.target, command.log_group)
+    moves = {**state.placing.moves, **dict.fromkeys(names, move)}
+    return replace(state, places=replace(state.placing, moves=moves))
+
+
+def moved(state: ClusterState, index: int, command: QueuesMoved) -> ClusterState:
+    moves = {name: move for name, move in state.placing.moves.items() if move.number == command.number}
+    if not moves:
+        raise Forbidden(f"there is no move {command.number}: it was cancelled, or has come about")
+    if moves.keys() != command.first.keys():
+        raise Forbidden(f"move {command.number} is of {', '.join(map(shown, sorted(moves)))}, and of no others")
+    move = next(iter(moves.values()))
+    spans = {name: (*_spans(state, name), Span(move.target, command.first[name])) for name in moves}
+    groups = {**state.log_groups, move.log_group: move.target} if move.log_group else state.log_groups
+    state = _without_move(state, command.number)
+    return replace(
+        state,
+        queues={**state.queues, **dict.fromkeys(moves, move.target)},
+        places=replace(state.placing, spans={**state.placing.spans, **spans}),
+        log_groups=groups,
+    )
+
+
+def _spans(state: ClusterState, name: str) -> tuple[Span, ...]:
+    """Up to now. A queue that comes back to a log has two spans in it."""
+    return state.placing.spans.get(name) or (Span(state.queues[name], 0),)
+
+
+def cancelled(state: ClusterState, index: int, command: MoveCancelled) -> ClusterState:
+    return _without_move(state, command.number)
+
+
+def _without_move(state: ClusterState, number: int) -> ClusterState:
+    left = {name: move for name, move in state.placing.moves.items() if move.number != number}
+    return state if len(left) == len(state.placing.moves) else replace(state, places=replace(state.placing, moves=left))
+
+
+def span_ended(state: ClusterState, index: int, command: SpanEnded) -> ClusterState:
+    spans = state.placing.spans.get(command.name, ())
+    if len(spans) < 2 or all(span.log_id != command.log_id for span in spans[:-1]):
+        return state
+    if spans[0].log_id != command.log_id:
+        raise Forbidden(f"queue {shown(command.name)} has records before those of that log; they end first")
+    left = spans[1:]
+    others = {name: each for name, each in state.placing.spans.items() if name != command.name}
+    spans_left = {**others, command.name: left} if len(left) > 1 else others
+    return replace(state, places=replace(state.placing, spans=spans_left))
+
+
+def paused(state: ClusterState, index: int, command: MovingPaused) -> ClusterState:
+    return replace(state, places=replace(state.placing, paused=command.paused))

@@ -1,0 +1,91 @@
+"""Placements: by which rule a log is on its nodes, and what is on its way to other ones. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, Literal
+
+import msgspec
+
+PromoteWhen = Literal["when-synced", "always"]
+Topology = Literal["star", "ring"]
+
+
+class Placement(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Queues that differ in one of these never share a log. `copies`: how many, 0 for one on every node; `nodes`: the
+    ones that shall hold it, in order, empty for any; `min_in_sync`: None for the default; `promote_on_shutdown`,
+    `promote_on_failure`: whether a copy that is not in sync may be promoted without an operator; `replace_after_ms`:
+    None for the cluster's."""
+
+    copies: int = 0
+    nodes: tuple[str, ...] = ()
+    flush: str = "memory"
+    min_in_sync: int | None = None
+    promote_on_shutdown: PromoteWhen = "when-synced"
+    promote_on_failure: PromoteWhen = "when-synced"
+    topology: Topology = "star"
+    replace_after_ms: int | None = None
+
+    @property
+    def words(self) -> str:
+        """In short, for names of logs and for people: `2-copies-memory`."""
+        many = "all" if not self.copies else f"{self.copies}-copies"
+        words = ["-".join(("on", *self.nodes)) if self.nodes else many, self.flush]
+        if self.min_in_sync is not None:
+            words.append(f"min-{self.min_in_sync}")
+        if self.topology != "star":
+            words.append(self.topology)
+        if "always" in (self.promote_on_shutdown, self.promote_on_failure):
+            words.append("always")
+        return "-".join(words)
+
+
+class LogPlace(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Of a log. `rule`: that it was made for, or altered to; None: that of its facts. `target`: who shall hold it, the
+    home first; empty when it shall stay as it is. `ids_from`: numbers of queues up to here were given out by an earlier
+    log of its number."""
+
+    rule: Placement | None = None
+    target: tuple[str, ...] = ()
+    ids_from: int = 0
+
+
+NOWHERE: Final = LogPlace()
+
+
+class Span(msgspec.Struct, frozen=True, array_like=True):
+    """A stretch of a queue: from queue offset `first` up to the next span's."""
+
+    log_id: str
+    first: int
+
+
+class MovingQueue(msgspec.Struct, frozen=True, array_like=True):
+    """A queue is on its way from one log to another. `number`: of the move, the same for all its queues; `log_group`:
+    the qualified name of theirs, if they have one."""
+
+    number: int
+    source: str
+    target: str
+    log_group: str = ""
+
+
+class LogPlaces(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`logs`: by log id, of those about which there is something to say. `spans`: of each queue that has moved and has
+    records from before, by its name, the oldest first; the last one is in the log that `ClusterState.queues` says.
+    `moves`: by the queue's name. `ids_given`: by number, up to which number of a queue logs that are no more have given
+    out ids; `logs_removed`: how many these were. `paused`: nothing is begun that moves."""
+
+    logs: Mapping[str, LogPlace] = {}
+    spans: Mapping[str, tuple[Span, ...]] = {}
+    moves: Mapping[str, MovingQueue] = {}
+    ids_given: Mapping[int, int] = {}
+    logs_removed: int = 0
+    paused: bool = False
+
+    def place(self, log_id: str) -> LogPlace:
+        """Of a log."""
+        return self.logs.get(log_id, NOWHERE)
+
+
+NO_PLACES: Final = LogPlaces()
