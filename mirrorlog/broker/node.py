@@ -31,6 +31,7 @@ from mirrorlog.broker.membership.entry import RAFT_NAME, Entry
 from mirrorlog.broker.membership.events import EventRing
 from mirrorlog.broker.membership.exposure import check_replication
 from mirrorlog.broker.membership.founder import FirstAdmin
+from mirrorlog.broker.membership.placing import PlacingSettings
 from mirrorlog.broker.resources.disk_limits import DiskSpace
 from mirrorlog.broker.resources.disk_watch import measure
 from mirrorlog.broker.server import Server
@@ -108,7 +109,14 @@ class BrokerNode:
         self._server: Server | None = None
         self._hosting: Hosting | None = None
         self._service: ClusterService | None = None
-        self._view = NodeView()
+        cluster = settings.cluster
+        self._view = NodeView(
+            PlacingSettings(
+                copies=cluster.copies,
+                locator=cluster.queue_master_locator,
+                logs_per_node_max=cluster.logs_per_node_max,
+            )
+        )
         self._registered = asyncio.Event()
         self._work: set[asyncio.Future[None]] = set()
         self._responder: Responder | None = None

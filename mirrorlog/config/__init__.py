@@ -27,4 +27,5 @@ from mirrorlog.config.settings import Settings as Settings
 from mirrorlog.config.values import CLIENT_PORT as CLIENT_PORT
 from mirrorlog.config.values import PATTERN_WORDS as PATTERN_WORDS
 from mirrorlog.config.values import Flush as Flush
+from mirrorlog.config.values import Locator as Locator
 from mirrorlog.config.values import split_address as split_address

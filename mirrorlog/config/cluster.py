@@ -9,7 +9,7 @@ from uuid import UUID, uuid5
 
 from pydantic import Field, SecretStr, ValidationInfo, field_serializer, field_validator, model_validator
 
-from mirrorlog.config.values import CLIENT_PORT, REPLICATION_PORT, Address, Flush, Name, SettingsSection
+from mirrorlog.config.values import CLIENT_PORT, REPLICATION_PORT, Address, Flush, Locator, Name, SettingsSection
 from mirrorlog.errors import ConfigError
 
 MULTICAST_PORT: Final = 7405
@@ -96,6 +96,14 @@ class ClusterSettings(SettingsSection):
     multicast_port: int = Field(MULTICAST_PORT, ge=1, le=65535, description="of UDP")
     multicast_interface: str = Field("0.0.0.0", description="an IPv4 address of this machine; 0.0.0.0: it chooses")
     copies: int = Field(3, ge=1, le=COPIES_MAX, description="of each log, or as many as there are nodes")
+    queue_master_locator: Locator = Field(
+        "min-masters",
+        description="the node that masters a new queue: the one with the fewest queues, the one that the client asked, "
+        "or any",
+    )
+    logs_per_node_max: int = Field(
+        64, ge=1, le=LOG_NUMBER_MAX + 1, description="a node is home to no more logs that queues are placed in"
+    )
     node_timeout_ms: int = Field(
         3_000, ge=100, description="a node that is silent for so long is down; one whose process is gone is so at once"
     )

@@ -20,6 +20,7 @@ _ADDRESS: Final = rf"^(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]]+):{_PORT}$"
 Name = Annotated[str, StringConstraints(pattern=_NAME)]
 Address = Annotated[str, StringConstraints(pattern=_ADDRESS)]
 Flush = Literal["memory", "disk"]
+Locator = Literal["min-masters", "client-local", "random"]
 PORTS: Final = ("client", "replication", "grpc", "http")
 DEFAULT_PORTS: Final = {"client": CLIENT_PORT, "replication": REPLICATION_PORT, "grpc": GRPC_PORT, "http": HTTP_PORT}
 

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 from mirrorlog import versions
 from mirrorlog.commitlog.format.attributes import DURATION_MS_MAX, PRIORITY_MAX
 from mirrorlog.commitlog.retention import QueueLimits
+from mirrorlog.config import COPIES_MAX, Locator
 from mirrorlog.errors import BadRequest
 from mirrorlog.queues.limits.length import DROP_HEAD, LengthLimits
 from mirrorlog.queues.limits.lifetime import AUTO_DELETE, DURABLE, EXCLUSIVE, EXPIRES, is_transient
@@ -53,6 +54,10 @@ _MAX_LENGTH: Final = "x-max-length"
 _MAX_LENGTH_BYTES: Final = "x-max-length-bytes"
 _OVERFLOW: Final = "x-overflow"
 _LOG_GROUP: Final = "x-log-group"
+_NODES: Final = "nodes"
+_MIN_IN_SYNC: Final = "min_in_sync"
+LOCATOR: Final = "queue-master-locator"
+_LOCATOR_OF_RABBITMQ: Final = f"x-{LOCATOR}"
 _DEAD_LETTER_EXCHANGE: Final = "x-dead-letter-exchange"
 _DEAD_LETTER_KEY: Final = "x-dead-letter-routing-key"
 
@@ -65,9 +70,11 @@ _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "flush": ("memory", "disk"),
     _RETENTION: ("limits", "work"),
     _OVERFLOW: (DROP_HEAD, REJECT_PUBLISH, REJECT_PUBLISH_DLX),
+    **dict.fromkeys((LOCATOR, _LOCATOR_OF_RABBITMQ), ("min-masters", "client-local", "random")),
 }
 _NUMBERS: Final[Mapping[str, _Number]] = {
     "copies": _Number(1, 255),
+    _MIN_IN_SYNC: _Number(1, COPIES_MAX),
     **dict.fromkeys(_LIMITS, _Number(1, _NUMBER_MAX, "that of the log")),
     _TIER_KEEP: _Number(0, _NUMBER_MAX // 1000),
     _CONSUMER_TIMEOUT: _Number(1, _TIMEOUT_MS_MAX),
@@ -81,7 +88,20 @@ _FLAGS: Final = (_SINGLE_ACTIVE, AUTO_DELETE, DURABLE, EXCLUSIVE)
 _DEAD_LETTERING: Final = (_DEAD_LETTER_EXCHANGE, _DEAD_LETTER_KEY)
 _OF_RECORDS: Final = (_MESSAGE_TTL, _MAX_PRIORITY, _MAX_LENGTH, _MAX_LENGTH_BYTES, _OVERFLOW, *_DEAD_LETTERING)
 _KNOWN: Final = (
-    *("flush", "copies", *_LIMITS, _TIER_KEEP, _RETENTION, _SINGLE_ACTIVE, _CONSUMER_TIMEOUT, _DELIVERY_LIMIT),
+    *(
+        "flush",
+        "copies",
+        _NODES,
+        _MIN_IN_SYNC,
+        LOCATOR,
+        _LOCATOR_OF_RABBITMQ,
+        *_LIMITS,
+        _TIER_KEEP,
+        _RETENTION,
+        _SINGLE_ACTIVE,
+        _CONSUMER_TIMEOUT,
+        _DELIVERY_LIMIT,
+    ),
     *_OF_RECORDS,
     AUTO_DELETE,
     EXPIRES,
@@ -92,6 +112,8 @@ _KNOWN: Final = (
 
 _LIFETIMES: Final = (AUTO_DELETE, EXPIRES, DURABLE, EXCLUSIVE)
 _WITH_GROUPS: Final = frozenset({_SINGLE_ACTIVE, _CONSUMER_TIMEOUT, _DELIVERY_LIMIT, *_OF_RECORDS, *_LIFETIMES})
+_OF_PLACEMENTS: Final = frozenset({_NODES, _MIN_IN_SYNC, LOCATOR, _LOCATOR_OF_RABBITMQ})
+_NODE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _TEXT: Final = re.compile(r"[^\x00-\x1f\x7f]{0,255}")
 """An exchange's name, or a routing key."""
 
@@ -150,16 +172,33 @@ def check_values(arguments: Mapping[str, Any]) -> None:
             raise BadRequest(f"argument {key!r} is {_shown(value)}, it must be true or false")
     _check_dead_lettering(arguments)
     _check_transient(arguments)
+    _check_nodes(arguments)
     if _LOG_GROUP in arguments and not log_group_of(arguments):
         group = arguments[_LOG_GROUP]
         raise BadRequest(f"argument {_LOG_GROUP!r} is {_shown(group)}, it must be a name, of 1 to 255 characters")
+
+
+def _check_nodes(arguments: Mapping[str, Any]) -> None:
+    if _NODES not in arguments:
+        return
+    nodes = arguments[_NODES]
+    named = isinstance(nodes, list | tuple) and all(isinstance(each, str) and _NODE.fullmatch(each) for each in nodes)
+    if not named or not 1 <= len(nodes) <= COPIES_MAX or len(set(nodes)) != len(nodes):
+        raise BadRequest(
+            f"argument {_NODES!r} is {_shown(nodes)}, it must be a list of 1 to {COPIES_MAX} names of nodes, each once"
+        )
+    if "copies" in arguments:
+        raise BadRequest(
+            f"arguments {_NODES!r} and 'copies' both say how many copies there are; leave one of them away"
+        )
 
 
 def _check_transient(arguments: Mapping[str, Any]) -> None:
     """A queue that goes with its node is on that node alone, and in memory."""
     if not is_transient(arguments):
         return
-    for key, allowed in ((_LOG_GROUP, None), ("copies", 1), ("flush", "memory")):
+    alone = dict.fromkeys((_LOG_GROUP, _NODES)) | {"copies": 1, _MIN_IN_SYNC: 1, "flush": "memory"}
+    for key, allowed in alone.items():
         if (value := arguments.get(key)) not in (None, allowed):
             raise BadRequest(
                 f"argument {key!r} is {_shown(value)}, and a queue that is exclusive or not durable is on one node, in "
@@ -189,6 +228,8 @@ def _without_defaults(arguments: Mapping[str, Any]) -> dict[str, Any]:
 def version_needed(arguments: Mapping[str, Any]) -> int:
     """At which version a cluster has to run for a queue with these arguments: a master of the software before would not
     keep what they say."""
+    if not _OF_PLACEMENTS.isdisjoint(arguments):
+        return versions.PLACEMENTS
     needs = arguments.get(_RETENTION) == "work" or not _WITH_GROUPS.isdisjoint(arguments) or _LOG_GROUP in arguments
     return versions.GROUPS if needs else versions.FIRST
 
@@ -197,6 +238,12 @@ def log_group_of(arguments: Mapping[str, Any]) -> str:
     """Which queues it is in one log with, by a name that they have in common in their virtual host; empty: any."""
     group = arguments.get(_LOG_GROUP)
     return group if isinstance(group, str) and _TEXT.fullmatch(group) else ""
+
+
+def locator_of(arguments: Mapping[str, Any]) -> Locator | None:
+    """How the home of a queue is chosen; None: as the cluster does."""
+    locator = arguments.get(LOCATOR, arguments.get(_LOCATOR_OF_RABBITMQ))
+    return locator if locator in _CHOICES[LOCATOR] else None
 
 
 def is_work_queue(arguments: Mapping[str, Any]) -> bool:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 from uuid import UUID
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from mirrorlog.broker.membership.placing import place_for
-from mirrorlog.cluster.state.commands import Addresses, Holder, LogMade
+from mirrorlog import versions
+from mirrorlog.broker.membership.placing import Declared, PlacingSettings, place_for
+from mirrorlog.cluster.state.commands import Addresses, Holder, LogMade, QueuesPlaced
 from mirrorlog.cluster.state.machine import applied
+from mirrorlog.cluster.state.placements import Placement
 from mirrorlog.cluster.state.state import ClusterState, LogFacts, NodeFacts
 from mirrorlog.errors import BadRequest
 
@@ -27,15 +32,48 @@ def log(number: int, copies: int = 3, *, flush: str = "memory", replicas: str = 
     )
 
 
-def state(*logs: LogFacts, nodes: str = "abc", queues: dict[str, str] | None = None) -> ClusterState:
+def state(*logs: LogFacts, nodes: str = "abc", queues: dict[str, str] | None = None, version: int = 6) -> ClusterState:
     facts = {node: NodeFacts(number, Addresses(), start_id="run") for number, node in enumerate(nodes, 1)}
     return ClusterState(
-        CLUSTER_ID, "c", nodes=facts, logs={each.name: each for each in logs}, queues=queues or {}, homes=False
+        CLUSTER_ID,
+        "c",
+        nodes=facts,
+        logs={each.name: each for each in logs},
+        queues=queues or {},
+        homes=False,
+        cluster_version=version,
     )
 
 
-def placed(known: ClusterState, *, copies: int = 3, down: str = "", **arguments: Any) -> str | LogMade:
-    return place_for(known, arguments, copies=copies, is_up=lambda node: node not in down)
+def placed(
+    known: ClusterState,
+    *,
+    name: str = "q",
+    at: str = "",
+    down: str = "",
+    settings: PlacingSettings = PlacingSettings(),  # noqa: B008
+    **arguments: Any,
+) -> str | LogMade:
+    found = {key.replace("locator", "queue-master-locator"): value for key, value in arguments.items()}
+    return place_for(known, Declared(name, found, at), settings, is_up=lambda node: node not in down)
+
+
+def made(known: ClusterState, **asked: Any) -> LogMade:
+    found = placed(known, **asked)
+    assert isinstance(found, LogMade)
+    return found
+
+
+def declared(known: ClusterState, name: str, **asked: Any) -> tuple[ClusterState, str]:
+    """The state once the queue is placed, in a log that its home masters by then; and who that is."""
+    found = placed(known, name=name, **asked)
+    if isinstance(found, LogMade):
+        known, outcome = applied(known, known.version + 1, found)
+        assert not outcome.refusal
+    log_id = found.log_id if isinstance(found, LogMade) else found
+    known, outcome = applied(known, known.version + 1, QueuesPlaced(log_id=log_id, names=(name,)))
+    assert not outcome.refusal
+    return known, known.logs[log_id].replicas[0]
 
 
 def test_a_queue_goes_to_the_log_with_the_fewest_queues() -> None:
@@ -45,13 +83,19 @@ def test_a_queue_goes_to_the_log_with_the_fewest_queues() -> None:
     assert placed(state(log(0), log(1, master=""), queues={"q": "log0"})) == "log0"
 
 
+def test_a_queue_goes_to_the_node_that_masters_the_fewest() -> None:
+    """Not to the emptiest log of one that masters many."""
+    queues = {"1": "log0", "2": "log0", "3": "log2"}
+    assert placed(state(log(0), log(1), log(2, master="b"), queues=queues)) == "log2"
+
+
 def test_its_flush_mode_and_number_of_copies_are_a_logs() -> None:
     """Whichever it asks for; one that asks for nothing gets the cluster's number of copies, and any mode."""
     known = state(log(0), log(1, flush="disk"), log(2, 2, replicas="ab"), log(3, 1, replicas="b"))
     assert placed(known, flush="disk") == "log1"
     assert placed(known, flush="memory") == "log0"
-    assert place_for(known, {"copies": 2}, copies=3, is_up=lambda node: True) == "log2"
-    assert place_for(known, {"copies": 3, "flush": "disk"}, copies=3, is_up=lambda node: True) == "log1"
+    assert placed(known, copies=2) == "log2"
+    assert placed(known, copies=3, flush="disk") == "log1"
     for queues in ({}, {"a": "log0", "b": "log0", "c": "log1"}):
         assert placed(state(*known.logs.values(), queues=queues)) in ("log0", "log1")
 
@@ -63,30 +107,126 @@ def test_a_small_cluster_has_as_many_copies_as_it_has_nodes(nodes: str) -> None:
     assert placed(known) == ("log0" if len(nodes) > 1 else "log1")
 
 
-def test_a_log_is_made_for_a_number_that_none_has() -> None:
-    """At home on the node that is up and holds the fewest copies, with a free number; the same whoever asks for it."""
+def test_a_log_is_made_for_what_none_has() -> None:
+    """At the home that masters the fewest queues, with a free number and its other copies where the fewest are; the
+    same whoever asks for it."""
     known = state(log(0), log(2, replicas="ab"))
-    asked = place_for(known, {"copies": 2, "flush": "disk"}, copies=3, is_up=lambda node: True)
-    assert isinstance(asked, LogMade)
-    assert (asked.name, asked.number, asked.flush, asked.copies) == ("2-copies-disk", 1, "disk", 2)
-    assert asked.replicas == ("c",)
+    asked = made(known, copies=2, flush="disk")
+    assert (asked.name, asked.number, asked.flush, asked.copies) == ("2-copies-disk-c", 1, "disk", 2)
+    assert asked.placement == Placement(copies=2, flush="disk")
+    assert asked.replicas == ("c", "a")
     assert UUID(asked.log_id)
-    again = place_for(known, {"copies": 2, "flush": "disk"}, copies=3, is_up=lambda node: node != "c")
-    assert isinstance(again, LogMade)
-    assert (again.log_id, again.replicas) == (asked.log_id, ("a",))
+    assert made(known, copies=2, flush="disk") == asked
+    assert made(known, copies=2, flush="disk", down="c").replicas == ("b", "a")
     after, outcome = applied(known, 7, asked)
     assert not outcome.refusal
-    assert place_for(after, {"copies": 2, "flush": "disk"}, copies=3, is_up=lambda node: True) == asked.log_id
+    assert after.rule(asked.log_id) == asked.placement
+    assert placed(after, copies=2, flush="disk", down="ab") == asked.log_id
+
+
+def test_a_cluster_of_before_gets_one_log_for_a_number_of_copies() -> None:
+    """As software of that version makes it: the copies come one by one, and whoever asks next goes there."""
+    known = state(log(0), version=versions.PLACEMENTS - 1)
+    asked = made(known, copies=2)
+    assert (asked.name, asked.replicas, asked.placement) == ("2-copies-memory", ("b",), None)
+    after, _ = applied(known, 7, asked)
+    assert placed(after, copies=2, name="other") == asked.log_id
+
+
+def test_masters_are_spread() -> None:
+    """Twelve queues with two copies on three nodes are four on each, in three logs; a fourth node gets the next
+    four."""
+    known = state(log(0))
+    homes = Counter[str]()
+    for number in range(12):
+        known, home = declared(known, f"q{number}", copies=2)
+        homes[home] += 1
+    assert homes == {"a": 4, "b": 4, "c": 4}
+    assert len(known.logs) == 4
+    joined = ClusterState(
+        CLUSTER_ID,
+        "c",
+        nodes={**known.nodes, "d": NodeFacts(9, Addresses(), start_id="run")},
+        logs=known.logs,
+        queues=known.queues,
+        places=known.places,
+        cluster_version=6,
+    )
+    for number in range(4):
+        joined, home = declared(joined, f"new{number}", copies=2)
+        assert home == "d"
+
+
+@pytest.mark.parametrize("words", [{"copies": 2}, {"nodes": ["a", "b"]}, {"min_in_sync": 2}, {"flush": "disk"}])
+def test_queues_by_different_rules_never_share_a_log(words: dict[str, Any]) -> None:
+    """Each has its own, beside the one of those that ask for nothing; one that asks for the same goes there."""
+    known, _ = declared(state(log(0), nodes="a"), "plain")
+    known, _ = declared(known, "other", **words)
+    known, _ = declared(known, "same", **words)
+    assert known.queues["plain"] != known.queues["other"] == known.queues["same"]
+
+
+def test_nodes_say_who_holds_it() -> None:
+    """In their order of preference; unknown ones are left out, and when none is there the node that was asked takes
+    it."""
+    known = state(log(0), nodes="abcd")
+    assert made(known, nodes=["d", "b"]).replicas in (("d", "b"), ("b", "d"))
+    assert made(known, nodes=["d", "x"]).replicas == ("d",)
+    assert made(known, nodes=["d", "b"], down="d").replicas == ("b",)
+    alone = made(known, nodes=["x", "y"], at="c")
+    assert (alone.replicas, alone.copies) == (("c",), 1)
+
+
+def test_a_locator_chooses_the_home() -> None:
+    """The node that was asked, or any: the same for the same queue, and all of them for many."""
+    known = state(log(0), nodes="abc")
+    assert made(known, copies=1, at="b", locator="client-local").replicas == ("b",)
+    assert made(known, copies=1, at="b", settings=PlacingSettings(locator="client-local")).replicas == ("b",)
+    at_random = [made(known, name=f"q{number}", copies=1, locator="random").replicas[0] for number in range(40)]
+    assert set(at_random) == set("abc")
+    assert at_random[3] == made(known, name="q3", copies=1, locator="random").replicas[0]
+    known = state(log(0), log(1, master="b"), log(2, master="c"), nodes="abc")
+    assert placed(known, at="c", locator="client-local") == "log2"
+    assert {placed(known, name=f"q{number}", locator="random") for number in range(40)} == {"log0", "log1", "log2"}
+
+
+def test_more_copies_than_nodes_are_all_nodes() -> None:
+    """It is no error: the others come with their nodes."""
+    asked = made(state(log(0)), copies=5)
+    assert (asked.copies, set(asked.replicas)) == (5, set("abc"))
+
+
+def test_a_node_is_home_to_no_more_logs_than_it_may_be() -> None:
+    """Another one takes the next; when all are full a log that is there does; when none of the rule is there it is
+    refused, by the setting."""
+    settings = PlacingSettings(logs_per_node_max=1)
+    known = state(log(0, replicas="abc"))
+    assert made(known, copies=2, settings=settings).replicas[0] == "b"
+    known, _ = declared(known, "1", copies=2, settings=settings)
+    known, _ = declared(known, "2", copies=2, settings=settings)
+    assert len(known.logs) == 3
+    assert isinstance(placed(known, copies=2, settings=settings), str)
+    with pytest.raises(BadRequest, match=r"home to 1 logs \(cluster.logs_per_node_max\)"):
+        placed(known, copies=1, settings=settings)
 
 
 def test_what_the_cluster_cannot_have_is_refused() -> None:
-    """More copies than nodes, a mode that no log has, a cluster without logs; by the reason."""
-    with pytest.raises(BadRequest, match="'copies' is 4, and the cluster has 3 nodes"):
-        place_for(state(log(0)), {"copies": 4}, copies=3, is_up=lambda node: True)
-    with pytest.raises(BadRequest, match="no log of this cluster has flush = 'disk'; say with copies"):
-        placed(state(log(0)), flush="disk")
+    """More in sync than copies, a cluster without logs, one with all that it can have; by the reason."""
+    with pytest.raises(BadRequest, match="'min_in_sync' is 3, and the queue shall have 2 copies"):
+        placed(state(log(0)), copies=2, min_in_sync=3)
     with pytest.raises(BadRequest, match="no log yet"):
         placed(state())
     full = state(*(log(number) for number in range(256)))
     with pytest.raises(BadRequest, match="256 logs, and can have no more"):
-        place_for(full, {"copies": 2}, copies=3, is_up=lambda node: True)
+        placed(full, copies=2)
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.sampled_from(["memory", "disk"])), max_size=30), st.integers(1, 4))
+def test_no_node_masters_two_more_than_another_of_one_rule(asked: list[tuple[int, str]], nodes: int) -> None:
+    """However queues of many rules come: all nodes have as many of them, to one."""
+    known = state(log(0), nodes="abcd"[:nodes])
+    mastered = Counter[str](dict.fromkeys(known.nodes, 0))
+    for number, (copies, flush) in enumerate(asked):
+        known, home = declared(known, f"q{number}", copies=copies, flush=flush, min_in_sync=1)
+        mastered[home] += 1
+    assert max(mastered.values()) - min(mastered.values()) <= 1

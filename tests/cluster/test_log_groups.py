@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from mirrorlog import versions
 from mirrorlog.broker.membership.cluster_view import NodeView
-from mirrorlog.broker.membership.placing import place_for
+from mirrorlog.broker.membership.placing import Declared, PlacingSettings, place_for
 from mirrorlog.cluster.coordination.liveness import Life
 from mirrorlog.cluster.service import ClusterService
 from mirrorlog.cluster.state.command_codec import decode_command, encode_command
@@ -53,7 +53,7 @@ def test_queues_of_one_group_are_in_the_log_of_the_first() -> None:
     state, outcome = place(state, "one", "second")
     assert outcome.refusal == ""
     assert (state.queues, state.log_groups) == ({"first": "two", "second": "two"}, {"g": "two"})
-    assert place_for(state, {}, copies=1, is_up=lambda node: True, log_group="g") == "two"
+    assert place_for(state, Declared("q", {}, "", "g"), PlacingSettings(1), is_up=lambda node: True) == "two"
 
 
 def test_a_decision_that_is_applied_twice_changes_nothing() -> None:
@@ -151,9 +151,9 @@ def test_a_queue_that_does_not_fit_the_log_of_its_group_is_refused_saying_so() -
     state, _ = place(cluster(), "one", "q")
     for arguments in ({"flush": "disk"}, {"copies": 3}):
         with pytest.raises(BadRequest, match=r"log group g is in log log0, which has flush = 'memory' and copies = 1"):
-            place_for(state, arguments, copies=1, is_up=lambda node: True, log_group="g")
+            place_for(state, Declared("q", arguments, "", "g"), PlacingSettings(1), is_up=lambda node: True)
     fitting = {"flush": "memory", "copies": 1}
-    assert place_for(state, fitting, copies=3, is_up=lambda node: True, log_group="g") == "one"
+    assert place_for(state, Declared("q", fitting, "", "g"), PlacingSettings(3), is_up=lambda node: True) == "one"
 
 
 def test_a_decision_that_would_put_a_queue_where_it_does_not_fit_is_refused() -> None:

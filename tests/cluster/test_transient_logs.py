@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from mirrorlog import errors, versions
-from mirrorlog.broker.membership.placing import place_for
+from mirrorlog.broker.membership.placing import Declared, PlacingSettings, place_for
 from mirrorlog.cluster.coordination.coordinator import Propose
 from mirrorlog.cluster.state.commands import (
     Addresses,
@@ -70,7 +70,7 @@ def test_no_other_queue_is_placed_there() -> None:
     """Neither one that asks for one copy, nor one that asks for nothing in a cluster of one."""
     found = world("a")
     for arguments in ({}, {"copies": 1}, {"flush": "memory"}):
-        placed = place_for(found.state, arguments, copies=1, is_up=lambda node: True)
+        placed = place_for(found.state, Declared("q", arguments), PlacingSettings(copies=1), is_up=lambda node: True)
         assert placed != "t"
 
 
@@ -80,7 +80,7 @@ def test_no_queue_is_placed_in_what_a_forgotten_node_has_left() -> None:
     found.down.add("a")
     found.settle()
     assert not found.apply(NodeForgotten(node="a"))
-    placed = place_for(found.state, {"copies": 1}, copies=3, is_up=lambda node: node != "a")
+    placed = place_for(found.state, Declared("q", {"copies": 1}), PlacingSettings(), is_up=lambda node: node != "a")
     assert placed != "t"
 
 

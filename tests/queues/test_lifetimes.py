@@ -236,7 +236,7 @@ def test_what_is_exclusive_or_not_durable_goes_with_its_node(arguments: dict[str
 
 
 @pytest.mark.parametrize("way", [{"exclusive": True}, {"durable": False}])
-@pytest.mark.parametrize("wrong", [{"copies": 2}, {"flush": "disk"}, {"x-log-group": "g"}])
+@pytest.mark.parametrize("wrong", [{"copies": 2}, {"flush": "disk"}, {"x-log-group": "g"}, {"nodes": ["n1"]}])
 def test_it_has_no_copies_no_disk_and_no_log_group(way: dict[str, Any], wrong: dict[str, Any]) -> None:
     """Refused naming the argument; what it has anyway may be said."""
     with pytest.raises(BadRequest, match=next(iter(wrong))):

@@ -273,6 +273,14 @@ def test_an_argument_is_plain_and_not_deep(value: object) -> None:
         ({"copies": 256}, "from 1 to 255"),
         ({"copies": True}, "'copies' is True"),
         ({"copies": "2"}, "'copies' is '2'"),
+        ({"min_in_sync": 17}, "'min_in_sync' is 17, it must be a whole number from 1 to 16"),
+        ({"nodes": []}, r"'nodes' is \[\], it must be a list of 1 to 16 names of nodes"),
+        ({"nodes": "n1"}, "'nodes' is 'n1', it must be a list"),
+        ({"nodes": ["n1", "n1"]}, "each once"),
+        ({"nodes": ["n 1"]}, "names of nodes"),
+        ({"nodes": [f"n{number}" for number in range(17)]}, "of 1 to 16 names"),
+        ({"nodes": ["n1"], "copies": 1}, "'nodes' and 'copies' both say how many"),
+        ({"queue-master-locator": "nearest"}, "it must be 'min-masters', 'client-local' or 'random'"),
     ],
 )
 def test_an_argument_that_means_something_is_checked(argument: dict[str, object], message: str) -> None:
@@ -303,7 +311,8 @@ def test_every_known_argument_is_kept() -> None:
         ("Flush", "did you mean flush"),
         (
             "color",
-            "'color' is not known; there are flush, copies, retention_ms, retention_bytes, tier_keep_ms, retention, "
+            "'color' is not known; there are flush, copies, nodes, min_in_sync, queue-master-locator, "
+            "x-queue-master-locator, retention_ms, retention_bytes, tier_keep_ms, retention, "
             "x-single-active-consumer, x-consumer-timeout, x-delivery-limit, ",
         ),
         ("", "'' is not known"),

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from mirrorlog import versions
 from mirrorlog.broker.hosting.hosting import assignment_of
 from mirrorlog.broker.log.clock import now_us
-from mirrorlog.broker.membership.placing import place_for
+from mirrorlog.broker.membership.placing import Declared, PlacingSettings, place_for
 from mirrorlog.cluster.coordination.liveness import Change, Life, nodes_needed, nodes_out
 from mirrorlog.cluster.service import ClusterService
 from mirrorlog.cluster.state.commands import (
@@ -57,7 +57,8 @@ PLACE_S: Final = 8.0
 class NodeView:
     """`ClusterView` of a node whose cluster service is `service`, and the way to its decisions."""
 
-    def __init__(self) -> None:
+    def __init__(self, placing: PlacingSettings | None = None) -> None:
+        self._placing = placing or PlacingSettings()
         self.service: ClusterService | None = None
         self._down_since_us: dict[str, int] = {}
         self._transient: Mapping[str, str] = {}
@@ -259,13 +260,8 @@ class NodeView:
             return await self._place_here(queue, service)
         group = log_group_of(arguments)
         log_group = qualified(virtual_host, group) if group else ""
-        found = place_for(
-            service.state,
-            arguments,
-            copies=service.coordination.wanted.copies,
-            is_up=lambda node: service.life(node) is Life.UP,
-            log_group=log_group,
-        )
+        declared = Declared(queue, arguments, service.identity.node, log_group)
+        found = place_for(service.state, declared, self._placing, is_up=lambda node: service.life(node) is Life.UP)
         log_id = await self._made(found, service) if isinstance(found, LogMade) else found
         # Asked for again if a coordinator hangs: it is decided once, whatever comes of the first.
         asked = {name: arguments[name] for name in ("copies", "flush") if log_group and name in arguments}
@@ -281,10 +277,9 @@ class NodeView:
         """In the log of what goes with this node's run, which is made when it is needed first."""
         state, node = service.state, service.identity.node
         if node not in state.transient:
-            numbers = {log.number for log in state.logs.values()}
-            number = next((each for each in range(LOG_NUMBER_MAX + 1) if each not in numbers), None)
+            number = state.free_number(LOG_NUMBER_MAX)
             if number is None:
-                raise BadRequest(f"the cluster has {len(numbers)} logs, and can have no more")
+                raise BadRequest(f"the cluster has {len(state.logs)} logs, and can have no more")
             log_id = str(uuid5(UUID(state.cluster_id), f"transient-{node}-{number}"))
             made = await service.decisions.decide(
                 TransientLogMade(log_id=log_id, number=number, node=node), timeout_s=PLACE_S

@@ -1,95 +1,251 @@
 """Which log a new queue goes to, by its arguments. Pure.
 
-A log is a placement: so many copies, in memory or on disk. A queue that asks for nothing goes to one of the logs with
-the cluster's own number of copies; one that asks for a number to a log with that many, which is made if there is none.
+A log is a placement at a home: so many copies, or these nodes, in memory or on disk (`Placement`), and the node that
+is its first. A queue that asks for nothing goes to one of the logs that the cluster was founded with, or that
+its nodes are home to; one that asks for something that none of these has goes to a log made for that, one for each home,
+when a queue comes there first. So masters are spread over the nodes.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any, Final
 from uuid import UUID, uuid5
+from zlib import crc32
 
+from mirrorlog import versions
 from mirrorlog.cluster.state.commands import LogMade
-from mirrorlog.cluster.state.state import ClusterState, LogFacts, holds_transient
-from mirrorlog.config import LOG_NUMBER_MAX, Flush
+from mirrorlog.cluster.state.log_rules import copies_of
+from mirrorlog.cluster.state.placements import Placement
+from mirrorlog.cluster.state.state import ClusterState, holds_transient
+from mirrorlog.config import LOG_NUMBER_MAX, Locator
 from mirrorlog.errors import BadRequest
+from mirrorlog.queues.arguments import locator_of
 from mirrorlog.wire.names import shown
 
-_FLUSH: Final[Flush] = "memory"
+_ASKED: Final = ("copies", "nodes", "flush", "min_in_sync")
+_NAME_MAX: Final = 100
+"""Of the words of a placement in a log's name; more are told by a hash."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacingSettings:
+    """For queues that do not say: `copies`, `flush`, `locator`. `logs_per_node_max`: to so many logs a node is home."""
+
+    copies: int = 3
+    flush: str = "memory"
+    locator: Locator = "min-masters"
+    logs_per_node_max: int = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """A queue to be placed. `name`: qualified; `arguments`: checked (`queues.arguments`); `at`: the node that was
+    asked; `log_group`: the qualified name of its `x-log-group`, if it has one."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    at: str = ""
+    log_group: str = ""
 
 
 def place_for(
-    state: ClusterState,
-    arguments: Mapping[str, Any],
-    *,
-    copies: int,
-    is_up: Callable[[str], bool],
-    log_group: str = "",
+    state: ClusterState, queue: Declared, settings: PlacingSettings, *, is_up: Callable[[str], bool]
 ) -> str | LogMade:
-    """The log's id, or the log that is to be made first. `arguments`: checked (`queues.registry`); `copies`: of a queue
-    that does not say; `log_group`: the qualified name of its `x-log-group`, if it has one.
+    """The log's id, or the log that is to be made first.
 
-    Raises BadRequest when the cluster has no such log and can have none, or has the group in another one.
+    Raises BadRequest when the cluster can have no such log, or has the group in another one.
     """
-    flush, asked = arguments.get("flush"), arguments.get("copies")
-    if (log_id := state.log_groups.get(log_group)) is not None:
-        _check_group(log_group, state.logs[log_id], flush, asked)
+    if (log_id := state.log_groups.get(queue.log_group)) is not None:
+        _check_group(queue, state, log_id)
         return log_id
-    logs = {log_id: log for log_id, log in state.logs.items() if not holds_transient(state, log_id)}
-    wanted = asked if asked is not None else min(copies, max((log.copies for log in logs.values()), default=0))
-    by_flush = [log_id for log_id, log in logs.items() if flush in (None, log.flush)]
-    fitting = [log_id for log_id in by_flush if logs[log_id].copies == wanted]
-    if fitting or (by_flush and asked is None):
-        return _least_used(state, fitting or by_flush)
-    if not state.logs:
-        raise BadRequest("this cluster has no log yet; ask again")
-    if asked is None:
-        raise BadRequest(
-            f"no log of this cluster has flush = {flush!r}; say with copies how many the queue shall have, and one "
-            "is made"
-        )
-    return _made(state, asked, flush or _FLUSH, is_up)
+    return _Search(state, queue, settings, is_up).found()
 
 
-def _check_group(log_group: str, log: LogFacts, flush: str | None, copies: int | None) -> None:
+def _check_group(queue: Declared, state: ClusterState, log_id: str) -> None:
     """Whether a queue fits into the log of its group. Raises BadRequest."""
-    if flush in (None, log.flush) and copies in (None, log.copies):
+    log, rule = state.logs[log_id], state.rule(log_id)
+    there = {"copies": log.copies, "nodes": list(rule.nodes), "flush": log.flush, "min_in_sync": log.min_in_sync}
+    asked = {name: queue.arguments[name] for name in _ASKED if name in queue.arguments}
+    if all(there[name] == value for name, value in asked.items()):
         return
-    asked = {"flush": flush, "copies": copies}
-    wants = ", ".join(f"{name} = {value!r}" for name, value in asked.items() if value is not None)
+    wants = ", ".join(f"{name} = {value!r}" for name, value in asked.items())
     raise BadRequest(
-        f"log group {shown(log_group)} is in log {log.name}, which has flush = {log.flush!r} and copies = "
+        f"log group {shown(queue.log_group)} is in log {log.name}, which has flush = {log.flush!r} and copies = "
         f"{log.copies}; the queue asks for {wants}: leave that away, or take another x-log-group",
         log=log.name,
     )
 
 
-def _least_used(state: ClusterState, fitting: list[str]) -> str:
-    """Of those that have a master, if any has one, the log with the fewest queues; of equals the one with the lowest
-    number."""
-    held = Counter(state.queues.values())
-    return min(fitting, key=lambda each: (state.logs[each].master is None, held[each], state.logs[each].number))
+class _Search:
+    def __init__(
+        self, state: ClusterState, queue: Declared, settings: PlacingSettings, is_up: Callable[[str], bool]
+    ) -> None:
+        self._state = state
+        self._queue = queue
+        self._settings = settings
+        self._is_up = is_up
+        self._locator = locator_of(queue.arguments) or settings.locator
+        self._held = Counter(state.queues.values())
+        self._logs = {log_id: log for log_id, log in state.logs.items() if not holds_transient(state, log_id)}
+        self._homed = Counter(log.replicas[0] for log in self._logs.values() if log.replicas)
+        self._mastered = Counter[str]()
+        for log_id in self._logs:
+            self._mastered[self._at(log_id)] += self._held[log_id]
+
+    def found(self) -> str | LogMade:
+        state, arguments = self._state, self._queue.arguments
+        if not state.logs:
+            raise BadRequest("this cluster has no log yet; ask again")
+        if founded := self._founded(arguments):
+            return self._best(founded)
+        rule = self._rule(arguments)
+        fitting = [log_id for log_id in self._logs if state.placing.place(log_id).rule == rule]
+        if state.cluster_version < versions.PLACEMENTS:
+            # Software of before makes one log for each number of copies, whoever is home.
+            fitting = [each for each in self._logs if self._logs[each].name == _name_before(rule)]
+            return self._best(fitting) if fitting else self._made(rule, self._homes(rule)[0])
+        return self._spread(rule, fitting)
+
+    def _founded(self, arguments: Mapping[str, Any]) -> list[str]:
+        """Those of the logs without a rule of their own that are as the queue asks: of these there are as many as the
+        operator wants, or one for each node."""
+        flush, copies = arguments.get("flush"), arguments.get("copies")
+        logs = {log_id: log for log_id, log in self._logs.items() if not self._state.placing.place(log_id).rule}
+        if "nodes" in arguments:
+            return []
+        if "min_in_sync" in arguments:
+            logs = {each: log for each, log in logs.items() if log.min_in_sync == arguments["min_in_sync"]}
+        wanted = copies or min(self._settings.copies, max((log.copies for log in logs.values()), default=0))
+        by_flush = [log_id for log_id, log in logs.items() if flush in (None, log.flush)]
+        fitting = [log_id for log_id in by_flush if logs[log_id].copies == wanted]
+        return fitting or (by_flush if copies is None else [])
+
+    def _rule(self, arguments: Mapping[str, Any]) -> Placement:
+        nodes = tuple(arguments.get("nodes", ()))
+        rule = Placement(
+            copies=0 if nodes else arguments.get("copies", self._settings.copies),
+            nodes=nodes,
+            flush=arguments.get("flush", self._settings.flush),
+            min_in_sync=arguments.get("min_in_sync"),
+        )
+        copies = copies_of(rule, self._state)
+        if rule.min_in_sync is not None and rule.min_in_sync > copies:
+            raise BadRequest(
+                f"argument 'min_in_sync' is {rule.min_in_sync}, and the queue shall have {copies} copies; ask for more "
+                "copies, or for fewer in sync"
+            )
+        return rule
+
+    # --- which of several ---
+
+    def _at(self, log_id: str) -> str:
+        """Who masters a log, or is home to it while nobody does."""
+        log = self._logs[log_id]
+        return log.master.node if log.master is not None else next(iter(log.replicas), "")
+
+    def _best(self, fitting: Sequence[str]) -> str:
+        """A log that has a master, if any has one."""
+        logs = self._logs
+        with_master = [log_id for log_id in fitting if logs[log_id].master is not None] or list(fitting)
+        if self._locator == "random":
+            return self._any(sorted(with_master, key=lambda each: logs[each].number))
+        if self._locator == "client-local":
+            with_master = [each for each in with_master if self._at(each) == self._queue.at] or with_master
+        return min(with_master, key=lambda each: (self._mastered[self._at(each)], self._held[each], logs[each].number))
+
+    def _any(self, of: Sequence[str]) -> str:
+        """The same for whoever asks again."""
+        return of[crc32(self._queue.name.encode()) % len(of)]
+
+    def _homes(self, rule: Placement) -> list[str]:
+        """Nodes that may be home to a log by this rule, the best first: by the nodes that it names, if any of them is
+        there; when none is, the node that was asked takes it."""
+        nodes = self._state.nodes
+        able = [node for node, facts in nodes.items() if facts.stays] or [
+            node for node, facts in nodes.items() if not facts.witness
+        ]
+        if rule.nodes:
+            named = [node for node in rule.nodes if node in able]
+            able = named or [node for node in able if node == self._queue.at] or able
+        able = [node for node in able if self._is_up(node)] or able
+        held = Counter(node for log in self._logs.values() for node in log.replicas)
+        best = sorted(able, key=lambda node: (self._mastered[node], self._homed[node], held[node], node))
+        first = ""
+        if self._locator == "random":
+            first = self._any(sorted(able))
+        elif self._locator == "client-local":
+            first = self._queue.at
+        return sorted(best, key=lambda node: node != first)
+
+    # --- one for each home ---
+
+    def _spread(self, rule: Placement, fitting: Sequence[str]) -> str | LogMade:
+        """The log at the best home; it is made there, if that node may be home to one more."""
+        by_home = {self._at(log_id): log_id for log_id in reversed(fitting)}
+        numbers = self._state.free_number(LOG_NUMBER_MAX) is not None
+        for home in self._homes(rule):
+            if home in by_home:
+                return by_home[home]
+            if numbers and self._homed[home] < self._settings.logs_per_node_max:
+                return self._made(rule, home)
+        if fitting:
+            return self._best(fitting)
+        if not numbers:
+            raise self._full()
+        raise BadRequest(
+            f"every node is home to {self._settings.logs_per_node_max} logs (cluster.logs_per_node_max), and none is "
+            f"by the rule {rule.words}; ask for what one of them has, or raise that"
+        )
+
+    def _made(self, rule: Placement, home: str) -> LogMade:
+        state = self._state
+        number = state.free_number(LOG_NUMBER_MAX)
+        if number is None:
+            raise BadRequest(
+                f"the cluster has {len(state.logs)} logs, and can have no more; ask for what one of them has"
+            )
+        before = state.cluster_version < versions.PLACEMENTS
+        name = _name_before(rule) if before else self._name(rule, home)
+        removed = state.placing.logs_removed
+        return LogMade(
+            log_id=str(uuid5(UUID(state.cluster_id), f"{name}#{removed}" if removed else name)),
+            number=number,
+            name=name,
+            flush=rule.flush,
+            replicas=(home,) if before else (home, *self._others(rule, home)),
+            copies=copies_of(rule, state),
+            min_in_sync=rule.min_in_sync,
+            placement=None if before else rule,
+        )
+
+    def _full(self) -> BadRequest:
+        return BadRequest(
+            f"the cluster has {len(self._state.logs)} logs, and can have no more; ask for what one of them has"
+        )
+
+    def _others(self, rule: Placement, home: str) -> Iterable[str]:
+        """Who has the other copies: the nodes of the rule, or those that hold the fewest."""
+        nodes = self._state.nodes
+        there = [node for node, facts in nodes.items() if facts.stays and node != home and self._is_up(node)]
+        if rule.nodes:
+            return [node for node in rule.nodes if node in there]
+        held = Counter(node for log in self._logs.values() for node in log.replicas)
+        return sorted(there, key=lambda node: (held[node], node))[: copies_of(rule, self._state) - 1]
+
+    def _name(self, rule: Placement, home: str) -> str:
+        """Two rules may have the same words, and what a node was home to may have another home by now."""
+        words = rule.words
+        if len(words) > _NAME_MAX:
+            words = f"on-{len(rule.nodes)}-nodes-{sha256(words.encode()).hexdigest()[:8]}"
+        taken = {log.name for log in self._state.logs.values()}
+        first = f"{words}-{home}"[:120]
+        return next(name for name in (first, *(f"{first}-{count}" for count in range(2, 1000))) if name not in taken)
 
 
-def _made(state: ClusterState, copies: int, flush: str, is_up: Callable[[str], bool]) -> LogMade:
-    """At home on the node that holds the fewest copies; the others are added by the cluster."""
-    nodes = [node for node, facts in state.nodes.items() if not facts.witness]
-    if copies > len(nodes):
-        raise BadRequest(f"argument 'copies' is {copies}, and the cluster has {len(nodes)} nodes to hold them")
-    free = [node for node in nodes if is_up(node) and not state.nodes[node].draining] or nodes
-    held = Counter(node for log in state.logs.values() for node in log.replicas)
-    numbers = {log.number for log in state.logs.values()}
-    number = next((each for each in range(LOG_NUMBER_MAX + 1) if each not in numbers), None)
-    if number is None:
-        raise BadRequest(f"the cluster has {len(numbers)} logs, and can have no more; ask for what one of them has")
-    name = f"{copies}-copies-{flush}"
-    return LogMade(
-        log_id=str(uuid5(UUID(state.cluster_id), name)),
-        number=number,
-        name=name,
-        flush=flush,
-        replicas=(min(free, key=lambda node: (held[node], node)),),
-        copies=copies,
-    )
+def _name_before(rule: Placement) -> str:
+    """As software names the log before `versions.PLACEMENTS`."""
+    return f"{rule.copies}-copies-{rule.flush}"
