@@ -1,9 +1,9 @@
 """Which log a new queue goes to, by its arguments. Pure.
 
 A log is a placement at a home: so many copies, or these nodes, in memory or on disk (`Placement`), and the node that
-is its first. A queue that asks for nothing goes to one of the logs that the cluster was founded with, or that
-its nodes are home to; one that asks for something that none of these has goes to a log made for that, one for each home,
-when a queue comes there first. So masters are spread over the nodes.
+is its first. A queue that asks for nothing goes to one of the logs that the cluster was founded with, or that its nodes
+are home to; one that asks for something that none of these has goes to a log made for that, one for each home, when a
+queue comes there first. So masters are spread over the nodes.
 """
 
 from __future__ import annotations
