@@ -10,7 +10,8 @@ from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
 from mirrorlog.cluster.state.commands import Command
-from mirrorlog.cluster.state.state import Outcome
+from mirrorlog.cluster.state.placements import MovingQueue, Span
+from mirrorlog.cluster.state.state import LogFacts, Outcome
 from mirrorlog.cluster.state.topology import User, VirtualHost
 from mirrorlog.cluster.state.topology_commands import PasswordRenewed
 from mirrorlog.config import LogAssignment, Member
@@ -74,6 +75,15 @@ class ClusterView(Protocol):
 
     def placed(self, queue: str) -> UUID | None:
         """The log that a queue is in, if it was ever declared."""
+
+    def spans(self, queue: str) -> Sequence[Span]:
+        """Of a queue that has moved all of them, the oldest first; none of another one. The last one is where it is."""
+
+    def moves(self) -> Mapping[str, MovingQueue]:
+        """Queues that are on their way from one log to another, by name; another object after each change."""
+
+    def log_facts(self, log_id: str) -> LogFacts | None:
+        """What the cluster has decided of a log."""
 
     def in_group(self, queue: str, log_group: str) -> bool:
         """Whether a queue is where its `x-log-group` is."""

@@ -19,7 +19,7 @@ from mirrorlog.doors.grpc.admin_service import (
 from mirrorlog.errors import BadRequest
 from mirrorlog.pb.v1 import admin_pb2 as pb
 from mirrorlog.pb.v1 import common_pb2 as common
-from mirrorlog.wire.messages.queues import HoldInfo, NodeInfo, Position, QueueInfo, TierInfo
+from mirrorlog.wire.messages.queues import HoldInfo, NodeInfo, Position, QueueInfo, SpanInfo, TierInfo
 from mirrorlog.wire.messages.status import (
     GroupStatus,
     LogStatus,
@@ -122,6 +122,7 @@ def test_a_queue_and_a_node_keep_their_facts() -> None:
             name="q", queue_id=1, log_id="l", epoch=2, master="m", mirrors=["a", "b"], begin=3, next=4,
             arguments={"x": 5}, incarnation="i", producer_epoch=6, current=False,
             tiers=[TierInfo(name="t", location="/t", next=7)], gaps=[(8, 9)], attributes=True,
+            spans=[SpanInfo(log_id="o", first=1, epoch=3, master="p", mirrors=["q"])], former_logs=["o", "r"],
         )
     )  # fmt: skip
     assert (queue.name, queue.queue_id, queue.log_id, queue.epoch, queue.master) == ("q", 1, "l", 2, "m")
@@ -129,6 +130,10 @@ def test_a_queue_and_a_node_keep_their_facts() -> None:
     assert (queue.incarnation, queue.producer_epoch, queue.current, queue.attributes) == ("i", 6, False, True)
     assert [(each.name, each.location, each.next) for each in queue.tiers] == [("t", "/t", 7)]
     assert [(each.first, each.next) for each in queue.gaps] == [(8, 9)]
+    assert [(each.log_id, each.first, each.epoch, each.master, *each.mirrors) for each in queue.spans] == [
+        ("o", 1, 3, "p", "q")
+    ]
+    assert list(queue.former_logs) == ["o", "r"]
     assert {field.name for field in queue.DESCRIPTOR.fields} == set(QueueInfo.__struct_fields__)
     node = node_message(NodeInfo(node_id="n", client="c:1", replication="r:2", http="h:4"))
     assert (node.node_id, node.client_address, node.replication_address, node.grpc_address, node.http_address) == (

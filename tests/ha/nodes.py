@@ -20,7 +20,8 @@ from mirrorlog.broker.hosting.roles import MasterRole, MirrorRole
 from mirrorlog.broker.log.replica import Replica
 from mirrorlog.broker.server import Server
 from mirrorlog.cluster.state.commands import Command
-from mirrorlog.cluster.state.state import QUEUE_IDS_GRANTED, Outcome
+from mirrorlog.cluster.state.placements import MovingQueue, Span
+from mirrorlog.cluster.state.state import QUEUE_IDS_GRANTED, LogFacts, Outcome
 from mirrorlog.cluster.state.topology import User, VirtualHost
 from mirrorlog.cluster.state.topology_commands import PasswordRenewed
 from mirrorlog.commitlog.directory import DataDirectory
@@ -150,6 +151,15 @@ class Assigned:
 
     def names(self) -> list[str]:
         return []
+
+    def spans(self, queue: str) -> Sequence[Span]:
+        return ()
+
+    def moves(self) -> Mapping[str, MovingQueue]:
+        return {}
+
+    def log_facts(self, log_id: str) -> LogFacts | None:
+        return None
 
     def placed_in(self, log_id: UUID) -> list[str]:
         return []

@@ -26,6 +26,7 @@ from mirrorlog.cluster.state.commands import (
     TransientLogMade,
     member_of,
 )
+from mirrorlog.cluster.state.placements import MovingQueue, Span
 from mirrorlog.cluster.state.state import (
     QUEUE_IDS_GRANTED,
     QUEUE_IDS_MAX,
@@ -152,6 +153,18 @@ class NodeView:
         """The log that a queue is in, if it was ever declared."""
         log_id = self._known.queues.get(queue) if self._known is not None else None
         return UUID(log_id) if log_id is not None else None
+
+    def spans(self, queue: str) -> Sequence[Span]:
+        """Of a queue that has moved; see `ports.ClusterView`."""
+        return self._known.placing.spans.get(queue, ()) if self._known is not None else ()
+
+    def moves(self) -> Mapping[str, MovingQueue]:
+        """Queues on their way; see `ports.ClusterView`."""
+        return self._known.placing.moves if self._known is not None else {}
+
+    def log_facts(self, log_id: str) -> LogFacts | None:
+        """What the cluster has decided of a log."""
+        return self._known.logs.get(log_id) if self._known is not None else None
 
     def in_group(self, queue: str, log_group: str) -> bool:
         """Whether a queue is where its `x-log-group` is, as far as is known here."""

@@ -21,13 +21,14 @@ from mirrorlog.broker.hosting.hosted_logs import HostedLogs
 from mirrorlog.broker.log.replica import Replica
 from mirrorlog.broker.ports import ClusterView
 from mirrorlog.cluster.decisions import asker
+from mirrorlog.cluster.state.placements import Span
 from mirrorlog.cluster.state.topology import User
 from mirrorlog.config import Settings
 from mirrorlog.queues.access import may_see
 from mirrorlog.queues.registry import Queue
 from mirrorlog.wire.messages.base import Message
 from mirrorlog.wire.messages.codec import Encoded, encode
-from mirrorlog.wire.messages.queues import Metadata, NodeInfo, QueueInfo, TierInfo
+from mirrorlog.wire.messages.queues import Metadata, NodeInfo, QueueInfo, SpanInfo, TierInfo
 
 USERS_MAX: Final = 64
 """Whose answers, and what each of them sees, are kept."""
@@ -170,9 +171,23 @@ class MetadataAnswers:
                 tiers=_tiers(log, queue),
                 gaps=_gaps(log, queue),
                 attributes=attributes,
+                **self._spans_of(queue.name),
             )
             for queue in queues
         ]
+
+    def _spans_of(self, name: str) -> dict[str, Any]:
+        if not (spans := self._view.spans(name)):
+            return {}
+        live = [self._span(span) for span in spans if not span.ended]
+        return {"spans": live if len(live) > 1 else [], "former_logs": [span.log_id for span in spans]}
+
+    def _span(self, span: Span) -> SpanInfo:
+        facts = self._view.log_facts(span.log_id)
+        assert facts is not None, "a log with a live span stays"
+        master = facts.master.node if facts.master is not None else ""
+        mirrors = [node for node in facts.replicas if node != master]
+        return SpanInfo(log_id=span.log_id, first=span.first, epoch=facts.epoch, master=master, mirrors=mirrors)
 
 
 def _expires(log: HostedLog, queue: Queue) -> bool:

@@ -321,13 +321,15 @@ class Requests:
     def _commit_position(self, message: CommitPosition, respond: Respond) -> None:
         log, queue = self.find(message.queue)
         position = message.position
-        if position.log_id != str(log.replica.log_id):
+        here = position.log_id == str(log.replica.log_id)
+        if not here and position.log_id not in {span.log_id for span in self._view.spans(queue.name)}:
             raise BadRequest(
                 f"a position of log {position.log_id}, but queue {queue.name!r} is in {log.replica.log_id}"
             )
         if not log.masters:
             raise not_master(log.name, self._view.master(log.log_id))
-        _check_epoch(log, position.epoch)
+        if here:
+            _check_epoch(log, position.epoch)  # of two logs they cannot be compared
         # Up to what is appended: the position is behind those records in the log, so it is confirmed after them.
         following = log.replica.index.next_appended(queue.queue_id)
         if not 0 <= position.queue_offset <= following:

@@ -71,7 +71,7 @@ class Consumer:
             self._choice,
             self._copies,
             self._tiers,
-            epoch=lambda: cursor.epoch,
+            epoch=lambda log_id: cursor.epoch if cursor.log_id == log_id else 0,
             max_bytes=options.max_bytes,
             max_wait_ms=options.max_wait_ms,
         )
@@ -83,7 +83,7 @@ class Consumer:
         begin or end with what is confirmed now, and nobody masters the queue who can tell in time."""
         info = await self._choice.insist(self._own_info)
         self._begin = None
-        self.cursor.epoch = info.epoch
+        self.cursor.epoch, self.cursor.log_id = info.epoch, info.log_id
         self.cursor.until = self._resolve_until(info)
         self.cursor.seek(_checked_offset(await self._resolve_start(info)))
         self._started, self._closed = True, False
@@ -126,7 +126,7 @@ class Consumer:
         """Records in queue order, as `batches`. Leave it and come back: it goes on behind the last one given out."""
         cursor = self.cursor
         while (batch := await self._current()) is not None:
-            cursor.epoch = batch.header.epoch
+            cursor.epoch, cursor.log_id = batch.header.epoch, batch.log_id
             for following, record in enumerate(batch.records(), batch.first + 1):
                 cursor.next = following
                 yield record
@@ -168,7 +168,8 @@ class Consumer:
     def position(self) -> Position:
         """Behind the last record, or the last batch, that was given out. Raises BadRequest before the start."""
         self._check_started()
-        return Position(log_id=self._choice.info.log_id, epoch=self.cursor.epoch, queue_offset=self.cursor.next)
+        cursor = self.cursor
+        return Position(log_id=cursor.log_id, epoch=cursor.epoch, queue_offset=cursor.next)
 
     @property
     def served_by(self) -> str | None:
@@ -294,9 +295,9 @@ class Consumer:
     async def _resolve_start(self, info: QueueInfo) -> int:
         start = self._start
         if isinstance(start, Position):
-            if start.log_id != info.log_id:
+            if not info.was_in(start.log_id):
                 raise BadRequest(f"a position of log {start.log_id}, but queue {self.queue!r} is in {info.log_id}")
-            self.cursor.epoch = start.epoch
+            self.cursor.epoch, self.cursor.log_id = start.epoch, start.log_id
             return start.queue_offset
         if isinstance(start, datetime):
             # Should retention free that record, all that is left was appended later.

@@ -16,18 +16,19 @@ Held = ClosedBatch | ConsumedBatch
 
 
 class Cursor:
-    """A reader's place. `next`: the queue offset behind what was given out, `epoch`: of that; `until`: where to stop
-    before.
+    """A reader's place. `next`: the queue offset behind what was given out, `epoch`: of that, in the log `log_id`;
+    `until`: where to stop before.
 
-    Its user sets `next` and `epoch` as records go out, in whatever steps.
+    Its user sets `next`, `epoch` and `log_id` as records go out, in whatever steps.
     """
 
-    __slots__ = ("_gone", "_held", "_open", "epoch", "next", "until")
+    __slots__ = ("_gone", "_held", "_open", "epoch", "log_id", "next", "until")
 
     def __init__(self) -> None:
         self.next = 0
         self.until: int | None = None
         self.epoch = 0
+        self.log_id = ""
         self._held: deque[Held] = deque()
         # The held batch that was opened last, and what it holds.
         self._open: tuple[Held, ConsumedBatch] | None = None
@@ -64,7 +65,7 @@ class Cursor:
 
     def passed(self, batch: ConsumedBatch) -> None:
         """All of `batch`, as `current` gave it, was given out."""
-        self.epoch, self.next = batch.header.epoch, batch.next
+        self.epoch, self.log_id, self.next = batch.header.epoch, batch.log_id, batch.next
 
     def seek(self, queue_offset: int) -> None:
         """Stand elsewhere, with nothing held."""
@@ -109,13 +110,13 @@ class Cursor:
 class Preview:
     """What a cursor will give out next, without moving it before `claim`; it ends when that is moved from elsewhere."""
 
-    __slots__ = ("_began", "_cursor", "_epoch", "_next", "_number")
+    __slots__ = ("_began", "_cursor", "_epoch", "_log_id", "_next", "_number")
 
     def __init__(self, cursor: Cursor) -> None:
         cursor._drop_passed()  # else each preview would look at all that was given out before it
         self._cursor = cursor
         self._began = self._next = cursor.next
-        self._epoch = cursor.epoch
+        self._epoch, self._log_id = cursor.epoch, cursor.log_id
         self._number = cursor._gone
 
     @property
@@ -134,13 +135,13 @@ class Preview:
 
     def passed(self, batch: ConsumedBatch) -> None:
         """All of `batch`, as `current` gave it, was collected."""
-        self._epoch, self._next = batch.header.epoch, batch.next
+        self._epoch, self._log_id, self._next = batch.header.epoch, batch.log_id, batch.next
 
     def claim(self) -> bool:
         """Move the cursor behind all that was passed; False, without that, when it was moved from elsewhere."""
         if self._stale:
             return False
-        self._cursor.epoch = self._epoch
+        self._cursor.epoch, self._cursor.log_id = self._epoch, self._log_id
         self._cursor.next = self._began = self._next
         return True
 

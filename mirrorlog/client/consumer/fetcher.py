@@ -41,8 +41,8 @@ _T = TypeVar("_T")
 
 
 class QueueFetcher:
-    """Fetches for one reader. `epoch`: of what it has read last. `served_by`: the node that answered last, or the
-    location of the table that did."""
+    """Fetches for one reader. `epoch`: of what it has read last, 0 when that was in another log than this one.
+    `served_by`: the node that answered last, or the location of the table that did."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class QueueFetcher:
         copies: Copies,
         tiers: Tiers,
         *,
-        epoch: Callable[[], int],
+        epoch: Callable[[str], int],
         max_bytes: int,
         max_wait_ms: int,
     ) -> None:
@@ -90,7 +90,7 @@ class QueueFetcher:
         if not self._tiers.known(info):
             raise error
         cluster_id = await self.cluster_id()
-        answer = await self._tiers.answer(info, cluster_id, queue_offset, until=begin, epoch=self._epoch())
+        answer = await self._tiers.answer(info, cluster_id, queue_offset, until=begin, epoch=self._epoch(info.log_id))
         if answer is None:
             raise await self._tiers.lowest(info, cluster_id, error, queue_offset)
         self.served_by = answer.address
@@ -142,6 +142,7 @@ class QueueFetcher:
 
     async def _fetch_once(self, queue_offset: int) -> FetchedBatches | DamagedRange:
         """What comes, or what its node refuses as bad while others have copies: those are asked at once."""
+        self._choice.aim(queue_offset)
         connection = await self._choice.connected()
         misplaced = partial(self._choice.is_misplaced, connection)
         try:
@@ -160,12 +161,12 @@ class QueueFetcher:
             watch.broken()
             return self._buffers.take(size)
 
-        node_id = connection.welcome.node_id
+        info, node_id = self._choice.info, connection.welcome.node_id
         try:
             async with watch:
                 facts, content = await connection.fetch(
-                    queue_id=self._choice.info.queue_id,
-                    epoch=self._epoch(),
+                    queue_id=info.queue_id,
+                    epoch=self._epoch(info.log_id),
                     queue_offset=queue_offset,
                     max_bytes=max_bytes,
                     wait_ms=self._max_wait_ms,
@@ -175,7 +176,7 @@ class QueueFetcher:
         except PositionLost:
             raise  # it is in the log, so every copy says the same
         except OffsetOutOfRange as error:
-            raise await self._copies.judged(error, self._choice.info, node_id, queue_offset) from None
+            raise await self._copies.judged(error, info, node_id, queue_offset) from None
         self.served_by = node_id
         body_bytes_max = max(connection.welcome.limits.max_batch_bytes, _BODY_BYTES)
         return FetchedBatches(content, facts.batch_count, queue_offset, connection.address, body_bytes_max, node_id)

@@ -47,6 +47,8 @@ class ReplicaChoice:
         self._turn = turn
         self._connection: Connection | None = None
         self._found: FoundQueue | None = None
+        # Where the next record is, once that is known.
+        self._at: int | None = None
         # The nodes on this host, as far as that was asked.
         self._here: dict[str, bool] = {}
         # The node that failed last: others are tried before it.
@@ -54,9 +56,18 @@ class ReplicaChoice:
 
     @property
     def info(self) -> QueueInfo:
-        """The queue as it was found last."""
+        """The queue as it was found last, with the log and the nodes of what is read next."""
         assert self._found is not None
-        return self._found.info
+        info = self._found.info
+        return info.at(self._at) if info.spans and self._at is not None else info
+
+    def aim(self, queue_offset: int) -> None:
+        """What stands at this offset is read next: of a queue that has moved it may be in another log, on other
+        nodes."""
+        before = self.info.log_id if self._found is not None else ""
+        self._at = queue_offset
+        if self._found is not None and self.info.log_id != before:
+            self._connection = None
 
     @property
     def node_id(self) -> str | None:
@@ -150,7 +161,7 @@ class ReplicaChoice:
         found = await self._client.find(self._queue)
         check_same(self._queue, None if self._found is None else self._found.info, found.info)
         self._found = found
-        return found.info
+        return self.info
 
     async def _connect(self) -> Connection:
         reasons: list[str] = []

@@ -63,7 +63,7 @@ class BlockingConsumer(ClosedFace[Consumer]):
         cursor, lock = self._of.cursor, self._lock
         while (found := self._current(cursor)) is not None:
             batch, at = found
-            cursor.epoch = batch.header.epoch
+            cursor.epoch, cursor.log_id = batch.header.epoch, batch.log_id
             for following, record in enumerate(batch.records(), batch.first + 1):
                 with lock:
                     if cursor.next != at:

@@ -115,7 +115,7 @@ def removed(state: ClusterState, index: int, command: LogRemoved) -> ClusterStat
     if places.place(command.log_id).rule is None:
         raise Forbidden(f"log {log.name} was founded: it stays, for queues that are declared")
     used = {*state.queues.values(), *state.log_groups.values(), *state.transient.values()}
-    used.update(span.log_id for spans in places.spans.values() for span in spans)
+    used.update(span.log_id for spans in places.spans.values() for span in spans if not span.ended)
     used.update(log_id for move in places.moves.values() for log_id in (move.source, move.target))
     if command.log_id in used:
         raise Forbidden(f"log {log.name} has queues, or spans or a log group of queues; it stays")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from mirrorlog.cluster.state.commands import MoveBegun, MoveCancelled, MovingPaused, QueuesMoved, SpanEnded
-from mirrorlog.cluster.state.placements import MovingQueue, Span
+from mirrorlog.cluster.state.placements import SPANS_KEPT, MovingQueue, Span
 from mirrorlog.cluster.state.state import ClusterState, Forbidden, holds_transient
 from mirrorlog.wire.names import shown
 
@@ -61,7 +61,9 @@ def moved(state: ClusterState, index: int, command: QueuesMoved) -> ClusterState
 
 def _spans(state: ClusterState, name: str) -> tuple[Span, ...]:
     """Up to now. A queue that comes back to a log has two spans in it."""
-    return state.placing.spans.get(name) or (Span(state.queues[name], 0),)
+    spans = state.placing.spans.get(name) or (Span(state.queues[name], 0),)
+    spare = max(0, len(spans) - SPANS_KEPT + 1)
+    return tuple(span for number, span in enumerate(spans) if number >= spare or not span.ended)
 
 
 def cancelled(state: ClusterState, index: int, command: MoveCancelled) -> ClusterState:
@@ -75,14 +77,13 @@ def _without_move(state: ClusterState, number: int) -> ClusterState:
 
 def span_ended(state: ClusterState, index: int, command: SpanEnded) -> ClusterState:
     spans = state.placing.spans.get(command.name, ())
-    if len(spans) < 2 or all(span.log_id != command.log_id for span in spans[:-1]):
+    live = [number for number, span in enumerate(spans[:-1]) if not span.ended]
+    if command.log_id not in {spans[number].log_id for number in live}:
         return state
-    if spans[0].log_id != command.log_id:
+    if spans[live[0]].log_id != command.log_id:
         raise Forbidden(f"queue {shown(command.name)} has records before those of that log; they end first")
-    left = spans[1:]
-    others = {name: each for name, each in state.placing.spans.items() if name != command.name}
-    spans_left = {**others, command.name: left} if len(left) > 1 else others
-    return replace(state, places=replace(state.placing, spans=spans_left))
+    left = (*spans[: live[0]], replace(spans[live[0]], ended=True), *spans[live[0] + 1 :])
+    return replace(state, places=replace(state.placing, spans={**state.placing.spans, command.name: left}))
 
 
 def paused(state: ClusterState, index: int, command: MovingPaused) -> ClusterState:

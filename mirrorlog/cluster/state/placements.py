@@ -50,14 +50,19 @@ class LogPlace(msgspec.Struct, frozen=True, omit_defaults=True):
     ids_from: int = 0
 
 
+SPANS_KEPT: Final = 16
+"""Of a queue; the oldest go, once they have ended."""
+
 NOWHERE: Final = LogPlace()
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True):
-    """A stretch of a queue: from queue offset `first` up to the next span's."""
+    """A stretch of a queue: from queue offset `first` up to the next span's. `ended`: none of its records is there any
+    more; it is kept for positions that name its log."""
 
     log_id: str
     first: int
+    ended: bool = False
 
 
 class MovingQueue(msgspec.Struct, frozen=True, array_like=True):
@@ -71,8 +76,8 @@ class MovingQueue(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LogPlaces(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`logs`: by log id, of those about which there is something to say. `spans`: of each queue that has moved and has
-    records from before, by its name, the oldest first; the last one is in the log that `ClusterState.queues` says.
+    """`logs`: by log id, of those about which there is something to say. `spans`: of each queue that has moved, by its
+    name, the oldest first; the last one is in the log that `ClusterState.queues` says.
     `moves`: by the queue's name. `ids_given`: by number, up to which number of a queue logs that are no more have given
     out ids; `logs_removed`: how many these were. `paused`: nothing is begun that moves."""
 

@@ -34,6 +34,7 @@ class ConsumeReader:
         read_from = subscription.node_id or ("mirror" if subscription.from_mirror else "master")
         self._choice = ReplicaChoice(client, subscription.queue, self._copies, read_from=read_from, turn=0)
         self._until: int | None = None
+        self._read_in = ""
 
     async def open(self) -> Fetched:
         """Settle where to begin and to end; nothing is fetched yet. Raises NoSuchQueue, BadRequest, ConnectionLost;
@@ -61,6 +62,7 @@ class ConsumeReader:
     # --- inside ---
 
     async def _fetch_once(self, queue_offset: int, epoch: int) -> Fetched:
+        self._choice.aim(queue_offset)
         connection = await self._choice.connected()
         try:
             return await self._fetch_from(connection, queue_offset, epoch)
@@ -96,7 +98,7 @@ class ConsumeReader:
             async with watch:
                 facts, content = await connection.fetch(
                     queue_id=info.queue_id,
-                    epoch=epoch,
+                    epoch=epoch if self._read_in == info.log_id else 0,
                     queue_offset=queue_offset,
                     max_bytes=self.subscription.max_bytes,
                     wait_ms=self.subscription.max_wait_ms,
@@ -104,6 +106,7 @@ class ConsumeReader:
                 )
         except OffsetOutOfRange as error:
             raise await self._copies.judged(error, info, node_id, queue_offset) from None
+        self._read_in = info.log_id
         return read_fetched(
             facts,
             content,
@@ -141,8 +144,9 @@ class ConsumeReader:
             start = await self._earliest(info, node_id)
         if isinstance(start, int):
             start = Position(log_id=info.log_id, epoch=info.epoch, queue_offset=start)
-        if start.log_id != info.log_id:
+        if not info.was_in(start.log_id):
             raise BadRequest(f"a position of log {start.log_id}, but queue {info.name!r} is in {info.log_id}")
+        self._read_in = start.log_id
         return start
 
     async def _earliest(self, info: QueueInfo, node_id: str) -> int:

@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class QueueInfo(_message.Message):
-    __slots__ = ("name", "queue_id", "log_id", "epoch", "master", "mirrors", "begin", "next", "arguments", "incarnation", "producer_epoch", "current", "tiers", "gaps", "attributes")
+    __slots__ = ("name", "queue_id", "log_id", "epoch", "master", "mirrors", "begin", "next", "arguments", "incarnation", "producer_epoch", "current", "tiers", "gaps", "attributes", "spans", "former_logs")
     class ArgumentsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -32,6 +32,8 @@ class QueueInfo(_message.Message):
     TIERS_FIELD_NUMBER: _ClassVar[int]
     GAPS_FIELD_NUMBER: _ClassVar[int]
     ATTRIBUTES_FIELD_NUMBER: _ClassVar[int]
+    SPANS_FIELD_NUMBER: _ClassVar[int]
+    FORMER_LOGS_FIELD_NUMBER: _ClassVar[int]
     name: str
     queue_id: int
     log_id: str
@@ -47,7 +49,23 @@ class QueueInfo(_message.Message):
     tiers: _containers.RepeatedCompositeFieldContainer[TierInfo]
     gaps: _containers.RepeatedCompositeFieldContainer[OffsetRange]
     attributes: bool
-    def __init__(self, name: _Optional[str] = ..., queue_id: _Optional[int] = ..., log_id: _Optional[str] = ..., epoch: _Optional[int] = ..., master: _Optional[str] = ..., mirrors: _Optional[_Iterable[str]] = ..., begin: _Optional[int] = ..., next: _Optional[int] = ..., arguments: _Optional[_Mapping[str, Argument]] = ..., incarnation: _Optional[str] = ..., producer_epoch: _Optional[int] = ..., current: _Optional[bool] = ..., tiers: _Optional[_Iterable[_Union[TierInfo, _Mapping]]] = ..., gaps: _Optional[_Iterable[_Union[OffsetRange, _Mapping]]] = ..., attributes: _Optional[bool] = ...) -> None: ...
+    spans: _containers.RepeatedCompositeFieldContainer[Span]
+    former_logs: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., queue_id: _Optional[int] = ..., log_id: _Optional[str] = ..., epoch: _Optional[int] = ..., master: _Optional[str] = ..., mirrors: _Optional[_Iterable[str]] = ..., begin: _Optional[int] = ..., next: _Optional[int] = ..., arguments: _Optional[_Mapping[str, Argument]] = ..., incarnation: _Optional[str] = ..., producer_epoch: _Optional[int] = ..., current: _Optional[bool] = ..., tiers: _Optional[_Iterable[_Union[TierInfo, _Mapping]]] = ..., gaps: _Optional[_Iterable[_Union[OffsetRange, _Mapping]]] = ..., attributes: _Optional[bool] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., former_logs: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Span(_message.Message):
+    __slots__ = ("log_id", "first", "epoch", "master", "mirrors")
+    LOG_ID_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    MASTER_FIELD_NUMBER: _ClassVar[int]
+    MIRRORS_FIELD_NUMBER: _ClassVar[int]
+    log_id: str
+    first: int
+    epoch: int
+    master: str
+    mirrors: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, log_id: _Optional[str] = ..., first: _Optional[int] = ..., epoch: _Optional[int] = ..., master: _Optional[str] = ..., mirrors: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class TierInfo(_message.Message):
     __slots__ = ("name", "location", "next")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from mirrorlog.wire.messages.base import Message
 
@@ -28,6 +29,17 @@ class TierInfo(msgspec.Struct, frozen=True, kw_only=True):
     next: int
 
 
+class SpanInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A stretch of a queue that has moved: its records from queue offset `first` on, up to the next one's, are in this
+    log. `master`: empty while there is none."""
+
+    log_id: str
+    first: int
+    epoch: int = 0
+    master: str = ""
+    mirrors: list[str] = []
+
+
 class QueueInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A queue as this node knows it. Queue offsets are those of confirmed records: `begin` up to `next`.
 
@@ -36,7 +48,8 @@ class QueueInfo(msgspec.Struct, frozen=True, kw_only=True):
     begun; else there may be confirmed records behind `next` (nodes before version 4 say True of mirrors, too). `tiers`:
     where records below `begin` may be; `gaps`: queue offsets [first, next) within `begin` and `next` that were given up
     after losses, ascending (before version 4 the newest of them alone). `attributes`: whether its batches may have some
-    (decision 0036).
+    (decision 0036). `spans`: of a queue that has moved, the oldest first, those that have records from before and the
+    one that it is in now; `former_logs`: ids of all logs that it was in (decision 0050).
     """
 
     name: str
@@ -54,6 +67,22 @@ class QueueInfo(msgspec.Struct, frozen=True, kw_only=True):
     tiers: list[TierInfo] = []
     gaps: list[tuple[int, int]] = []
     attributes: bool = False
+    spans: list[SpanInfo] = []
+    former_logs: list[str] = []
+
+    def at(self, queue_offset: int) -> QueueInfo:
+        """The same, with the log of the span that the record stands in, and its nodes."""
+        for span in reversed(self.spans[:-1]):
+            following = next(each.first for each in self.spans if each.first > span.first or each is self.spans[-1])
+            if span.first <= queue_offset < following:
+                return replace(
+                    self, log_id=span.log_id, epoch=span.epoch, master=span.master, mirrors=span.mirrors, current=False
+                )
+        return self
+
+    def was_in(self, log_id: str) -> bool:
+        """Whether a position in that log is one of this queue."""
+        return log_id == self.log_id or log_id in self.former_logs
 
 
 class QueueOutage(msgspec.Struct, frozen=True, kw_only=True):
