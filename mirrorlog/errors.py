@@ -66,6 +66,10 @@ class NotMaster(Refused):
     is known."""
 
 
+class QueueMoving(NotMaster):
+    """The queue leaves this log for another one, has left, or arrives; ask for its place again, after a moment."""
+
+
 class NotLeader(Refused):
     """This member does not lead the cluster's metadata; `details["leader"]` is the member that does, 0 if unknown."""
 
@@ -203,13 +207,11 @@ class PositionLost(OffsetOutOfRange):
 
 
 class TierUnreachable(MirrorlogError, grpc="UNAVAILABLE", exit_code=9, retriable=True):
-    """Records that a log has no more are in a Delta table, and that cannot be read from here; details carry its
-    `location`."""
+    """Records that a log has no more are in a Delta table that cannot be read from here; details: its `location`."""
 
 
 class TierNotAllowed(MirrorlogError, grpc="PERMISSION_DENIED", exit_code=18):
-    """Records that a log has no more are said to be in a table at a place that this reader was not told to follow;
-    details carry its `location`."""
+    """Records that a log has no more are said to be where this reader may not look; details carry its `location`."""
 
 
 class TierBroken(MirrorlogError, grpc="DATA_LOSS", exit_code=15):
@@ -300,13 +302,11 @@ class IndexDoubtful(MirrorlogError, grpc="UNAVAILABLE", exit_code=17, retriable=
 
 
 class DiskFailed(LogUnavailable, exit_code=16):
-    """A write or an fsync failed: what the page cache holds can no longer be trusted to reach the disk. Its node ends,
-    and another one takes over."""
+    """A write or an fsync failed: what the page cache holds may never reach the disk. The node ends."""
 
 
 class DirectoryGone(DiskFailed, exit_code=19):
-    """The directory of the node, or of a log, was removed or replaced while the node ran: what is written reaches
-    nobody who looks for it. The node ends, as of a failed disk."""
+    """The directory of the node, or of a log, was removed or replaced while it ran: it ends, as of a failed disk."""
 
 
 # --- Exchanges, virtual hosts, users. -----------------------------------------------------------------------------

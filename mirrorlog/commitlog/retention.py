@@ -33,8 +33,7 @@ UTC) of its last one. In order of queue and queue offset."""
 
 
 _NEVER: Final = 2**63 - 1
-# Of a queue id, what tells the queues of one log apart.
-_ID_MASK: Final = 0xFFFFFF
+_DENSE_MAX: Final = (1 << 24) - 1
 
 
 class Aged(Protocol):
@@ -311,15 +310,28 @@ def first_queue_offsets(segments: Iterable[SegmentParts], queue_ids: Iterable[in
 
 
 class _Lookup:
-    """A map of a log's queue ids to whole numbers that is asked for whole columns. Ids count up from the log's."""
+    """A map of queue ids to whole numbers that is asked for whole columns. Ids count up from the log's, but for those
+    of queues that were declared in other logs."""
 
     def __init__(self, values: Mapping[int, int], *, default: int) -> None:
-        keys = np.fromiter(values.keys(), np.int64, len(values)) & _ID_MASK
-        # The last one stands for all above.
-        self._values = np.full(int(keys.max(initial=-1)) + 2, default, np.int64)
-        self._values[keys] = np.fromiter(values.values(), np.int64, len(values))
+        ids, found = (np.fromiter(each, np.int64, len(values)) for each in (values.keys(), values.values()))
+        order = np.argsort(ids)
+        # The last one is above all ids, and stands for those that are not there.
+        self._ids = np.append(ids[order], _NEVER)
+        self._values = np.append(found[order], default)
+        self._dense: Rows | None = None
+        if len(ids) and self._ids[-2] - self._ids[0] <= _DENSE_MAX:
+            # The first one stands for all below, the last one for all above.
+            self._dense = np.full(int(self._ids[-2] - self._ids[0]) + 3, default, np.int64)
+            self._dense[ids - self._ids[0] + 1] = found
 
     def of(self, parts: Rows) -> Rows:
         """The value of each part's queue."""
-        found: Rows = self._values[np.minimum(parts["queue_id"] & _ID_MASK, len(self._values) - 1)]
+        ids = parts["queue_id"].astype(np.int64)
+        found: Rows
+        if self._dense is not None:
+            found = self._dense[np.clip(ids - self._ids[0] + 1, 0, len(self._dense) - 1)]
+            return found
+        at = np.searchsorted(self._ids, ids)
+        found = self._values[np.where(self._ids[at] == ids, at, len(self._ids) - 1)]
         return found

@@ -1,6 +1,8 @@
 """Changes to queues, as the log keeps them: msgpack values inside control and queue-state batches.
 
-    CONTROL      queue id 0   EpochStarted, QueueDeclared, QueueDeleted, LogStartMoved, QueueStartsMoved, OffsetsJumped
+    CONTROL      queue id 0   EpochStarted, QueueDeclared, QueueDeleted, LogStartMoved, QueueStartsMoved, OffsetsJumped,
+                              QueueLeft, QueueReturned, QueueHandedOver,
+                              QueueArriving, QueueArrived, QueueOpened, ArrivalDropped
     QUEUE_STATE  the queue's  PositionCommitted, HoldSet, HoldEnded, Settled, Returned, Watermark, RecordsLeased,
                               GroupReset, GroupDeleted, QueueUsed, ForwardingStarted, Addressed, PieceForwarded
 
@@ -253,6 +255,76 @@ class OffsetsJumped(_Change, frozen=True, tag="OffsetsLeapt", omit_defaults=True
     queue_id_max: int = 0
 
 
+# --- Queues that move between logs (decision 0050), since `versions.PLACEMENTS` ---------------------------------------
+#
+# In the log that a queue leaves: QueueLeft, then QueueReturned, or QueueHandedOver. In the one that it comes to:
+# QueueArriving, batches of Kind.CHECKPOINT with its state, QueueArrived, then QueueOpened; or ArrivalDropped.
+
+
+class QueueLeft(_Change, frozen=True):
+    """From here on the log takes nothing for the queue, which goes to the log `target` by the move of that number; its
+    next record is `next_queue_offset` there."""
+
+    queue_id: int
+    move: int
+    target: str
+    next_queue_offset: int
+
+
+class QueueReturned(_Change, frozen=True):
+    """The move was cancelled: the queue is here as before it left."""
+
+    queue_id: int
+    move: int
+
+
+class QueueHandedOver(_Change, frozen=True):
+    """The queue is the target's for good: of its state nothing is kept here, only its records. `freed`: these are dead,
+    too, and it stays known no more than that the queue is elsewhere."""
+
+    queue_id: int
+    move: int
+    freed: bool = False
+
+
+class QueueArriving(_Change, frozen=True):
+    """The states of a queue of the log `source` follow, up to QueueArrived; whatever was known of it here is no more.
+    Its first record here is `first`. `producer_epoch_floor`: that of the source, which counts from here on too: whom it
+    has forgotten nobody knows here either."""
+
+    queue_id: int
+    move: int
+    source: str
+    first: int
+    producer_epoch_floor: int = 0
+
+
+class QueueArrived(_Change, frozen=True):
+    """All states of the queue stand in the log. Nobody finds it before QueueOpened."""
+
+    queue_id: int
+    move: int
+
+
+class QueueOpened(_Change, frozen=True):
+    """The cluster has added the span: the queue is here from now on, and taken for."""
+
+    queue_id: int
+    move: int
+
+
+class ArrivalDropped(_Change, frozen=True):
+    """The queue does not come, or its states are to come anew: nothing of them counts."""
+
+    queue_id: int
+    move: int
+
+
+MoveChange = QueueLeft | QueueReturned | QueueHandedOver | QueueArriving | QueueArrived | QueueOpened | ArrivalDropped
+StateGone = QueueHandedOver | QueueArriving | ArrivalDropped
+"""With these nothing that was known of the queue's groups, holds, producers, records' attributes counts any more."""
+
+
 Change = (
     EpochStarted
     | QueueDeclared
@@ -273,6 +345,13 @@ Change = (
     | ForwardingStarted
     | Addressed
     | PieceForwarded
+    | QueueLeft
+    | QueueReturned
+    | QueueHandedOver
+    | QueueArriving
+    | QueueArrived
+    | QueueOpened
+    | ArrivalDropped
 )
 
 _ENCODER: Final = msgspec.msgpack.Encoder()

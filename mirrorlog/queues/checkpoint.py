@@ -2,7 +2,7 @@
 
 A checkpoint is a run of batches of Kind.CHECKPOINT among those that are appended meanwhile:
 
-    CheckpointBegan   QueueState ...   HoldsState ...   GroupState, LedgerChunk ..., LeasesState ...
+    CheckpointBegan   MoveState ...   QueueState ...   HoldsState ...   GroupState, LedgerChunk ..., LeasesState ...
     ForwardingState ...   RunState ...   QueueStartsState ...   GapsState ...   ProducerState ...   CheckpointEnded
 
 Each piece says the state as of its own place, so it is made and appended in one step of the loop, and others come in
@@ -10,6 +10,9 @@ between. What is read from the first batch on, all kinds in the order of the log
 gives: whoever changed since the beginning is in the batches themselves, everybody else is in a piece. Only a complete
 checkpoint counts, and only from its confirm on. Of a queue that was deleted nothing is said any more, also while that
 is not confirmed: whoever begins with the checkpoint never hears of it.
+
+What a queue brings along from another log (decision 0050) stands between QueueArriving and QueueArrived in batches of
+the same kind. A checkpoint that began in between says nothing of that queue, so it does not count.
 
 Rejected: all in one step (10,000 queues would hold the loop up), a copy of the state to write from (twice the memory,
 and the copy takes as long), a file beside the log (it would have to be replicated, confirmed and cut like the log).
@@ -25,7 +28,7 @@ from typing import ClassVar, Final, Generic, TypeVar
 
 from mirrorlog.commitlog.format.header import HEADER_SIZE, BatchHeader, Buffer, Kind
 from mirrorlog.commitlog.index.gaps import GAPS_MAX, Gap, Gaps
-from mirrorlog.queues.changes import Change
+from mirrorlog.queues.changes import ArrivalDropped, Change, QueueArrived, QueueArriving, decode_changes
 from mirrorlog.queues.checkpoint_states import (
     CheckpointBegan,
     CheckpointEnded,
@@ -41,6 +44,7 @@ from mirrorlog.queues.groups.states import GroupPart
 from mirrorlog.queues.groups.table import GroupTable
 from mirrorlog.queues.limits.attributes import RunPart, RunTable
 from mirrorlog.queues.limits.holds import HoldTable
+from mirrorlog.queues.moves import MovePart
 from mirrorlog.queues.producers import ProducerKey, ProducerTable
 from mirrorlog.queues.registry import QueueRegistry
 
@@ -141,8 +145,9 @@ class CheckpointWriter:
         self._began_at = log_end
         # Who is there now. Those who come later are in the log behind this place, those who go leave no state.
         limit = self._batch_bytes_max
-        queues, producers = self._queue_parts(self._registry.queue_ids()), iter(self._producers.known())
+        queues, producers = self._queue_parts(self._registry.stated_ids()), iter(self._producers.known())
         self._cuts = [
+            _Cut(self._registry.move_parts(), self._registry.moves.state, self._queues_per_batch, limit),
             _Cut(queues, self._queue_state, self._queues_per_batch, limit),
             *([] if self._holds is None else [_Cut(self._holds.states(), self._holds_state, HOLDS_PER_BATCH, limit)]),
             *self._group_cuts(limit),
@@ -230,7 +235,9 @@ class CheckpointWriter:
             yield GapsState(gaps=newest, former=former)
 
     def _is_deleted(self, queue_id: int) -> bool:
-        return self._registry.is_leaving(queue_id) or self._registry.is_gone(queue_id)
+        """Or not there yet: what arrives says all of itself."""
+        registry = self._registry
+        return registry.is_leaving(queue_id) or registry.is_gone(queue_id) or registry.moves.is_incomplete(queue_id)
 
     def _producer_state(self, key: ProducerKey) -> State | None:
         state = self._producers.state(key, brief=self._batches_left <= 0)
@@ -275,7 +282,8 @@ class _Cut(Generic[Key]):
 
 
 _AnyCut = (
-    _Cut[QueuePart]
+    _Cut[MovePart]
+    | _Cut[QueuePart]
     | _Cut[GroupPart]
     | _Cut[RunPart]
     | _Cut[int]
@@ -292,7 +300,7 @@ class CheckpointTracker:
     at or above it may be freed.
     """
 
-    follows: ClassVar[frozenset[type]] = frozenset()
+    follows: ClassVar[frozenset[type]] = frozenset({QueueArriving, QueueArrived, ArrivalDropped})
 
     def __init__(self) -> None:
         self.state_from = 0
@@ -300,6 +308,8 @@ class CheckpointTracker:
         self._opens: deque[tuple[int, int | None]] = deque()
         # (end of its last batch, where it began) of those that are complete and not confirmed.
         self._unconfirmed: deque[tuple[int, int]] = deque()
+        # (log offset of a change, the queues that were arriving behind it): each beginning and each end of an arrival.
+        self._arriving: deque[tuple[int, frozenset[int]]] = deque()
 
     @property
     def _open(self) -> int | None:
@@ -311,9 +321,17 @@ class CheckpointTracker:
         # The first and the last one stand alone; a long batch need not be read for them.
         if header.kind == Kind.CHECKPOINT and header.record_count == 1:
             self.restore(header, decode_checkpoint(batch))
+        elif header.kind == Kind.CONTROL:
+            self.follow(header, decode_changes(batch))
 
     def follow(self, header: BatchHeader, changes: Iterable[Change]) -> None:
-        """No change tells of a checkpoint."""
+        """A batch of changes was appended: a queue may be arriving from here on, or no more."""
+        for change in changes:
+            if isinstance(change, QueueArriving | QueueArrived | ArrivalDropped):
+                there = self._arriving[-1][1] if self._arriving else frozenset()
+                began = isinstance(change, QueueArriving)
+                now = there | {change.queue_id} if began else there - {change.queue_id}
+                self._arriving.append((header.log_offset, now))
 
     def restore(self, header: BatchHeader, states: Iterable[State]) -> None:
         """A batch of a checkpoint was appended: `apply`, of one that was decoded already."""
@@ -321,7 +339,10 @@ class CheckpointTracker:
             if isinstance(state, CheckpointBegan):
                 while len(self._opens) > 1 and self._opens[1][0] <= self.state_from:
                     self._opens.popleft()  # no cut goes behind it
-                self._opens.append((header.log_offset, header.log_offset))
+                while len(self._arriving) > 1 and self._arriving[1][0] <= self.state_from:
+                    self._arriving.popleft()
+                counts = not (self._arriving and self._arriving[-1][1])
+                self._opens.append((header.log_offset, header.log_offset if counts else None))
             elif isinstance(state, CheckpointEnded) and state.began_at == self._open:
                 self._unconfirmed.append((header.next_log_offset, state.began_at))
                 self._opens.append((header.log_offset, None))
@@ -336,5 +357,7 @@ class CheckpointTracker:
         # Where an end is gone and its beginning is not, what is fetched again may complete it.
         while self._opens and self._opens[-1][0] >= log_offset:
             self._opens.pop()
+        while self._arriving and self._arriving[-1][0] >= log_offset:
+            self._arriving.pop()
         while self._unconfirmed and self._unconfirmed[-1][0] > log_offset:
             self._unconfirmed.pop()

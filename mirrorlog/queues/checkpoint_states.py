@@ -1,6 +1,6 @@
 """The state of a log's queues as its checkpoints keep it: msgpack values inside batches of Kind.CHECKPOINT, queue id 0.
 
-    CheckpointBegan, QueueState, HoldsState, GroupState, LedgerChunk, VerdictsState, LeasesState, RunState,
+    CheckpointBegan, MoveState, QueueState, HoldsState, GroupState, LedgerChunk, VerdictsState, LeasesState, RunState,
     ForwardingState, QueueStartsState, GapsState, ProducerState, CheckpointEnded
 
 Each is an array that begins with a letter: there may be 100,000 of them, and the names of fields would be most of their
@@ -51,6 +51,22 @@ class QueueState(_State, frozen=True, tag="Q"):
     positions: dict[str, tuple[str, int, int]]
     declared_at: int
     used_at: int = -1
+
+
+class MoveState(_State, frozen=True, tag="M"):
+    """What a log has to say of a queue that moved, as of this place in the log and before its QueueState. Since
+    `versions.PLACEMENTS`, and only where there is such a queue.
+
+    `step`: `left`, `over` (QueueHandedOver), `freed`, `arrived` (and not opened), or `gone`: its id is of another log's
+    block, and it was deleted here. `log_id`: where it goes to, or comes from; `queue_offset`: that from which on it is
+    in the newer log.
+    """
+
+    queue_id: int
+    step: str
+    move: int = 0
+    log_id: str = ""
+    queue_offset: int = 0
 
 
 class QueueStartsState(_State, frozen=True, tag="L"):
@@ -230,6 +246,7 @@ class CheckpointEnded(_State, frozen=True, tag="E"):
 
 State = (
     CheckpointBegan
+    | MoveState
     | QueueState
     | HoldsState
     | GroupState

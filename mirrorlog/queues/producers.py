@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 
 from mirrorlog.commitlog.format.header import NO_PRODUCER, BatchHeader, Flag, Kind
 from mirrorlog.errors import BadBatch, OutOfSequence, StaleProducerEpoch
-from mirrorlog.queues.changes import Change, QueueDeleted
+from mirrorlog.queues.changes import Change, QueueArrived, QueueArriving, QueueDeleted, StateGone
 from mirrorlog.queues.checkpoint_states import CheckpointEnded, ProducerState, State
 
 # A client keeps at most this many batches of a queue in flight, so a retry is always among the remembered ones.
@@ -55,7 +55,10 @@ _NEVER_US: Final = 2**63
 
 class Landed(NamedTuple):
     """Where a batch went: enough to answer its retry. `refused`: the queue was full, and its records left as they came;
-    its producer was told so."""
+    its producer was told so.
+
+    Of one that its queue has brought along from another log: where the queue arrived, from `log_offset` to the next
+    one; no batch is as short."""
 
     crc: int
     record_count: int
@@ -64,6 +67,11 @@ class Landed(NamedTuple):
     next_log_offset: int
     epoch: int
     refused: bool = False
+
+    @property
+    def moved(self) -> bool:
+        """Whether it landed in another log, before the queue moved."""
+        return self.next_log_offset == self.log_offset + 1
 
 
 def landed_of(header: BatchHeader) -> Landed:
@@ -156,9 +164,14 @@ class ProducerTable:
 
     def follow(self, changes: Iterable[Change]) -> None:
         """Changes that a control batch brings, in their place in the log: so the table is the same wherever it is
-        rebuilt. Of a queue that is deleted nothing is kept, and the floor stays: no batch for its id is taken again."""
+        rebuilt. Of a queue that is deleted, or has moved, nothing is kept, and the floor stays: no batch for its id
+        is taken again."""
         for change in changes:
-            if isinstance(change, QueueDeleted):
+            if isinstance(change, QueueArriving):
+                self._epoch_floor = max(self._epoch_floor, change.producer_epoch_floor)
+            if isinstance(change, QueueArrived):
+                self._sort()
+            elif isinstance(change, QueueDeleted | StateGone):
                 for key in [key for key in dict.keys(self._sequences) if key[1] == change.queue_id]:
                     del self._sequences[key]
 
@@ -279,10 +292,10 @@ class ProducerTable:
         self._epoch_floor = max(self._epoch_floor, min(held.producer_epoch + 1, PRODUCER_EPOCH_MAX))
 
 
-def _last_place(item: tuple[ProducerKey, _Sequence]) -> int:
-    """The log offset of a producer's last batch."""
+def _last_place(item: tuple[ProducerKey, _Sequence]) -> tuple[int, ProducerKey]:
+    """The log offset of a producer's last batch; those whose queue has brought them along have the same."""
     landed = item[1].landed
-    return landed[next(reversed(landed))].log_offset if landed else 0
+    return landed[next(reversed(landed))].log_offset if landed else 0, item[0]
 
 
 def _remember(held: _Sequence, state: ProducerState) -> None:

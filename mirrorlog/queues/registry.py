@@ -8,6 +8,8 @@ A deletion, too, counts from its append: the queue is found no more. Until it is
 as it was, so it is kept aside, and what others know of it (groups, holds, producers) stays where it is; `take_deleted`
 says when all of that can go. Its id is never given out again.
 
+A queue that left for another log, or is arriving from one, is *aside*: nobody finds it, and it is not lost either.
+
 A checkpoint says again what stood before it, for copies that begin with it. Such a copy may meet records and
 positions of queues before it meets the queues themselves; the checkpoint's own words come after these and hold them.
 
@@ -19,62 +21,36 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple, get_args
 
 from mirrorlog.commitlog.format.header import BatchHeader
-from mirrorlog.commitlog.retention import QueueLimits
 from mirrorlog.errors import BadRequest, NoSuchQueue, Overloaded, QueueExists
 from mirrorlog.queues.arguments import (
     check_declaration,
     check_names,
     difference_of,
-    is_work_queue,
-    lengths_of,
-    limits_of,
-    message_ttl_ms,
 )
 from mirrorlog.queues.changes import (
     Change,
     GroupDeleted,
     GroupReset,
+    MoveChange,
     OffsetsJumped,
     PositionCommitted,
+    QueueArriving,
     QueueDeclared,
     QueueDeleted,
     QueueStartsMoved,
     QueueUsed,
     encode_change,
 )
-from mirrorlog.queues.checkpoint_states import CheckpointBegan, QueueStartsState, QueueState, State
-from mirrorlog.queues.limits.length import LengthLimits
-from mirrorlog.queues.limits.lifetime import Lifetime, lifetime_of
+from mirrorlog.queues.checkpoint_states import CheckpointBegan, MoveState, QueueStartsState, QueueState, State
+from mirrorlog.queues.ids import IDS_PER_LOG, IdBlock
+from mirrorlog.queues.moves import MovePart, QueueMoves
+from mirrorlog.queues.queue_table import Queue, QueueTable
 from mirrorlog.wire.names import check_new
 
-IDS_PER_LOG: Final = 1 << 24
-"""Queue id = number of the log << 24 | number of the queue in it, from 1."""
-
 _NAME: Final = re.compile(r"[^\x00-\x1f\x7f]{1,255}")
-
-
-@dataclass(slots=True)
-class Queue:
-    """`declared_at`: log offset of its declaration; `used_at`: of its QueueUsed, -1 without one. `positions`: the
-    confirmed ones by group; `newest`: the appended.
-
-    `next_queue_offset`: of the record that followed when the newest confirmed checkpoint was written; 0 without one.
-    Records may have come since; but there may be none left from before, and then only this says where to go on.
-    """
-
-    name: str
-    queue_id: int
-    incarnation: str
-    arguments: dict[str, Any]
-    declared_at: int
-    positions: dict[str, PositionCommitted] = field(default_factory=dict)
-    newest: dict[str, PositionCommitted] = field(default_factory=dict)
-    next_queue_offset: int = 0
-    used_at: int = -1
 
 
 class _Leaving(NamedTuple):
@@ -98,13 +74,14 @@ class _Unconfirmed(NamedTuple):
 
 
 class QueueRegistry:
-    """All queues of one log by name and id. `id_base`: below all ids of this log, see `id_base_of`; `acking`: whether a
-    queue has an acking group of a name, which then is no stream group's."""
+    """All queues of one log by name and id. `id_base`: see `IdBlock`; `acking`: whether a queue has an acking group
+    of a name, which then is no stream group's."""
 
     follows: ClassVar[frozenset[type]] = frozenset(
         {
             *(QueueDeclared, QueueDeleted, QueueStartsMoved, OffsetsJumped),
             *(PositionCommitted, QueueUsed, GroupReset, GroupDeleted),
+            *get_args(MoveChange),
         }
     )
 
@@ -119,45 +96,36 @@ class QueueRegistry:
         self._acking = acking
         self._queues_max = queues_max
         self._groups_max = groups_max
-        self._by_name: dict[str, Queue] = {}
-        self._by_id: dict[int, Queue] = {}
+        ids = self._ids = IdBlock(id_base)
+        self._known = known = QueueTable(ids)
+        self._by_name, self.by_id, self.visitors = known.by_name, known.by_id, known.visitors
+        self.limits, self.work_queues, self.lengths = known.limits, known.work_queues, known.lengths
+        self.ttls, self.lifetimes = known.ttls, known.lifetimes
+        self.moves = QueueMoves(known)
         self._unconfirmed: deque[_Unconfirmed] = deque()
-        self.limits: dict[int, QueueLimits] = {}
-        """Of the queues that have retention limits of their own, by queue id."""
-        self.work_queues: set[int] = set()
-        """Ids of the queues that keep what is not settled, and nothing else: declared with retention = "work"."""
-        self.lengths: dict[int, LengthLimits] = {}
-        """Of the queues that may have so many records, or bytes, and no more, by queue id."""
-        self.ttls: dict[int, int] = {}
-        """Of the queues whose records live no longer (`x-message-ttl`, ms), by queue id."""
-        self.lifetimes: dict[int, Lifetime] = {}
-        """Of the queues that go by themselves (`auto-delete`, `x-expires`), by queue id."""
         self.start_offsets: dict[int, int] = {}
         """The logged start offsets as appended, by queue id; see QueueStartsMoved."""
         self._confirmed_start_offsets: dict[int, int] = {}
-        self._id_base = self._id_max = id_base
-        # By queue id, in the order of the log; and the largest id of those that are gone for good.
+        # By queue id, in the order of the log.
         self._leaving: dict[int, _Leaving] = {}
-        self._gone_max = id_base
         self.deleted: list[int] = []
         """What `take_deleted` gives."""
         self.moved: dict[int, int] = {}
         """What `take_moved` gives."""
-        # (log offset, largest id) of the newest confirmed checkpoint or jump, and of those behind it.
-        self._checkpoints: deque[tuple[int, int]] = deque()
 
     def __iter__(self) -> Iterator[Queue]:
-        return iter(self._by_id.values())
+        return iter(self.by_id.values())
 
     def __len__(self) -> int:
-        return len(self._by_id)
+        return len(self.by_id)
 
     # --- asking ---
 
     def find(self, name: str) -> Queue:
-        """Raises NoSuchQueue."""
+        """Raises NoSuchQueue, or QueueMoving for one that is aside."""
         queue = self._by_name.get(name)
         if queue is None:
+            self.moves.check_name(name)
             raise no_such_queue(name)
         return queue
 
@@ -165,49 +133,82 @@ class QueueRegistry:
         return self._by_name.get(name)
 
     def find_id(self, queue_id: int) -> Queue:
-        """Raises NoSuchQueue."""
-        queue = self._by_id.get(queue_id)
+        """Raises NoSuchQueue, or QueueMoving for one that has left, or is arriving."""
+        queue = self.by_id.get(queue_id)
         if queue is None:
-            raise NoSuchQueue(f"no queue has the id {queue_id}", queue_id=queue_id)
+            raise self.moves.refusal(queue_id) or NoSuchQueue(
+                f"no queue has the id {queue_id}; ask for the queue's metadata again", queue_id=queue_id
+            )
         return queue
 
     def has_id(self, queue_id: int) -> bool:
-        return queue_id in self._by_id
+        return queue_id in self.by_id
 
     def is_gone(self, queue_id: int) -> bool:
-        """Whether a queue of this id was deleted, and that is confirmed; where all queues are known, as on a master."""
-        return queue_id <= self._id_max and queue_id not in self._by_id and queue_id not in self._leaving
+        """Whether no queue of this id is here, nor may come back, nor has left records here; where all queues are
+        known, as on a master. Of one of this log's block: it was deleted, and that is confirmed."""
+        if queue_id in self.by_id or queue_id in self._leaving or self.moves.knows(queue_id):
+            return False
+        return queue_id <= self._ids.highest or not self._ids.owns(queue_id)
 
     def leaving_ids(self) -> list[int]:
         """The queues whose deletion is not confirmed: they may come back."""
         return list(self._leaving)
 
+    def keeps(self, queue_id: int) -> bool:
+        """Whether the records of a queue are to stay: it is here, or has left them here."""
+        left = self.moves.left.get(queue_id)
+        return queue_id in self.by_id or (left is not None and not left.freed)
+
+    def left_ids(self) -> list[int]:
+        """The queues that have left records here, which are kept until somebody says that they may go."""
+        return [queue_id for queue_id, left in self.moves.left.items() if not left.freed]
+
     @property
     def any_gone(self) -> bool:
-        """Whether a queue was ever deleted from this log, as far as is known: ids are given out one after another."""
-        return self._id_max - self._id_base > len(self._by_id) + len(self._leaving)
+        """Whether a queue was ever deleted from this log, as far as is known: ids are given out one after another. Or
+        whether that cannot be told so, for queues have moved."""
+        moves = self.moves
+        if self.visitors or moves.left or moves.arriving or moves.gone:
+            return True
+        return self._ids.count > len(self.by_id) + len(self._leaving)
 
     @property
     def queue_id_max(self) -> int:
         """The largest queue id that was ever given out; the base before the first."""
-        return self._id_max
+        return self._ids.highest
 
     @property
     def ids_assigned(self) -> int:
         """The number in this log of `queue_id_max`, from 1; 0 before the first."""
-        return self._id_max - self._id_base
+        return self._ids.highest - self._ids.base
+
+    def ids_given_before(self, number: int) -> None:
+        """An earlier log of the same number has given out ids up to this number; see `LogPlace.ids_from`."""
+        self._ids.given_before(number)
+        self.visitors.update(each for each in self.by_id if not self._ids.owns(each))
 
     def id_past(self, number: int) -> int:
         """What `queue_id_max` is once no id up to this number of the log is given out any more."""
-        return max(self._id_max, self._id_base + min(number, IDS_PER_LOG - 1))
+        return max(self._ids.highest, self._ids.base + min(number, IDS_PER_LOG - 1))
 
     def queue_ids(self) -> list[int]:
         """All queues that are here now, in no order."""
-        return list(self._by_id)
+        return list(self.by_id)
+
+    def stated_ids(self) -> list[int]:
+        """All queues of which a checkpoint that begins now tells: those that are aside, too."""
+        aside = (each for each in self.moves.aside if not self.moves.is_incomplete(each))
+        return [*self.by_id, *aside]
+
+    def move_parts(self) -> Iterator[MovePart]:
+        """See `QueueMoves.parts`: of visitors whose deletion is not confirmed it is told, too, that they are gone."""
+        yield from self.moves.parts()
+        yield from (("gone", each) for each in list(self._leaving) if not self._ids.owns(each))
 
     def groups(self, queue_id: int) -> list[str]:
         """The groups that have a position in a queue, a confirmed one or not."""
-        queue = self._by_id.get(queue_id)
+        queue = self._find(queue_id)
         return list(queue.newest) if queue is not None else []
 
     def is_leaving(self, queue_id: int) -> bool:
@@ -216,7 +217,7 @@ class QueueRegistry:
 
     def state(self, queue_id: int, groups: Sequence[str], *, next_queue_offset: int) -> QueueState | None:
         """A queue as appended up to now, with the positions of `groups`, for a checkpoint; None if it is gone."""
-        queue = self._by_id.get(queue_id)
+        queue = self.by_id.get(queue_id) or self.moves.aside.get(queue_id)
         if queue is None:
             return None
         found = [queue.newest[group] for group in groups if group in queue.newest]
@@ -237,8 +238,8 @@ class QueueRegistry:
         """The batch that declares a queue, or None when it is there already with the same arguments.
 
         `incarnation`: a random text for the queue if it is new (see QueueDeclared).
-        Raises BadRequest, QueueExists (naming the difference) or Overloaded. An argument that means nothing here is
-        refused, or its owner would believe in it; but a queue that has it already is found with it.
+        Raises BadRequest, QueueExists (naming the difference), QueueMoving or Overloaded. An argument that means
+        nothing here is refused, or its owner would believe in it; but a queue that has it already is found with it.
         """
         there = self._by_name.get(name)
         check_declaration(name, arguments, placed=there is not None)
@@ -247,14 +248,19 @@ class QueueRegistry:
             if difference := difference_of(there.arguments, arguments):
                 raise QueueExists(f"queue {name!r} exists {difference}", queue=name)
             return None
-        if len(self._by_id) >= self._queues_max:
-            raise Overloaded(f"this log has {self._queues_max} queues (limits.max_queues)", limit="max_queues")
-        queue_id = self._id_max + 1
-        if queue_id - self._id_base >= IDS_PER_LOG:
+        self.moves.check_name(name)
+        self.check_room()
+        queue_id = self._ids.next
+        if queue_id is None:
             raise Overloaded(f"this log has given out all of its {IDS_PER_LOG - 1} queue ids", limit="queue_ids")
         return encode_change(
             QueueDeclared(name=name, queue_id=queue_id, incarnation=incarnation, arguments=dict(arguments))
         )
+
+    def check_room(self) -> None:
+        """For one queue more. Raises Overloaded."""
+        if len(self.by_id) + len(self.moves.aside) >= self._queues_max:
+            raise Overloaded(f"this log has {self._queues_max} queues (limits.max_queues)", limit="max_queues")
 
     def commit_position(self, name: str, change: PositionCommitted) -> bytearray:
         """The batch that stores a group's position. Raises NoSuchQueue, BadRequest or Overloaded."""
@@ -286,20 +292,25 @@ class QueueRegistry:
         """A batch of changes was appended."""
         for change in changes:
             if isinstance(change, QueueDeclared):
-                if change.queue_id > self._id_max:  # else it is here, or was deleted since
-                    self._declare(change.queue_id, change.name, change.incarnation, change.arguments, header.log_offset)
+                self._declared(header, change)
             elif isinstance(change, QueueDeleted):
                 self._delete(header, change.queue_id)
             elif isinstance(change, QueueStartsMoved):
                 self._starts_moved(header, change.begins)
             elif isinstance(change, OffsetsJumped):
-                self._note_ids(header, max(self._id_max, change.queue_id_max))
+                self._ids.told(header.log_offset, max(self._ids.highest, change.queue_id_max))
             elif isinstance(change, PositionCommitted):
                 self._appended(_Unconfirmed(header.next_log_offset, header.queue_id, (change,)))
             elif isinstance(change, QueueUsed):
                 self._used(header.queue_id, header.log_offset)
             elif isinstance(change, GroupReset | GroupDeleted):
                 self._appended(_Unconfirmed(header.next_log_offset, header.queue_id, (), replaced=change.group))
+            elif isinstance(change, MoveChange):
+                self._move(header, change)
+
+    def _declared(self, header: BatchHeader, change: QueueDeclared) -> None:
+        if change.queue_id > self._ids.highest:  # else it is here, or was deleted since, or has left
+            self._declare(change.queue_id, change.name, change.incarnation, change.arguments, header.log_offset)
 
     def restore(self, header: BatchHeader, states: Iterable[State]) -> None:
         """A batch of a checkpoint was appended."""
@@ -309,29 +320,30 @@ class QueueRegistry:
             elif isinstance(state, QueueStartsState):
                 self._starts_moved(header, state.begins)
             elif isinstance(state, CheckpointBegan):
-                self._note_ids(header, state.queue_id_max)
-
-    def _note_ids(self, header: BatchHeader, queue_id_max: int) -> None:
-        self._checkpoints.append((header.log_offset, queue_id_max))
-        self._id_max = max(self._id_max, queue_id_max)
+                self._ids.told(header.log_offset, state.queue_id_max)
+            elif isinstance(state, MoveState):
+                self.moves.restore(header, state)
 
     def confirm(self, log_offset: int) -> dict[int, int]:
         """Everything below `log_offset` is confirmed. Gives the logged start offsets, by queue id, that became true
         now."""
         begins: dict[int, int] = {}
         while self._unconfirmed and self._unconfirmed[0].log_offset <= log_offset:
-            _, queue_id, positions, next_queue_offset, begin, replaced = self._unconfirmed.popleft()
+            until, queue_id, positions, next_queue_offset, begin, replaced = self._unconfirmed.popleft()
             if begin >= 0:
                 begins[queue_id] = self._confirmed_start_offsets[queue_id] = begin
-            queue = self._known(queue_id)
-            if queue is not None:
+            queue = self._find(queue_id)
+            # One that has come back is another queue than the one that these were told of.
+            if queue is not None and until > queue.declared_at:
                 queue.positions.update((change.group, change) for change in positions)
                 if replaced is not None:
                     queue.positions.pop(replaced, None)
                 queue.next_queue_offset = max(queue.next_queue_offset, next_queue_offset)
-        while len(self._checkpoints) > 1 and self._checkpoints[1][0] < log_offset:
-            self._checkpoints.popleft()
+        if self._ids.told_at:
+            self._ids.confirm(log_offset)
         self._confirm_deletions(log_offset)
+        if self.moves.undo:
+            self.moves.confirm(log_offset)
         self.moved.update(begins)
         return begins
 
@@ -352,20 +364,21 @@ class QueueRegistry:
             del self._leaving[queue_id]
             self.start_offsets.pop(queue_id, None)
             self._confirmed_start_offsets.pop(queue_id, None)
-            self._gone_max = max(self._gone_max, queue_id)
+            self._ids.gone(queue_id)
+            if not self._ids.owns(queue_id):
+                self.moves.gone.add(queue_id)
             self.deleted.append(queue_id)
 
     def cut(self, log_offset: int) -> None:
         """The log now ends at `log_offset`."""
+        if self.moves.undo or self.moves.aside:
+            self.moves.cut(log_offset)
         for queue in [queue for queue in self if queue.declared_at >= log_offset]:
-            self._remove(queue)
+            self._known.remove(queue)
         self._bring_back(log_offset)
         for queue in self:
             queue.used_at = queue.used_at if queue.used_at < log_offset else -1
-        while self._checkpoints and self._checkpoints[-1][0] >= log_offset:
-            self._checkpoints.pop()
-        told = self._checkpoints[-1][1] if self._checkpoints else 0
-        self._id_max = max(told, *self._by_id, *self._leaving, self._gone_max)
+        self._ids.cut(log_offset, [*self.by_id, *self._leaving, *self.moves.left])
         undone = set()
         while self._unconfirmed and self._unconfirmed[-1].log_offset > log_offset:
             undone.add(self._unconfirmed.pop().queue_id)
@@ -377,48 +390,31 @@ class QueueRegistry:
         self, queue_id: int, name: str, incarnation: str, arguments: dict[str, Any], declared_at: int
     ) -> Queue:
         """The queue of this id, which is made if it is not there."""
-        queue = self._by_id.get(queue_id)
+        queue = self.by_id.get(queue_id)
         if queue is None:
             queue = Queue(name, queue_id, incarnation, arguments, declared_at)
-            self._put(queue)
-            self._id_max = max(self._id_max, queue_id)
+            self._known.put(queue)
+            self._ids.given(queue_id)
         return queue
 
     def _used(self, queue_id: int, log_offset: int) -> None:
         """The first time counts."""
-        queue = self._by_id.get(queue_id)
+        queue = self._find(queue_id)
         if queue is not None and queue.used_at < 0:
             queue.used_at = log_offset
 
-    def _put(self, queue: Queue) -> None:
-        self._by_name[queue.name] = self._by_id[queue.queue_id] = queue
-        if (limits := limits_of(queue.arguments)) is not None:
-            self.limits[queue.queue_id] = limits
-        if is_work_queue(queue.arguments):
-            self.work_queues.add(queue.queue_id)
-        if (lifetime := lifetime_of(queue.arguments)) is not None:
-            self.lifetimes[queue.queue_id] = lifetime
-        if (ttl_ms := message_ttl_ms(queue.arguments)) is not None:
-            self.ttls[queue.queue_id] = ttl_ms
-        if (lengths := lengths_of(queue.arguments)) is not None:
-            self.lengths[queue.queue_id] = lengths
-
-    def _remove(self, queue: Queue) -> None:
-        del self._by_name[queue.name]
-        self.work_queues.discard(queue.queue_id)
-        for by_id in (self._by_id, self.limits, self.lifetimes, self.ttls, self.lengths):
-            by_id.pop(queue.queue_id, None)
-
-    def _known(self, queue_id: int) -> Queue | None:
-        """The queue, also one that a cut may bring back."""
+    def _find(self, queue_id: int) -> Queue | None:
+        """The queue, also one that a cut may bring back, or a move."""
         leaving = self._leaving.get(queue_id)
-        return leaving.queue if leaving is not None else self._by_id.get(queue_id)
+        if leaving is not None:
+            return leaving.queue
+        return self.by_id.get(queue_id) or self.moves.aside.get(queue_id)
 
     def _delete(self, header: BatchHeader, queue_id: int) -> None:
-        self._id_max = max(self._id_max, queue_id)
-        queue = self._by_id.get(queue_id)
+        self._ids.given(queue_id)
+        queue = self.by_id.get(queue_id)
         if queue is not None:
-            self._remove(queue)
+            self._known.remove(queue)
         if queue_id not in self._leaving:
             self._leaving[queue_id] = _Leaving(header.next_log_offset, queue)
 
@@ -427,11 +423,12 @@ class QueueRegistry:
         for queue_id, (deleted_at, queue) in list(self._leaving.items()):
             if deleted_at > log_offset:
                 del self._leaving[queue_id]
-                if queue is not None and queue.declared_at < log_offset:
-                    self._put(queue)
+                if queue is not None and queue.declared_at < log_offset and not self.moves.is_aside(queue_id):
+                    self._known.put(queue)
 
     def _restore(self, header: BatchHeader, state: QueueState) -> None:
-        queue = self._declare(state.queue_id, state.name, state.incarnation, state.arguments, state.declared_at)
+        put = self._declare if not self.moves.is_aside(state.queue_id) else self.moves.put_aside
+        queue = put(state.queue_id, state.name, state.incarnation, state.arguments, state.declared_at)
         if state.used_at >= 0:
             self._used(state.queue_id, state.used_at)
         positions = (
@@ -451,23 +448,31 @@ class QueueRegistry:
         self._unconfirmed.append(change)
         if change.begin >= 0:
             self.start_offsets[change.queue_id] = change.begin
-        queue = self._by_id.get(change.queue_id)
+        queue = self._find(change.queue_id) if self.moves.aside else self.by_id.get(change.queue_id)
         if queue is not None:
             _put_newest(queue, change)
+
+    def _move(self, header: BatchHeader, change: MoveChange) -> None:
+        self.moves.follow(header, change)
+        left = self.moves.left.get(change.queue_id)
+        if left is not None and left.freed:
+            # What it left here is dead, also when it comes back.
+            begin = change.first if isinstance(change, QueueArriving) else left.next_queue_offset
+            self._starts_moved(header, {change.queue_id: begin})
 
     def _find_newest(self, queue_ids: Set[int]) -> None:
         """After a cut: the newest positions of some queues, and the start offsets, from the confirmed ones and those
         left."""
         if not queue_ids:
             return
-        known = {queue_id: queue for queue_id in queue_ids if (queue := self._known(queue_id)) is not None}
+        known = {queue_id: queue for queue_id in queue_ids if (queue := self._find(queue_id)) is not None}
         for queue in known.values():
             queue.newest = dict(queue.positions)
         self.start_offsets = dict(self._confirmed_start_offsets)
         for change in self._unconfirmed:
             if change.begin >= 0:
                 self.start_offsets[change.queue_id] = change.begin
-            if change.queue_id in known:
+            if change.queue_id in known and change.log_offset > known[change.queue_id].declared_at:
                 _put_newest(known[change.queue_id], change)
 
 
@@ -475,16 +480,6 @@ def _put_newest(queue: Queue, change: _Unconfirmed) -> None:
     queue.newest.update((position.group, position) for position in change.positions)
     if change.replaced is not None:
         queue.newest.pop(change.replaced, None)
-
-
-def id_base_of(log_number: int) -> int:
-    """Below all queue ids of the log with this number."""
-    return log_number * IDS_PER_LOG
-
-
-def log_number_of(queue_id: int) -> int:
-    """The number of the log that the queue with this id is in."""
-    return queue_id // IDS_PER_LOG
 
 
 def no_such_queue(name: str) -> NoSuchQueue:

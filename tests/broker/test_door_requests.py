@@ -13,7 +13,7 @@ from mirrorlog.broker.session.client_session import ClientSession, NativeDoor
 from mirrorlog.broker.session.queue_lifetimes import Exclusives
 from mirrorlog.config import LimitSettings
 from mirrorlog.errors import MirrorlogError, Overloaded, QueueExclusive
-from mirrorlog.queues.registry import Queue
+from mirrorlog.queues.queue_table import Queue
 from mirrorlog.wire.messages.base import Message
 from mirrorlog.wire.messages.groups import Subscribe
 from mirrorlog.wire.messages.queues import DeclareQueue

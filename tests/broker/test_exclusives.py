@@ -8,7 +8,7 @@ import pytest
 
 from mirrorlog.broker.session.queue_lifetimes import Exclusives
 from mirrorlog.errors import LogUnavailable, MirrorlogError, NotMaster, QueueExclusive
-from mirrorlog.queues.registry import Queue
+from mirrorlog.queues.queue_table import Queue
 from mirrorlog.wire.messages.base import Message
 from mirrorlog.wire.messages.groups import PurgeGroup, Subscribe
 from mirrorlog.wire.messages.queues import DeclareQueue, DeleteQueue, GetMetadata, Metadata, QueueInfo

@@ -29,9 +29,11 @@ class Log:
         self.index.add(header(self.end, queue_id=queue_id, base=base, records=records))
         self._added(confirm)
 
-    def jump(self, queue_ids: Sequence[int] = (1,), go_on_at: int = FAR, *, confirm: bool = True) -> None:
+    def jump(
+        self, queue_ids: Sequence[int] = (1,), go_on_at: int = FAR, *, confirm: bool = True, lost: bool = True
+    ) -> None:
         self.index.add(header(self.end, queue_id=0, base=0, kind=Kind.CONTROL))
-        self.index.jump(self.end, queue_ids, go_on_at)
+        self.index.jump(self.end, queue_ids, go_on_at, lost=lost)
         self._added(confirm)
 
     def cut(self, log_offset: int) -> None:
@@ -63,6 +65,27 @@ def test_a_leap_counts_from_its_confirm() -> None:
     assert log.index.confirm(log.end) == {1}
     assert offsets(log.index) == (0, FAR, FAR)
     assert [log.index.gap_end(1, each) for each in (9, 10, FAR - 1, FAR)] == [None, FAR, FAR, None]
+
+
+@pytest.mark.parametrize("before", [0, 10])
+def test_a_queue_that_comes_from_another_log_goes_on_there_and_has_no_gap(before: int) -> None:
+    """Goal: what another log has is not lost. Method: a queue arrives that was never here, or had ten records here;
+    its arrival is cut once, and comes again."""
+    log = Log()
+    if before:
+        log.data()
+    end = log.end
+    for _ in range(2):
+        log.cut(end)
+        log.jump(go_on_at=40, confirm=False, lost=False)
+        assert (log.index.next_appended(1), list(log.index.gaps())) == (40, [])
+    log.index.confirm(log.end)
+    assert offsets(log.index) == (0 if before else 40, 40, 40)
+    log.data()
+    assert offsets(log.index) == (0 if before else 40, 50, 50)
+    assert bases(log.index, 40) == [40]
+    assert bases(log.index, 0) == [0] if before else not log.index.gaps_of(1)
+    assert log.index.gap_end(1, 20) is None
 
 
 def test_what_stands_on_both_sides_of_a_gap_is_found() -> None:

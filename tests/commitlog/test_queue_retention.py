@@ -71,6 +71,23 @@ def test_a_part_dies_when_its_last_batch_is_too_old() -> None:
     assert decided(segments, limits, now_us=60).queue_starts == {}
 
 
+@pytest.mark.parametrize("far", [1 << 24, 1 << 31])
+def test_a_queue_of_another_logs_numbers_is_none_of_this_ones(far: int) -> None:
+    """Goal: queues that were declared elsewhere keep their ids. Method: two whose numbers are the same in their logs,
+    of which one has a limit, or is known, or is held."""
+    segments = [segment(at, *((q, at, at + 100, 30, at) for q in (1, far + 1)), time=at) for at in (0, 100)]
+    for one, other in ((1, far + 1), (far + 1, 1)):
+        limits = {one: QueueLimits(max_age_us=10)}
+        assert decided(segments, limits, now_us=50).queue_starts == {one: 100}
+        both = {**limits, other: QueueLimits(max_age_us=10)}
+        assert decided(segments, both, now_us=50, floors={other: 50}).queue_starts == {one: 100}
+        queues = Queues({}, {}, {}, {}, {one})
+        found = decide(
+            segments, queues, begin=0, end=200, at_most=200, now_us=0, limits=RetentionLimits(), copied={}, copy_share=0
+        )
+        assert found.deleted == {other}
+
+
 def test_a_begin_that_is_logged_is_not_said_again() -> None:
     """The same decision with what it gave before: nothing is new."""
     segments = [segment(at, (1, at, at + 100, 30, at)) for at in (0, 100)]

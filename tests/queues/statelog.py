@@ -7,10 +7,18 @@ from collections.abc import Iterable
 from mirrorlog.commitlog.format.body import Record
 from mirrorlog.commitlog.format.drafts import encode_batch
 from mirrorlog.commitlog.format.header import BatchHeader, Kind, read_header, stamp
-from mirrorlog.queues.changes import PositionCommitted, QueueDeclared, decode_changes, encode_change
+from mirrorlog.queues.changes import (
+    PositionCommitted,
+    QueueArriving,
+    QueueDeclared,
+    StateGone,
+    decode_changes,
+    encode_change,
+)
 from mirrorlog.queues.checkpoint import CheckpointTracker, CheckpointWriter, decode_checkpoint
 from mirrorlog.queues.dead_letters.forwarding import ForwardingTable
 from mirrorlog.queues.groups.table import GroupTable
+from mirrorlog.queues.ids import id_base_of
 from mirrorlog.queues.limits.attributes import RunTable
 from mirrorlog.queues.limits.holds import HoldTable
 from mirrorlog.queues.log_state import DerivedState
@@ -38,12 +46,13 @@ class Derived:
         expiry_us: int = EXPIRY_US,
         groups_max: int = 100_000,
         reads_checkpoints: bool = True,
+        number: int = 0,
     ) -> None:
-        self.registry = QueueRegistry(queues_max=100_000, groups_max=groups_max)
+        self.registry = QueueRegistry(queues_max=100_000, groups_max=groups_max, id_base=id_base_of(number))
         self.producers = ProducerTable(producers_max=producers_max, expiry_us=expiry_us)
         self.tracker = CheckpointTracker()
         self.holds = HoldTable(per_queue_max=4)
-        self.groups = GroupTable(per_queue_max=4)
+        self.groups = GroupTable(per_queue_max=4, is_arriving=self.registry.moves.is_incomplete)
         self.forwardings = ForwardingTable()
         self.runs = RunTable(runs_max=1000, floors=self.groups.whole_floors)
         self.appended: dict[int, int] = {}
@@ -61,9 +70,14 @@ class Derived:
             self.runs.apply(header, batch, queue_ttl_ms=self.registry.ttls.get(header.queue_id))
         elif header.kind != Kind.CHECKPOINT:
             changes = decode_changes(batch)
-            for table in (self.registry, self.holds, self.groups, self.forwardings):
+            for table in (self.registry, self.holds, self.groups, self.forwardings, self.tracker):
                 table.follow(header, changes)
             self.runs.follow(header)
+            for change in changes:
+                if isinstance(change, StateGone):
+                    self.runs.state_gone(header, change.queue_id)
+                if isinstance(change, QueueArriving):
+                    self.appended[change.queue_id] = max(change.first, self.appended.get(change.queue_id, 0))
             if header.kind == Kind.CONTROL:
                 self.producers.follow(changes)
         self.producers.apply(header)
@@ -177,9 +191,10 @@ class StateLog:
 class Master:
     """A log with its derived state, as its master writes both."""
 
-    def __init__(self, *, begin: int = 0, groups_max: int = 100_000) -> None:
+    def __init__(self, *, begin: int = 0, groups_max: int = 100_000, number: int = 0) -> None:
         self.log = StateLog(begin=begin)
-        self.derived = Derived(groups_max=groups_max)
+        self.number = number
+        self.derived = Derived(groups_max=groups_max, number=number)
 
     def append(self, batch: bytearray | None, *, base_queue_offset: int = 0) -> BatchHeader:
         assert batch is not None
@@ -222,7 +237,7 @@ class Master:
 
     def rebuilt(self, log_offset: int) -> Derived:
         """What a node derives that has the log from `log_offset` on, all of it confirmed."""
-        derived = Derived()
+        derived = Derived(number=self.number)
         derived.follow_all(self.log.since(log_offset), confirmed=self.log.end)
         return derived
 

@@ -38,8 +38,8 @@ from mirrorlog.queues.delivery.group import GroupDelivery, Reach, Rules
 from mirrorlog.queues.delivery.settlement import REASONS, deaths
 from mirrorlog.queues.groups.ledger import Ledger
 from mirrorlog.queues.groups.table import OWN_GROUP
+from mirrorlog.queues.queue_table import Queue
 from mirrorlog.queues.ranges import Range
-from mirrorlog.queues.registry import Queue
 from mirrorlog.wire.frames import Grant
 
 # How records of a group leave for other queues: as dead letters, or because somebody redrives them. Thin:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from mirrorlog.broker.hosting.hosted_log import HostedLog
 from mirrorlog.broker.hosting.states import HostedState
 from mirrorlog.errors import MirrorlogError, NoSuchQueue
-from mirrorlog.queues.registry import log_number_of
+from mirrorlog.queues.ids import IDS_PER_LOG
 
 
 class HostedLogs:
@@ -52,12 +52,17 @@ class HostedLogs:
         return self._served.get(log_id) or self._refused.get(log_id)
 
     def of_queue(self, queue_id: int) -> HostedLog:
-        """The log that gave out this id, if it did: whether the queue is there is for the log to say.
+        """The log that has the queue; else one that it has left, or the one that gave out this id, if it did: that the
+        queue is not there is for that log to say.
 
         Raises NoSuchQueue, or LogUnavailable when this node refuses to serve that log, or all that hold it are down.
         """
-        number = log_number_of(queue_id)
+        number = queue_id // IDS_PER_LOG
         log = self._by_number.get(number)
+        if log is not None and log.replica.damage is None and queue_id in log.replica.queues.by_id:
+            return log
+        if (moved := self._moved_to(queue_id)) is not None:
+            log = moved
         if log is not None and log.replica.damage is None:
             return log
         _undamaged(log)
@@ -69,6 +74,18 @@ class HostedLogs:
         raise NoSuchQueue(
             f"no queue has the id {queue_id} in a log that this node holds; ask for the queue's metadata again"
         )
+
+    def _moved_to(self, queue_id: int) -> HostedLog | None:
+        """The log that the queue has come to, else one that it has left, of those here. Asked for nothing that is where
+        its id was given out."""
+        found = None
+        for log in self:
+            queues = log.replica.queues
+            if queue_id in queues.visitors:
+                return log
+            if queues.moves.knows(queue_id):
+                found = log
+        return found
 
     @property
     def refused(self) -> list[HostedLog]:

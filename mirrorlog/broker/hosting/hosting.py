@@ -166,6 +166,8 @@ class LogKeeper:
         assert facts is not None
         if self.log is None:
             self.log = await hosting.open(assignment_of(facts), UUID(self.log_id))
+        if ids_from := hosting.ids_from(self.log_id):
+            self.log.replica.queues.ids_given_before(ids_from)
         if self.log.state is HostedState.UNAVAILABLE:
             return False  # its node refuses to serve it, and says why to whoever asks
         if isinstance(duty, Lead) and self.log.facts().epoch_known >= duty.epoch:
@@ -337,6 +339,10 @@ class Hosting:
         """See `ClusterState.queue_ids`."""
         assert self.state is not None
         return self.state.queue_ids(log_id)
+
+    def ids_from(self, log_id: str) -> int:
+        """See `LogPlace.ids_from`."""
+        return self.state.placing.place(log_id).ids_from if self.state is not None else 0
 
     def place_queues(self, log_id: str, log: HostedLog) -> None:
         """The cluster shall know of every queue of a log, also of one that was there before it, and of the ids that

@@ -19,7 +19,8 @@ from mirrorlog.ha.connection import HAConnection
 from mirrorlog.ha.mastership import Mastership
 from mirrorlog.queues.limits.credit import Account, Credits
 from mirrorlog.queues.limits.holds import Hold
-from mirrorlog.queues.registry import Queue, QueueRegistry
+from mirrorlog.queues.queue_table import Queue
+from mirrorlog.queues.registry import QueueRegistry
 from mirrorlog.wire.messages.queues import HoldInfo, Position
 from mirrorlog.wire.messages.status import (
     DiskStatus,

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Iterable, Sequence, Set
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, get_args
 
 from mirrorlog.commitlog.files import disk_named
 from mirrorlog.commitlog.format.header import BatchHeader, Column, Kind
@@ -25,16 +25,24 @@ from mirrorlog.commitlog.index.tables import Tables
 from mirrorlog.commitlog.log import CommitLog
 from mirrorlog.config import LimitSettings
 from mirrorlog.errors import BadBatch, IndexDoubtful, MirrorlogError
-from mirrorlog.queues.changes import Change, OffsetsJumped, decode_changes
+from mirrorlog.queues.changes import (
+    Change,
+    MoveChange,
+    OffsetsJumped,
+    QueueArriving,
+    StateGone,
+    decode_changes,
+)
 from mirrorlog.queues.checkpoint import CheckpointTracker
 from mirrorlog.queues.checkpoint_states import GapsState, QueueState, decode_checkpoint
 from mirrorlog.queues.dead_letters.forwarding import ForwardingTable
 from mirrorlog.queues.groups.table import GroupTable
+from mirrorlog.queues.ids import id_base_of
 from mirrorlog.queues.limits.attributes import RunTable
 from mirrorlog.queues.limits.holds import HoldTable
 from mirrorlog.queues.log_state import DerivedState, LogStartTracker
 from mirrorlog.queues.producers import ProducerTable
-from mirrorlog.queues.registry import QueueRegistry, id_base_of
+from mirrorlog.queues.registry import QueueRegistry
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +52,7 @@ _CHECKPOINT: Final = int(Kind.CHECKPOINT)
 _CONTROL: Final = int(Kind.CONTROL)
 _CHANGES: Final = frozenset({_CONTROL, int(Kind.QUEUE_STATE)})
 _ATTRIBUTES: Final = int(Column.ATTRIBUTES)
+_MOVES: Final = frozenset(get_args(MoveChange))
 
 
 class DerivedTables:
@@ -60,7 +69,7 @@ class DerivedTables:
             id_base=id_base_of(number),
             acking=lambda queue_id, group: self.groups.get(queue_id, group) is not None,
         )
-        self.groups = GroupTable(per_queue_max=limits.max_groups_per_queue)
+        self.groups = GroupTable(per_queue_max=limits.max_groups_per_queue, is_arriving=self.queues.moves.is_incomplete)
         self.forwardings = ForwardingTable()
         self.runs = RunTable(runs_max=limits.attribute_runs_max, floors=self.groups.whole_floors)
         self.holds = HoldTable(per_queue_max=limits.max_holds_per_queue)
@@ -131,13 +140,22 @@ class DerivedTables:
             if not state.follows.isdisjoint(kinds):
                 state.follow(header, changes)
                 self._unconfirmed[state] = header.log_offset + header.length
-        if header.kind == _CONTROL:
-            self.producers.follow(changes)
         if header.kind == _CONTROL or self.runs.total:
             self.runs.follow(header)
             self._unconfirmed[self.runs] = header.log_offset + header.length
+        if header.kind == _CONTROL:
+            self.producers.follow(changes)
+            if not kinds.isdisjoint(_MOVES):
+                self._apply_moves(header, changes)
         if OffsetsJumped in kinds:
             self._apply_jumps(header, changes)
+
+    def _apply_moves(self, header: BatchHeader, changes: Iterable[Change]) -> None:
+        for change in changes:
+            if isinstance(change, StateGone):
+                self.runs.state_gone(header, change.queue_id)
+            if isinstance(change, QueueArriving):
+                self.index.jump(header.log_offset, (change.queue_id,), change.first, lost=False)
 
     def _apply_jumps(self, header: BatchHeader, changes: Iterable[Change]) -> None:
         for change in changes:

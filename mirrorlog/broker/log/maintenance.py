@@ -398,6 +398,8 @@ class StateKeeper:
             return
         if log.end >= self._not_before and self._writer is None and not self._publisher.stopping:
             replica = self._replica
+            if replica.queues.moves.arriving and replica.queues.moves.any_incomplete:
+                return
             self._began_at, self._size = replica.log.end, 0
             self._writer = CheckpointWriter(
                 replica.queues,
@@ -426,6 +428,11 @@ class StateKeeper:
         """The next batch. Whether there may be another one."""
         writer = self._writer
         if writer is None or self._publisher.stopping:
+            return False
+        moves = self._replica.queues.moves
+        if not self._size and moves.arriving and moves.any_incomplete:
+            # It would not count; see `CheckpointTracker`. The next append tries again.
+            self._writer, self._began_at = None, self._replica.checkpoints.state_from
             return False
         try:
             batch = writer.next_batch(self._replica.log.end)

@@ -35,7 +35,6 @@ from mirrorlog.errors import (
     InSyncReplicasNotEnough,
     LogUnavailable,
     MirrorlogError,
-    NoSuchQueue,
     Overloaded,
     QueueFull,
     StaleRouting,
@@ -402,8 +401,7 @@ class LogPublisher:
             raise BadBatch(f"a producer sends kind {Kind.DATA}, not {header.kind}")
         if header.producer_id >= OWN_PRODUCERS and not own:
             raise BadRequest(f"producer ids from {OWN_PRODUCERS} on are the nodes' own; draw one of 63 bits")
-        if not self.replica.queues.has_id(header.queue_id):
-            raise NoSuchQueue(f"no queue has the id {header.queue_id}; ask for the queue's metadata again")
+        self.replica.queues.find_id(header.queue_id)
         if header.queue_id in self.closed_queues:
             raise LogUnavailable("this queue is being deleted if it is empty; nothing was stored, send it again")
         if header.columns & _ATTRIBUTES:

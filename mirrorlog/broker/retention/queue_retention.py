@@ -197,7 +197,7 @@ class QueueRetention:
         tiers.update(dict.fromkeys(queues.work_queues, 0))
         known = None
         if queues.any_gone:
-            known = {*queues.queue_ids(), *queues.leaving_ids()}
+            known = {*queues.queue_ids(), *queues.leaving_ids(), *queues.left_ids()}
         return Queues(dict(queues.limits), dict(queues.start_offsets), self._floors(), tiers, known)
 
     def _floors(self) -> dict[int, int]:
@@ -208,6 +208,8 @@ class QueueRetention:
             # Nobody has had anything of a queue without a group.
             floor = settled.get(queue_id, 0)
             floors[queue_id] = min(floor, floors.get(queue_id, floor))
+        # What queues have left here stays until the log that they are in says where they begin.
+        floors.update(dict.fromkeys(replica.queues.left_ids(), 0))
         return floors
 
     @property
@@ -256,7 +258,7 @@ class QueueRetention:
             if not some:
                 return True
             # Of one that was deleted meanwhile nothing is said any more.
-            there = {queue_id: begin for queue_id, begin in some.items() if self._replica.queues.has_id(queue_id)}
+            there = {queue_id: begin for queue_id, begin in some.items() if self._replica.queues.keeps(queue_id)}
             if there:
                 self._publisher.append_control(encode_change(QueueStartsMoved(begins=there)))
             await self._let_others()
@@ -353,7 +355,7 @@ class QueueRetention:
         try:
             for batch in batches:
                 header = read_header(batch)
-                if not self._replica.queues.has_id(header.queue_id):
+                if not self._replica.queues.keeps(header.queue_id):
                     continue  # deleted while it was read
                 self._replica.append_copied(batch)
                 self._allowed_bytes -= header.length

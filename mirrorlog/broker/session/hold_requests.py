@@ -18,7 +18,7 @@ from mirrorlog.broker.session.queue_requests import FOLLOW_LOOK_S, FOLLOW_S, Han
 from mirrorlog.errors import LogUnavailable, MirrorlogError, UnsupportedVersion
 from mirrorlog.queues.changes import HoldEnded, encode_change
 from mirrorlog.queues.limits.holds import RELEASED, Hold, HoldRequest, gone, taken
-from mirrorlog.queues.registry import Queue
+from mirrorlog.queues.queue_table import Queue
 from mirrorlog.wire.messages.base import Message
 from mirrorlog.wire.messages.queues import Done, EndHold, HoldGranted, HoldsFound, ListHolds, SetHold
 

@@ -25,7 +25,7 @@ from mirrorlog.cluster.state.placements import Span
 from mirrorlog.cluster.state.topology import User
 from mirrorlog.config import Settings
 from mirrorlog.queues.access import may_see
-from mirrorlog.queues.registry import Queue
+from mirrorlog.queues.queue_table import Queue
 from mirrorlog.wire.messages.base import Message
 from mirrorlog.wire.messages.codec import Encoded, encode
 from mirrorlog.wire.messages.queues import Metadata, NodeInfo, QueueInfo, SpanInfo, TierInfo

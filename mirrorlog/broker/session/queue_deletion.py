@@ -41,7 +41,8 @@ from mirrorlog.broker.ports import ClusterView
 from mirrorlog.errors import InUse, LogUnavailable, MirrorlogError, NoSuchQueue, UnsupportedVersion
 from mirrorlog.queues.dead_letters.forwarding import NUMBERS
 from mirrorlog.queues.groups.table import OWN_GROUP
-from mirrorlog.queues.registry import Queue, no_such_queue
+from mirrorlog.queues.queue_table import Queue
+from mirrorlog.queues.registry import no_such_queue
 from mirrorlog.wire.messages.base import Message
 from mirrorlog.wire.messages.queues import Deleted, DeleteQueue
 

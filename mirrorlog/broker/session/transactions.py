@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from typing import Final, NamedTuple, Protocol
 
 from mirrorlog import versions
@@ -42,10 +41,10 @@ from mirrorlog.errors import (
 )
 from mirrorlog.ha.group_transfer import ALL_MEMBERS
 from mirrorlog.queues.changes import Change, encode_changes
+from mirrorlog.queues.ids import log_number_of
 from mirrorlog.queues.limits.credit import Key
 from mirrorlog.queues.producers import REMEMBERED_BATCHES, Landed, ProducerTable
 from mirrorlog.queues.ranges import RangeSet
-from mirrorlog.queues.registry import log_number_of
 from mirrorlog.wire.frames import CONFIRM_DUPLICATE, How, Level, Settle
 from mirrorlog.wire.names import shown
 from mirrorlog.wire.transaction_frames import BatchReceipt, Transact, Transacted, read_transact, transacted_frame
@@ -154,14 +153,22 @@ class Transactions:
     def _log_of(self, queue_ids: Sequence[int]) -> tuple[HostedLog, LogPublisher]:
         """The one log that all these queues are in. Raises CrossLogTransaction, NotMaster, or why there is none."""
         first, *others = queue_ids
+        place = self._place(first) if others else None
         for other in others:
-            if log_number_of(other) != log_number_of(first):
+            if self._place(other) != place:
                 raise self._crossing(first, other)
         log = self._logs.of_queue(first)
         publisher = log.publisher
         if isinstance(publisher, ElsewhereLog):
             raise publisher.refusal()
         return log, publisher
+
+    def _place(self, queue_id: int) -> object:
+        """The log that has a queue; where this node does not know it, its number."""
+        try:
+            return self._logs.of_queue(queue_id)
+        except MirrorlogError:
+            return log_number_of(queue_id)
 
     def _crossing(self, one: int, other: int) -> CrossLogTransaction:
         queues, logs = zip(*map(self._known_as, (one, other)), strict=True)
@@ -330,7 +337,7 @@ def _landed(headers: Sequence[BatchHeader], producers: ProducerTable) -> list[La
             following[key] = (header.producer_epoch, header.next_sequence)
         else:
             found.append(landed)
-    if found and (len(found) < len(headers) or any(a.next_log_offset != b.log_offset for a, b in pairwise(found))):
+    if found and (len(found) < len(headers) or any(map(_apart, found, found[1:]))):
         raise BadBatch("batches of this transaction were sent before, in other ones; a retry sends the identical ones")
     if any(each.refused for each in found):
         raise BadBatch(
@@ -338,3 +345,8 @@ def _landed(headers: Sequence[BatchHeader], producers: ProducerTable) -> list[La
             "nothing of it counts"
         )
     return found
+
+
+def _apart(one: Landed, other: Landed) -> bool:
+    """Whether two batches did not land in one envelope; of those that their queues have brought along nobody knows."""
+    return not (one.moved or other.moved) and one.next_log_offset != other.log_offset

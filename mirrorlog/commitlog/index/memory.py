@@ -41,11 +41,12 @@ _SWEPT_AT_ONCE: Final = 16
 
 class _OffsetJump(NamedTuple):
     """Queues go on at `go_on_at` behind the batch at `log_offset`. `stood`: their next queue offsets before, by queue
-    id, of those that were below."""
+    id, of those that were below. `lost`: what comes in between; else it is in another log."""
 
     log_offset: int
     go_on_at: int
     stood: dict[int, int]
+    lost: bool = True
 
 
 class QueueIndex:
@@ -106,16 +107,16 @@ class QueueIndex:
         if log_offset < self._confirmed:
             self.confirm(self._confirmed)
 
-    def jump(self, log_offset: int, queue_ids: Iterable[int], go_on_at: int) -> None:
-        """The batch at `log_offset`, which was just added, says that these queues go on at the queue offset `go_on_at`;
-        those that are there already, or beyond, stay. What comes in between was lost."""
+    def jump(self, log_offset: int, queue_ids: Iterable[int], go_on_at: int, *, lost: bool = True) -> None:
+        """The batch at `log_offset`, which was just added, says that these queues go on at the queue offset `go_on_at`,
+        or stay beyond. What comes in between was `lost`, or is in another log."""
         stood: dict[int, int] = {}
         for queue_id in queue_ids:
             following = self.next_appended(queue_id)
             if following < go_on_at:
                 stood[queue_id] = following
                 self._order(queue_id).next_appended = go_on_at
-        self._jumps.append(_OffsetJump(log_offset, go_on_at, stood))
+        self._jumps.append(_OffsetJump(log_offset, go_on_at, stood, lost))
         if log_offset < self._confirmed:
             self.confirm(self._confirmed)
 
@@ -211,7 +212,7 @@ class QueueIndex:
         first, following = gap
         # Jumps that are still to be confirmed here say so themselves, in their place: what is before them they join.
         for jump in self._jumps:
-            if first <= jump.stood.get(queue_id, -1) < following:
+            if jump.lost and first <= jump.stood.get(queue_id, -1) < following:
                 following = jump.stood[queue_id]
         if first < following:
             # It may begin before the one that is known here: of that, only the last jump was followed.
@@ -279,8 +280,7 @@ class QueueIndex:
 
     def past_until(self, queue_id: int, queue_offset: int) -> int | None:
         """None when `find` and `entries` answer for this queue offset. Otherwise the past must be asked, for batches
-        that begin below the queue offset given: from there on the memory answers again, also when the past has none.
-        """
+        that begin below the queue offset given; from there on the memory answers again."""
         queue = self._fresh(queue_id)
         if queue is None or queue_offset >= queue.hot_start:
             return None
@@ -339,8 +339,7 @@ class QueueIndex:
 
     def gap(self, queue_id: int) -> Gap:
         """The newest confirmed gap of a queue; an empty one when it has none."""
-        gaps = self.gaps_of(queue_id)
-        return gaps[-1] if gaps else NO_GAP
+        return (self.gaps_of(queue_id) or (NO_GAP,))[-1]
 
     def gaps_of(self, queue_id: int) -> Gaps:
         """The confirmed gaps of a queue that are known."""
@@ -355,7 +354,7 @@ class QueueIndex:
                 continue  # it was deleted meanwhile
             gaps, begin = queue.gaps, 0 if self.partial else self._start_of(queue)
             for jump in self._jumps:
-                if (stood := jump.stood.get(queue_id)) is not None:
+                if jump.lost and (stood := jump.stood.get(queue_id)) is not None:
                     gaps = with_gap(gaps, (stood, jump.go_on_at))
             if gaps:  # its jump may have been cut meanwhile
                 yield queue_id, (*(each for each in gaps[:-1] if each[1] >= begin), gaps[-1])
@@ -436,11 +435,12 @@ class QueueIndex:
             if queue.next_confirmed < jump.go_on_at:
                 if queue.begin >= queue.next_confirmed:
                     queue.begin = jump.go_on_at  # it is empty
-                queue.gaps = with_gap(queue.gaps, (queue.next_confirmed, jump.go_on_at))
+                if jump.lost:
+                    queue.gaps = with_gap(queue.gaps, (queue.next_confirmed, jump.go_on_at))
+                    self._gapped.add(queue_id)
                 self._jumped(queue, jump.go_on_at)
                 queue.next_confirmed = jump.go_on_at
                 gained.add(queue_id)
-        self._gapped |= gained
         return gained
 
     @staticmethod

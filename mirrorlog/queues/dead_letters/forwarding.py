@@ -24,7 +24,7 @@ import hashlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple, get_args
 
 import msgspec
 
@@ -36,6 +36,7 @@ from mirrorlog.queues.changes import (
     ForwardingStarted,
     OffsetsJumped,
     PieceForwarded,
+    StateGone,
 )
 from mirrorlog.queues.checkpoint_states import ForwardingRow, ForwardingState, PieceRow, State
 
@@ -205,7 +206,9 @@ class _Before(NamedTuple):
 class ForwardingTable:
     """The forwardings of one log, by queue."""
 
-    follows: ClassVar[frozenset[type]] = frozenset({ForwardingStarted, Addressed, PieceForwarded, OffsetsJumped})
+    follows: ClassVar[frozenset[type]] = frozenset(
+        {ForwardingStarted, Addressed, PieceForwarded, OffsetsJumped, *get_args(StateGone)}
+    )
 
     def __init__(self) -> None:
         self._queues: dict[int, QueueForwarding] = {}
@@ -234,6 +237,8 @@ class ForwardingTable:
             elif isinstance(change, OffsetsJumped):
                 for queue_id, there in list(self._queues.items()):
                     self._put(header, queue_id, there.after_jump())
+            elif isinstance(change, StateGone) and change.queue_id in self._queues:
+                self._put(header, change.queue_id, None)
 
     def restore(self, header: BatchHeader, states: Iterable[State]) -> None:
         """A batch of a checkpoint was appended: what it says of a queue is all that there is of it."""
@@ -275,7 +280,7 @@ class ForwardingTable:
 
     # --- inside ---
 
-    def _put(self, header: BatchHeader, queue_id: int, forwardings: QueueForwarding) -> None:
+    def _put(self, header: BatchHeader, queue_id: int, forwardings: QueueForwarding | None) -> None:
         if header.next_log_offset > self._confirmed:
             self._undo.append(_Before(header.next_log_offset, queue_id, self._queues.get(queue_id)))
         self._set(queue_id, forwardings)

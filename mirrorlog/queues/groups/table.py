@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import ClassVar, Final, NamedTuple, get_args
 
 from mirrorlog.commitlog.format.header import BatchHeader
@@ -27,9 +27,11 @@ from mirrorlog.queues.changes import (
     ForwardingStarted,
     GroupDeleted,
     GroupReset,
+    QueueArrived,
     RecordsLeased,
     Returned,
     Settled,
+    StateGone,
     Watermark,
 )
 from mirrorlog.queues.checkpoint_states import (
@@ -75,15 +77,19 @@ class _Undo(NamedTuple):
 
 
 class GroupTable:
-    """The acking groups of one log. `per_queue_max`: of one queue."""
+    """The acking groups of one log. `per_queue_max`: of one queue; `is_arriving`: whether a queue's states are coming
+    from another log, and have not all come."""
 
-    follows: ClassVar[frozenset[type]] = frozenset({*get_args(_OnLedger), GroupReset, GroupDeleted})
+    follows: ClassVar[frozenset[type]] = frozenset(
+        {*get_args(_OnLedger), GroupReset, GroupDeleted, QueueArrived, *get_args(StateGone)}
+    )
 
-    def __init__(self, *, per_queue_max: int) -> None:
+    def __init__(self, *, per_queue_max: int, is_arriving: Callable[[int], bool] = lambda queue_id: False) -> None:
         self._per_queue_max = per_queue_max
+        self._is_arriving = is_arriving
         self._queues: dict[int, dict[str, Ledger]] = {}
         self._undo: deque[_Undo] = deque()
-        # Of those that a checkpoint which has not ended tells of, and nothing before it did.
+        # Of those that a checkpoint, or an arrival, which has not ended tells of, and nothing before it did.
         self._partial: set[Key] = set()
         self._followed_to = 0
         self._confirmed = 0
@@ -185,6 +191,13 @@ class GroupTable:
                 self._put(header, (header.queue_id, change.group), Ledger(change.queue_offset, void=change.void))
             elif isinstance(change, GroupDeleted):
                 self._put(header, (header.queue_id, change.group), None)
+            elif isinstance(change, QueueArrived | StateGone):
+                self._moved(header, change)
+
+    def _moved(self, header: BatchHeader, change: QueueArrived | StateGone) -> None:
+        """All that is known of a queue's groups is whole by now, or gone."""
+        for group, ledger in list(self.groups(change.queue_id).items()):
+            self._put(header, (change.queue_id, group), ledger if isinstance(change, QueueArrived) else None)
 
     def restore(self, header: BatchHeader, states: Iterable[State]) -> None:
         """A batch of a checkpoint was appended, which says again what stood before it. Groups that are known are passed
@@ -287,8 +300,8 @@ class GroupTable:
 
     def _complete(self, header: BatchHeader, *, ended: bool) -> None:
         """A checkpoint ended: all that it told is whole. Or another one begins: it tells anew what the one before did
-        not come to."""
-        for key in list(self._partial):
+        not come to. Neither says anything of what arrives meanwhile."""
+        for key in [key for key in self._partial if not self._is_arriving(key[0])]:
             self._put(header, key, self.get(*key) if ended else None)
 
     def _take_back(self, undo: _Undo) -> None:

@@ -27,7 +27,7 @@ Rejected: runs as objects (four times the bytes: there may be a million of them)
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
@@ -116,11 +116,9 @@ class QueueRuns:
 
     def rows(self, first: int, until: int, rows_max: int) -> list[RunRow]:
         """As they are kept, of those that end behind `first` and begin before `until`, so many at most."""
-        index, rows = self._ending_behind(first), list[RunRow]()
-        while len(rows) < rows_max and index < len(self) and self._first[index] < until:
-            rows.append(self._row(index))
-            index += 1
-        return rows
+        index = self._ending_behind(first)
+        last = min(index + rows_max, bisect_left(self._first, until, index))
+        return [self._row(each) for each in range(index, last)]
 
     @property
     def end(self) -> int:
@@ -280,16 +278,17 @@ class _Settled(NamedTuple):
 
 
 class RunTable:
-    """The runs of one log. `runs_max`: of all its queues, before publishes that would add one are refused."""
+    """The runs of one log. `runs_max`: of all its queues, before publishes that would add one are refused; `floors`:
+    see `GroupTable.whole_floors`; it has followed a batch when this is told of it."""
 
     def __init__(self, *, runs_max: int, floors: Callable[[Collection[int]], Mapping[int, int]]) -> None:
-        """`floors`: see `GroupTable.whole_floors`; it has followed a batch when this is told of it."""
         self._runs_max = runs_max
         self._floors = floors
         self._queues: dict[int, QueueRuns] = {}
         self._settled: deque[_Settled] = deque()
+        self._forgotten: list[tuple[int, int, QueueRuns]] = []  # end of a batch, queue id
         self._confirmed = 0
-        # Between a checkpoint's beginning and its end a copy that began with it does not know all groups.
+        # Within a checkpoint a copy that began with it does not know all groups.
         self._groups_doubtful = False
         self._checkpoint_at: int | None = None
         # From this log offset on all groups are known: the log was followed from its first byte, or through a whole
@@ -361,6 +360,13 @@ class RunTable:
         if header.queue_id in self._queues and not self._groups_doubtful:
             self._note_settled(header.next_log_offset, [header.queue_id])
 
+    def state_gone(self, header: BatchHeader, queue_id: int) -> None:
+        """By a batch that was appended nothing counts any more that is known of a queue."""
+        self._settled = deque(each for each in self._settled if each.queue_id != queue_id)
+        if (runs := self._queues.pop(queue_id, None)) is not None:
+            self.total -= len(runs)
+            self._forgotten.append((header.next_log_offset, queue_id, runs))
+
     def restore(self, header: BatchHeader, states: Iterable[State]) -> None:
         """A batch of a checkpoint was appended: what it says of runs counts. Raises BadBatch."""
         for state in states:
@@ -388,11 +394,16 @@ class RunTable:
         while self._settled and self._settled[0].log_offset <= log_offset:
             _, queue_id, floor = self._settled.popleft()
             self._change(queue_id, QueueRuns.drop, floor)
+        self._forgotten = [each for each in self._forgotten if each[0] > log_offset]
 
     def cut(self, log_offset: int, next_appended: Callable[[int], int]) -> None:
         """The log now ends at `log_offset`; `next_appended` says where a queue goes on now, by its id."""
         while self._settled and self._settled[-1].log_offset > log_offset:
             self._settled.pop()
+        while self._forgotten and self._forgotten[-1][0] > log_offset:
+            _, queue_id, runs = self._forgotten.pop()
+            self.total += len(runs) - len(self._queues.get(queue_id, ()))
+            self._queues[queue_id] = runs
         if self._complete_from is not None and self._complete_from > log_offset:
             self._complete_from = None
         for queue_id in list(self._queues):
@@ -421,8 +432,7 @@ class RunTable:
     def _begin_checkpoint(self, log_offset: int) -> None:
         self._groups_doubtful, self._checkpoint_at = True, log_offset
         if self._complete_from is None:
-            # What was noted is the floor of some groups: another one, that this checkpoint tells of, may need what it
-            # tells of runs. Who knows all groups keeps his notes: others may have heard of the confirm already.
+            # What was noted is the floor of some groups, and another one may need what this checkpoint tells of runs.
             self._settled.clear()
 
     def _end_checkpoint(self, log_offset: int, began_at: int) -> None:

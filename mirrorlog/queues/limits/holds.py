@@ -24,13 +24,13 @@ import re
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
-from typing import ClassVar, Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple, get_args
 
 import msgspec
 
 from mirrorlog.commitlog.format.header import BatchHeader
 from mirrorlog.errors import BadRequest, HoldTaken, Overloaded
-from mirrorlog.queues.changes import Change, HoldEnded, HoldSet
+from mirrorlog.queues.changes import Change, HoldEnded, HoldSet, StateGone
 from mirrorlog.queues.checkpoint_states import HoldRow, HoldsState, State
 
 RELEASED: Final = "released"
@@ -102,7 +102,7 @@ _Holds = dict[int, dict[str, Hold]]
 class HoldTable:
     """The holds of one log. `per_queue_max`: of one queue, ended ones among them."""
 
-    follows: ClassVar[frozenset[type]] = frozenset({HoldSet, HoldEnded})
+    follows: ClassVar[frozenset[type]] = frozenset({HoldSet, HoldEnded, *get_args(StateGone)})
 
     def __init__(self, *, per_queue_max: int) -> None:
         self._per_queue_max = per_queue_max
@@ -209,6 +209,9 @@ class HoldTable:
                 self._appended(header, header.queue_id, change.name, _hold_of(change))
             elif isinstance(change, HoldEnded):
                 self._ended(header, change)
+            elif isinstance(change, StateGone):
+                for name in list(self.newest(change.queue_id)):
+                    self._appended(header, change.queue_id, name, None)
 
     def restore(self, header: BatchHeader, states: Iterable[State]) -> None:
         """A batch of a checkpoint was appended, which says again what stood before it."""

@@ -1,0 +1,254 @@
+"""Which queues of a log have left it for another one, and which are on their way to it (decision 0050). Pure.
+
+Such a queue is *aside*: nobody finds it, but its state is here. A change counts from its append, and `cut` takes it
+back. A queue that comes back to a log which it has left is both, left and arriving, until it is opened; should its
+arrival be dropped, it has left as before.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from mirrorlog.commitlog.format.header import BatchHeader
+from mirrorlog.errors import QueueMoving
+from mirrorlog.queues.changes import (
+    ArrivalDropped,
+    MoveChange,
+    QueueArrived,
+    QueueArriving,
+    QueueHandedOver,
+    QueueLeft,
+    QueueOpened,
+    QueueReturned,
+    StateGone,
+)
+from mirrorlog.queues.checkpoint_states import MoveState
+from mirrorlog.queues.queue_table import Queue, QueueTable
+
+
+class LeftQueue(NamedTuple):
+    """Fields as of `QueueLeft`. `until`: where the batch ends that says so. `handed_over`: its state is kept no more;
+    `freed`: nor its records."""
+
+    move: int
+    target: str
+    next_queue_offset: int
+    until: int
+    handed_over: bool = False
+    freed: bool = False
+
+
+class ArrivingQueue(NamedTuple):
+    """Fields as of `QueueArriving`. `until`: where that batch ends, or the one of QueueArrived when `arrived`."""
+
+    move: int
+    source: str
+    first: int
+    until: int
+    arrived: bool = False
+
+
+MovePart = tuple[str, int]
+"""Step of a MoveState, and the queue's id."""
+
+
+class _Before(NamedTuple):
+    """Where a queue was before a change that ends at `log_offset`."""
+
+    log_offset: int
+    queue_id: int
+    left: LeftQueue | None
+    arriving: ArrivingQueue | None
+    here: Queue | None
+    aside: Queue | None
+
+
+class QueueMoves:
+    """Of one log. `left` and `arriving`: by queue id. `gone`: ids of other logs' blocks whose queues were deleted
+    here. `aside`: the queues whose state is here, though nobody finds them."""
+
+    def __init__(self, known: QueueTable) -> None:
+        self._known = known
+        self.left: dict[int, LeftQueue] = {}
+        self.arriving: dict[int, ArrivingQueue] = {}
+        self.gone: set[int] = set()
+        self.aside: dict[int, Queue] = {}
+        self.undo: deque[_Before] = deque()
+
+    # --- asking ---
+
+    def knows(self, queue_id: int) -> bool:
+        """Whether it has left, or is arriving."""
+        return queue_id in self.left or queue_id in self.arriving
+
+    def is_aside(self, queue_id: int) -> bool:
+        """Whether its state is here, though nobody finds the queue: it may still return, or is arriving."""
+        left = self.left.get(queue_id)
+        return queue_id in self.arriving or (left is not None and not left.handed_over)
+
+    def is_incomplete(self, queue_id: int) -> bool:
+        """Whether it is arriving, and its states have not all come."""
+        arriving = self.arriving.get(queue_id)
+        return arriving is not None and not arriving.arrived
+
+    @property
+    def any_incomplete(self) -> bool:
+        """Whether there is any such: no checkpoint begins meanwhile, for it could not tell of it."""
+        return any(not each.arrived for each in self.arriving.values())
+
+    def refusal(self, queue_id: int) -> QueueMoving | None:
+        """What whoever asks for a queue that is not here is told; None of one that has neither left nor is arriving."""
+        if queue_id in self.arriving:
+            return QueueMoving(f"queue {queue_id} is arriving in this log; try again in a moment", queue_id=queue_id)
+        left = self.left.get(queue_id)
+        if left is None:
+            return None
+        how = "has moved" if left.handed_over else "is moving"
+        return QueueMoving(
+            f"queue {queue_id} {how} to log {left.target}; ask for its place again",
+            queue_id=queue_id,
+            log=left.target,
+        )
+
+    def check_name(self, name: str) -> None:
+        """Whether no queue of that name is aside. Raises QueueMoving."""
+        for queue_id, queue in self.aside.items():
+            if queue.name == name and (refusal := self.refusal(queue_id)) is not None:
+                raise refusal
+
+    # --- following the log ---
+
+    def follow(self, header: BatchHeader, change: MoveChange) -> None:
+        """A change was appended."""
+        queue_id = change.queue_id
+        before = self._note(header, queue_id)
+        self._follow_facts(change, before.left, before.arriving, header.next_log_offset)
+        queue, aside = before.here, self.aside.pop(queue_id, None)
+        if isinstance(change, QueueReturned | QueueOpened):
+            if queue is None and aside is not None:
+                self._known.put(aside)
+            return
+        if queue is not None:
+            self._known.remove(queue)
+        if not isinstance(change, StateGone) and (kept := queue or aside) is not None:
+            self.aside[queue_id] = kept
+
+    def _follow_facts(
+        self, change: MoveChange, left: LeftQueue | None, arriving: ArrivingQueue | None, until: int
+    ) -> None:
+        match change:
+            case QueueLeft():
+                left = LeftQueue(change.move, change.target, change.next_queue_offset, until)
+            case QueueReturned():
+                left = None
+            case QueueHandedOver() if left is not None:
+                left = left._replace(handed_over=True, freed=change.freed or left.freed)
+            case QueueArriving():
+                left = left and left._replace(handed_over=True)
+                arriving = ArrivingQueue(change.move, change.source, change.first, until)
+            case QueueArrived() if arriving is not None:
+                arriving = arriving._replace(arrived=True, until=until)
+            case QueueOpened():
+                left = arriving = None
+            case ArrivalDropped():
+                arriving = None
+        self._set(change.queue_id, left, arriving)
+
+    def restore(self, header: BatchHeader, state: MoveState) -> None:
+        """A checkpoint says what is true at its place already, wherever the log was followed up to there."""
+        queue_id, until = state.queue_id, header.next_log_offset
+        if state.step == "gone":
+            self.gone.add(queue_id)
+            return
+        before = self._note(header, queue_id)
+        left, arriving = before.left, before.arriving
+        if state.step == "arrived":
+            if arriving is None or arriving.move != state.move:
+                arriving = ArrivingQueue(state.move, state.log_id, state.queue_offset, until, arrived=True)
+        elif left is None or left.move != state.move:
+            over, freed = state.step != "left", state.step == "freed"
+            left = LeftQueue(state.move, state.log_id, state.queue_offset, until, over, freed)
+        self._set(queue_id, left, arriving)
+
+    def put_aside(
+        self, queue_id: int, name: str, incarnation: str, arguments: dict[str, Any], declared_at: int
+    ) -> Queue:
+        """A checkpoint, or what arrives, tells of a queue that nobody is to find."""
+        queue = self.aside.get(queue_id)
+        if queue is None:
+            queue = self.aside[queue_id] = Queue(name, queue_id, incarnation, arguments, declared_at)
+        return queue
+
+    def confirm(self, log_offset: int) -> None:
+        """Everything below `log_offset` is confirmed."""
+        while self.undo and self.undo[0].log_offset <= log_offset:
+            self.undo.popleft()
+
+    def cut(self, log_offset: int) -> None:
+        """The log now ends at `log_offset`."""
+        while self.undo and self.undo[-1].log_offset > log_offset:
+            self._take_back(self.undo.pop())
+        for queue_id in [each for each, queue in self.aside.items() if queue.declared_at >= log_offset]:
+            del self.aside[queue_id]
+
+    # --- checkpoints ---
+
+    def parts(self) -> Iterator[MovePart]:
+        """What a checkpoint that begins now has to tell of; `state` of each when its batch is made."""
+        for step, queue_ids in (("left", self.left), ("arrived", self.arriving), ("gone", self.gone)):
+            yield from ((step, queue_id) for queue_id in sorted(queue_ids))
+
+    def state(self, part: MovePart) -> MoveState | None:
+        """What it tells; None when that is not so any more, or not yet."""
+        step, queue_id = part
+        if step == "gone":
+            return MoveState(queue_id, step)
+        if step == "arrived":
+            each = self.arriving.get(queue_id)
+            if each is None or not each.arrived:
+                return None
+            return MoveState(queue_id, step, each.move, each.source, each.first)
+        left = self.left.get(queue_id)
+        if left is None:
+            return None
+        step = "freed" if left.freed else "over" if left.handed_over else step
+        return MoveState(queue_id, step, left.move, left.target, left.next_queue_offset)
+
+    # --- inside ---
+
+    def _note(self, header: BatchHeader, queue_id: int) -> _Before:
+        before = _Before(
+            header.next_log_offset,
+            queue_id,
+            self.left.get(queue_id),
+            self.arriving.get(queue_id),
+            self._known.by_id.get(queue_id),
+            self.aside.get(queue_id),
+        )
+        self.undo.append(before)
+        return before
+
+    def _take_back(self, before: _Before) -> None:
+        _, queue_id, left, arriving, here, aside = before
+        self._set(queue_id, left, arriving)
+        there = self._known.by_id.get(queue_id)
+        if there is not None and there is not here:
+            self._known.remove(there)
+        if here is not None and there is not here:
+            self._known.put(here)
+        if aside is not None:
+            self.aside[queue_id] = aside
+        else:
+            self.aside.pop(queue_id, None)
+
+    def _set(self, queue_id: int, left: LeftQueue | None, arriving: ArrivingQueue | None) -> None:
+        if left is None:
+            self.left.pop(queue_id, None)
+        else:
+            self.left[queue_id] = left
+        if arriving is None:
+            self.arriving.pop(queue_id, None)
+        else:
+            self.arriving[queue_id] = arriving
