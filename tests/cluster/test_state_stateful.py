@@ -19,23 +19,29 @@ from mirrorlog.cluster.state.commands import (
     Holder,
     InSyncGrown,
     InSyncShrunk,
+    LogAltered,
     LogMade,
     LossEndFound,
     MasterWished,
     NodeDraining,
     NodeForgotten,
     NodeJoined,
+    NodeLeaving,
     NodeStarted,
     NodeStopped,
     OffsetJumpConfirmed,
     Promoted,
     ReplicaAdded,
     ReplicaRemoved,
+    ReplicaRetired,
+    ReplicasWished,
     Seen,
     StartKind,
 )
+from mirrorlog.cluster.state.log_rules import promised
 from mirrorlog.cluster.state.machine import applied
 from mirrorlog.cluster.state.node_rules import recovered
+from mirrorlog.cluster.state.placements import Placement
 from mirrorlog.cluster.state.state import ClusterState, LogFacts, NodeFacts, decode_state, encode_state
 
 NODES = ("a", "b", "c", "d", "w")
@@ -111,6 +117,9 @@ class StateMachine(RuleBasedStateMachine):
                 assert command.unclean
             else:
                 assert not left
+        elif isinstance(command, ReplicaRetired):
+            assert left <= {command.node}
+            assert len(after.promotable) >= max(before.copies_wanted, promised(self.state, command.log_id))
         elif not isinstance(command, NodeForgotten):
             assert not left
         if isinstance(command, ReplicaAdded | InSyncGrown) and len(before.promotable) >= before.copies_wanted:
@@ -149,7 +158,8 @@ class StateMachine(RuleBasedStateMachine):
     def nobody_asks_for_more_copies_than_there_are(self) -> None:
         for log in self.state.logs.values():
             if log.min_in_sync is not None:
-                assert log.copies_wanted == log.min_in_sync
+                altered = self.state.placing.place(self.id_of(log)).rule is not None
+                assert log.copies_wanted == log.min_in_sync or (altered and log.copies_wanted < log.min_in_sync)
             else:
                 assert 1 <= log.copies_wanted <= max(1, len(log.replicas) // 2 + 1)
             if log.master is not None:
@@ -157,6 +167,16 @@ class StateMachine(RuleBasedStateMachine):
                 assert not leaving or not self.try_out(
                     InSyncShrunk(log_id=self.id_of(log), seen=log.seen, nodes=leaving)
                 )
+
+    @invariant()
+    def wishes_are_for_nodes_that_are_there_and_end_when_they_came_about(self) -> None:
+        for log_id, place in self.state.placing.logs.items():
+            assert len(set(place.target)) == len(place.target)
+            assert set(place.target) <= self.state.nodes.keys() - {"w"}
+            log = self.state.logs[log_id]
+            assert not place.target or place.target != log.replicas
+            if set(place.target) == set(log.replicas) and log.master is not None:
+                assert log.master.node != place.target[0]
 
     @invariant()
     def numbers_and_members_are_given_once(self) -> None:
@@ -284,6 +304,49 @@ class StateMachine(RuleBasedStateMachine):
     @rule(log_id=logs, node=data_nodes)
     def wish(self, log_id: str, node: str) -> None:
         self.apply(MasterWished(log_id=log_id, seen=self.seen(log_id), node=node))
+
+    @rule(log_id=logs, wanted=st.permutations(NODES[:-1]), many=st.integers(0, 4))
+    def wish_copies(self, log_id: str, wanted: list[str], many: int) -> None:
+        self.apply(ReplicasWished(log_id=log_id, seen=self.seen(log_id), nodes=tuple(wanted[:many])))
+
+    @rule(log_id=logs, wanted=st.permutations(NODES[:-1]))
+    def move(self, log_id: str, wanted: list[str]) -> None:
+        """Without a detour, as far as it goes."""
+        for command in (ReplicasWished, ReplicaAdded, InSyncGrown, Promoted, ReplicaRetired):
+            self.known = self.state
+            log = self.known.logs.get(log_id)
+            if log is None:
+                return
+            node = wanted[0] if command is not ReplicaRetired else next(iter(set(log.replicas) - set(wanted[:3])), "")
+            if command is ReplicasWished:
+                self.apply(ReplicasWished(log_id=log_id, seen=log.seen, nodes=tuple(wanted[:3])))
+            elif command is InSyncGrown:
+                self.grow(log_id, node)
+            elif command is Promoted:
+                self.promote(log_id, node, 1)
+            elif command is ReplicaAdded:
+                self.add_replica(log_id, node)
+            else:
+                self.retire(log_id, node)
+
+    @rule(log_id=logs, node=nodes)
+    def retire(self, log_id: str, node: str) -> None:
+        self.apply(ReplicaRetired(log_id=log_id, seen=self.seen(log_id), node=node))
+
+    @rule(node=nodes, leaving=st.booleans())
+    def leave(self, node: str, leaving: bool) -> None:
+        self.apply(NodeLeaving(node=node, leaving=leaving))
+
+    @rule(
+        log_id=logs,
+        copies=st.integers(0, 4),
+        some=st.sets(nodes, max_size=2).map(tuple),
+        least=st.sampled_from([None, 1, 2]),
+    )
+    def alter(self, log_id: str, copies: int, some: tuple[str, ...], least: int | None) -> None:
+        log = self.known.logs.get(log_id)
+        rule = Placement(copies=copies, nodes=some, flush=log.flush if log else "disk", min_in_sync=least)
+        self.apply(LogAltered(log_id=log_id, seen=self.seen(log_id), placement=rule))
 
     @rule(log_id=logs, gone=st.sets(nodes, max_size=3).map(tuple))
     def shrink(self, log_id: str, gone: tuple[str, ...]) -> None:

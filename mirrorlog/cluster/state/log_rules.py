@@ -29,7 +29,16 @@ from mirrorlog.cluster.state.commands import (
     Seen,
 )
 from mirrorlog.cluster.state.placements import NOWHERE, LogPlace, Placement
-from mirrorlog.cluster.state.state import EPOCH_MAX, QUEUE_IDS_MAX, ClusterState, Forbidden, LogFacts, Loss, NodeFacts
+from mirrorlog.cluster.state.state import (
+    EPOCH_MAX,
+    QUEUE_IDS_MAX,
+    ClusterState,
+    Forbidden,
+    LogFacts,
+    Loss,
+    NodeFacts,
+    holds_transient,
+)
 from mirrorlog.config import COPIES_MAX, LOG_NUMBER_MAX
 
 _Value = TypeVar("_Value")
@@ -90,24 +99,44 @@ def altered(state: ClusterState, index: int, command: LogAltered) -> ClusterStat
     log, rule = _log(state, command.log_id, command.seen), command.placement
     if rule.flush != log.flush:
         raise Forbidden(f"log {log.name} has flush = {log.flush!r}, for ever; its queues move for another one")
+    _check_stays(state, command.log_id)
     if rule == state.rule(command.log_id):
         return state
-    copies = copies_of(rule, state)
+    copies = copies_of(rule)
     if rule.min_in_sync is not None and rule.min_in_sync > copies:
         raise Forbidden(f"log {log.name}: min_in_sync is 1 up to copies, not {rule.min_in_sync} of {copies}")
-    # Not above what is in sync, or nothing were confirmed; the set grows, and the number with it.
+    # Not above what is in sync, or nothing were confirmed; the set grows, and the number with it (`with_needed`).
     wanted = rule.min_in_sync or _majority(min(copies, len(log.replicas)))
     copies_wanted = max(1, min(wanted, len(log.promotable) or 1))
     changed = replace(log, copies=copies, min_in_sync=rule.min_in_sync, copies_wanted=copies_wanted)
-    state = with_place(state, command.log_id, replace(state.placing.place(command.log_id), rule=rule))
-    return _with_log(state, command.log_id, changed)
+    # Who was wished was so by the rule before.
+    place = replace(state.placing.place(command.log_id), rule=rule, target=())
+    return _with_log(with_place(state, command.log_id, place), command.log_id, changed)
 
 
-def copies_of(rule: Placement, state: ClusterState) -> int:
-    """How many that is; all nodes, and more than will ever be there, is COPIES_MAX."""
-    if rule.nodes:
-        return len([node for node in rule.nodes if node in state.nodes and not state.nodes[node].witness]) or 1
-    return rule.copies or COPIES_MAX
+def copies_of(rule: Placement) -> int:
+    """How many that is at most; all nodes, and more than will ever be there, is COPIES_MAX."""
+    return len(rule.nodes) or rule.copies or COPIES_MAX
+
+
+def homes_for(state: ClusterState, log_id: str) -> list[str]:
+    """Nodes that may hold a log, by its rule and for good, by name; where none of those is there that it names, all."""
+    staying = sorted(node for node, facts in state.nodes.items() if not facts.witness and not facts.leaving)
+    named = [node for node in state.rule(log_id).nodes if node in staying]
+    return named or staying
+
+
+def promised(state: ClusterState, log_id: str) -> int:
+    """How many copies a log has: as many as its rule says, or as there are nodes for it."""
+    rule, able = state.rule(log_id), homes_for(state, log_id)
+    if rule.nodes and not set(rule.nodes) & set(able):
+        return 1
+    return max(1, min(copies_of(rule), len(able)))
+
+
+def _check_stays(state: ClusterState, log_id: str) -> None:
+    if holds_transient(state, log_id):
+        raise Forbidden(f"what is in log {state.logs[log_id].name} goes with its node: it has one copy, which stays")
 
 
 def removed(state: ClusterState, index: int, command: LogRemoved) -> ClusterState:
@@ -137,20 +166,26 @@ def replicas_wished(state: ClusterState, index: int, command: ReplicasWished) ->
     log, place = _log(state, command.log_id, command.seen), state.placing.place(command.log_id)
     if len(set(command.nodes)) != len(command.nodes):
         raise Forbidden(f"log {log.name}: a node is wished twice: {', '.join(command.nodes)}")
+    able, least = homes_for(state, command.log_id), max(log.copies_wanted, promised(state, command.log_id))
     for node in command.nodes:
         _data_node(state, node)
-    target = () if command.nodes == log.replicas else command.nodes
-    if target and len(target) < log.copies_wanted:
-        raise Forbidden(f"log {log.name} needs {log.copies_wanted} in-sync copies; {', '.join(target)} are too few")
-    return state if target == place.target else _with_target(state, command.log_id, log, target)
+        if node not in able:
+            raise Forbidden(f"node {node} leaves, or the placement of log {log.name} is not for it: {', '.join(able)}")
+    if command.nodes:
+        _check_stays(state, command.log_id)
+        if len(command.nodes) < least:
+            raise Forbidden(f"log {log.name} promises {least} copies; {', '.join(command.nodes)} are too few")
+    if command.nodes == place.target or (not place.target and command.nodes == log.replicas):
+        return state
+    place = replace(place, target=command.nodes)
+    return _with_log(with_place(state, command.log_id, place), command.log_id, log)
 
 
-def _with_target(state: ClusterState, log_id: str, log: LogFacts, target: tuple[str, ...]) -> ClusterState:
-    """Done, when it has come about."""
-    place = state.placing.place(log_id)
-    done = target == log.replicas
-    state = with_place(state, log_id, replace(place, target=() if done else target))
-    return _with_log(state, log_id, log)
+def _arrived(state: ClusterState, log_id: str, log: LogFacts) -> bool:
+    """Whether a log is where it was wished: on these nodes, and mastered by the first of them."""
+    target = state.placing.place(log_id).target
+    at_home = log.master is not None and (log.master.node,) == target[:1]
+    return bool(target) and set(target) == set(log.replicas) and (at_home or target == log.replicas)
 
 
 def replica_retired(state: ClusterState, index: int, command: ReplicaRetired) -> ClusterState:
@@ -163,16 +198,14 @@ def replica_retired(state: ClusterState, index: int, command: ReplicaRetired) ->
     if log.master is None or log.master.node == node:
         raise Forbidden(f"node {node} masters log {log.name}, or nobody does; another one takes it over first")
     whole = [each for each in log.promotable if each != node]
-    if len(whole) < max(log.copies_wanted, min(log.copies, len(target))):
+    least = max(log.copies_wanted, promised(state, command.log_id))
+    if len(whole) < least:
         raise Forbidden(
-            f"log {log.name} promises {log.copies} copies, and without node {node} only {', '.join(whole) or 'nobody'} "
+            f"log {log.name} promises {least} copies, and without node {node} only {', '.join(whole) or 'nobody'} "
             "would be whole and in sync; others come in first"
         )
     left = {each: start for each, start in log.in_sync.items() if each != node}
-    changed = replace(log, in_sync=left, marked=log.marked - {node})
-    replicas = tuple(each for each in log.replicas if each != node)
-    changed = replace(changed, replicas=target if set(replicas) == set(target) else replicas)
-    return _with_target(state, command.log_id, with_needed(changed), target)
+    return _with_log(state, command.log_id, _without(replace(log, in_sync=left, marked=log.marked - {node}), node))
 
 
 def replica_added(state: ClusterState, index: int, command: ReplicaAdded) -> ClusterState:
@@ -353,13 +386,17 @@ def _majority(copies: int) -> int:
 
 def with_needed(log: LogFacts) -> LogFacts:
     """Other replicas, or more in sync, are another number that a confirm needs; never one that is not there."""
-    if log.min_in_sync is not None:
-        return log
+    if log.min_in_sync is not None:  # one that was raised for a log that is there holds nobody up either
+        return replace(log, copies_wanted=max(log.copies_wanted, min(log.min_in_sync, len(log.promotable))))
     usual = _majority(min(log.copies, len(log.replicas)))
     return replace(log, copies_wanted=min(usual, max(log.copies_wanted, len(log.promotable))))
 
 
 def _with_log(state: ClusterState, log_id: str, log: LogFacts) -> ClusterState:
-    """Every change of a log is a version of it. Who is not whole in sync any more is wished no more."""
+    """Every change of a log is a version of it. Who is not whole in sync any more is wished no more; a wish that has
+    come about is none any more."""
     wished = log.wished if log.wished in log.promotable else ""
+    if _arrived(state, log_id, log):
+        place = state.placing.place(log_id)
+        log, state = replace(log, replicas=place.target), with_place(state, log_id, replace(place, target=()))
     return replace(state, logs={**state.logs, log_id: replace(log, version=log.version + 1, wished=wished)})

@@ -53,7 +53,7 @@ def recovered(state: ClusterState, survivors: Collection[str]) -> ClusterState:
         raised = {log_id: min(state.queue_ids(log_id) + QUEUE_IDS_RAISED, QUEUE_IDS_MAX) for log_id in logs}
         changed_state = replace(changed_state, granted_ids=raised)
     for node in sorted(state.nodes.keys() - nodes.keys()):
-        changed_state = forget_transient(changed_state, node)
+        changed_state = _without_wishes(forget_transient(changed_state, node), node)
     return changed_state
 
 
@@ -151,6 +151,9 @@ def draining(state: ClusterState, index: int, command: NodeDraining) -> ClusterS
 
 def leaving(state: ClusterState, index: int, command: NodeLeaving) -> ClusterState:
     node = node_of(state, command.node)
+    staying = [each for each, facts in state.nodes.items() if not facts.witness and not facts.leaving]
+    if command.leaving and staying == [command.node]:
+        raise Forbidden(f"node {command.node} is the only one left that may hold messages; add another one first")
     return _with_node(state, command.node, replace(node, leaving=command.leaving))
 
 
@@ -161,9 +164,13 @@ def forgotten(state: ClusterState, index: int, command: NodeForgotten) -> Cluste
     state = forget_transient(state, command.node)
     logs = {log_id: _without_node(log, command.node) for log_id, log in state.logs.items()}
     nodes = {name: facts for name, facts in state.nodes.items() if name != command.node}
-    state = replace(state, nodes=nodes, logs=logs)
+    return _without_wishes(replace(state, nodes=nodes, logs=logs), command.node)
+
+
+def _without_wishes(state: ClusterState, node: str) -> ClusterState:
+    """What was wished of a node that is gone comes about no more: others are looked for."""
     for log_id, place in state.placing.logs.items():
-        if command.node in place.target:
+        if node in place.target:
             state = with_place(state, log_id, replace(place, target=()))
     return state
 
