@@ -10,15 +10,14 @@ import pytest
 from mirrorlog.cluster.coordination.coordinator import (
     HANDOVER_AGAIN_S,
     Action,
-    Away,
     ChangeMembers,
     Coordinator,
     CoordinatorSettings,
     Fence,
     Observation,
     Propose,
-    away_from_home,
 )
+from mirrorlog.cluster.coordination.handover import Away, away_from_home
 from mirrorlog.cluster.coordination.liveness import Life
 from mirrorlog.cluster.coordination.promotion import FenceReport
 from mirrorlog.cluster.raft.messages import Members
@@ -50,7 +49,9 @@ STEPS_MAX = 200
 class World:
     """Nodes that do what they are told at once: commands are applied, fences answered, new copies grow in sync."""
 
-    def __init__(self, *, wanted: CoordinatorSettings | None = None) -> None:
+    def __init__(self, *, wanted: CoordinatorSettings | None = None, version: int = 1) -> None:
+        """`version`: of the nodes' software."""
+        self.version = version
         self.state = ClusterState(CLUSTER_ID, "c")
         self.members = Members(())
         self.down: set[str] = set()
@@ -74,8 +75,8 @@ class World:
         assert not self.apply(NodeJoined(node=node, addresses=Addresses(), witness=witness))
         self.start(node)
 
-    def start(self, node: str, run: int = 1, *, version: int = 1) -> None:
-        before, start_id = self.state.nodes[node].start_id, run_id(f"{node} {run}", version)
+    def start(self, node: str, run: int = 1, *, version: int | None = None) -> None:
+        before, start_id = self.state.nodes[node].start_id, run_id(f"{node} {run}", version or self.version)
         self.down.discard(node)
         assert not self.apply(
             NodeStarted(node=node, start_id=start_id, kind=StartKind.DIED, addresses=Addresses(), before=before)

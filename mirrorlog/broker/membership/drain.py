@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from mirrorlog.cluster.coordination.coordinator import heirs
+from mirrorlog.cluster.coordination.handover import heirs
 from mirrorlog.cluster.service import ClusterService
 from mirrorlog.cluster.state.commands import Holder, NodeDraining
 from mirrorlog.errors import MirrorlogError

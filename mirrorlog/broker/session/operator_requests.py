@@ -17,7 +17,8 @@ from mirrorlog.attempts import outcome_of
 from mirrorlog.broker.log.clock import now_us
 from mirrorlog.broker.membership.events import WAIT_MS_MAX, EventRing
 from mirrorlog.broker.session.topology_requests import RoutingRequests
-from mirrorlog.cluster.coordination.coordinator import Away, Fence, away_from_home
+from mirrorlog.cluster.coordination.coordinator import Fence
+from mirrorlog.cluster.coordination.handover import Away, away_from_home
 from mirrorlog.cluster.coordination.liveness import Life
 from mirrorlog.cluster.coordination.promotion import (
     FenceReport,

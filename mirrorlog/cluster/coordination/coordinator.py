@@ -6,38 +6,40 @@ nodes are gone; a new leader begins without, and comes to the same.
 
 Wanted is: every log has a master that lives, and that is not draining, nor another one than was wished, as long as
 somebody in sync can take over; nobody is in an in-sync set who is gone, as far as `min_in_sync` allows;
-every node that may hold messages is home to a log; every log has as many copies as are asked for, the nodes evenly
-used; Raft's members are the cluster's nodes, and vote once they have learned; the cluster runs at the highest version
-that every node's software has.
+every node that may hold messages is home to a log; every log has as many copies as are asked for (`copies`), the nodes
+evenly used (`balance`); Raft's members are the cluster's nodes, and vote once they have learned; the cluster runs at
+the highest version that every node's software has.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from uuid import UUID, uuid5
 
 from mirrorlog import versions
+from mirrorlog.cluster.coordination.balance import Outlook, next_move
+from mirrorlog.cluster.coordination.copies import Copies
+from mirrorlog.cluster.coordination.handover import heir
 from mirrorlog.cluster.coordination.liveness import Life
 from mirrorlog.cluster.coordination.promotion import FenceReport, Promotion
 from mirrorlog.cluster.raft.messages import Members
 from mirrorlog.cluster.state.commands import (
     Command,
-    InSyncShrunk,
     LogMade,
-    ReplicaAdded,
-    ReplicaRemoved,
+    ReplicasWished,
     RunEnded,
     VersionRaised,
 )
-from mirrorlog.cluster.state.log_rules import spares
 from mirrorlog.cluster.state.state import ClusterState, LogFacts, behind
 
 _NUMBERS = 256
 
 HANDOVER_AGAIN_S = 1.0
 """A handover that came to nothing, because the other copy did not come to the master's end in time, is tried again."""
+
+PLAN_AGAIN_S = 1.0
+"""How often it is looked what should move while nothing changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ Action = Propose | ChangeMembers | Fence
 @dataclass(frozen=True, slots=True)
 class Observation:
     """What the leader sees besides the state. `life`: of a node, in whatever run; `life_of_run`: of the run of it that
-    the state knows; `caught_up`: whether a member has all entries.
+    the state knows; `caught_up`: whether a member has all entries; `sizes`: bytes by log id, as far as they are known.
 
     A node that is there in a run that has still to register masters nothing, and its copy is waited for."""
 
@@ -91,6 +93,7 @@ class Observation:
     life_of_run: Callable[[str], Life]
     caught_up: Callable[[int], bool]
     now: float
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
 
 class Coordinator:
@@ -101,20 +104,22 @@ class Coordinator:
         self._wanted = wanted
         self._promotions: dict[str, Promotion] = {}
         self._elections: dict[str, int] = {}
-        self._gone_since: dict[str, float] = {}
+        self._copies_of_logs = Copies(wanted.replace_after_s)
         self._handover_at: dict[str, float] = {}
+        self._planned_for, self._planned_at = -1, 0.0
         # A step is made many times a second, and there may be 100,000 queues: in which logs none of them is.
         self._searched: Mapping[str, str] | None = None
         self._empty: set[str] = set()
 
     def step(self, state: ClusterState, seen: Observation) -> list[Action]:
         """What is to be done now. Asked again after every change, and from time to time."""
-        self._note_gone(state, seen)
+        self._copies_of_logs.look(state, seen.life, seen.now)
         self.waits.clear()
         actions: list[Action] = [*self._members(state, seen), *self._version(state, seen)]
         for log_id, log in state.logs.items():
             actions += self._masters(log_id, log, state, seen) or self._copies(log_id, log, state, seen)
         actions += self._homes(state, seen)
+        actions += self._moves(state, seen)
         actions += self._ended_runs(state, seen)
         return actions
 
@@ -200,7 +205,7 @@ class Coordinator:
         tried_at = self._handover_at.get(log_id)
         if others or (tried_at is not None and seen.now - tried_at < HANDOVER_AGAIN_S):
             return ""
-        to = heir(log, state, seen.life)
+        to = heir(log, state, seen.life, home=_home_to_be(log_id, state))
         if to:
             self._handover_at[log_id] = seen.now
         return to
@@ -217,41 +222,27 @@ class Coordinator:
     # --- Copies ---
 
     def _copies(self, log_id: str, log: LogFacts, state: ClusterState, seen: Observation) -> list[Action]:
-        """One change of a log whose master is seen to live: a set that shrinks beside a dead one may be left with
-        nobody who can be promoted."""
+        """One change of a log whose master is seen to live."""
         if log.master is None or not self._has_master(log, state, seen):
             return []
         if seen.life_of_run(log.master.node) is not Life.UP:
             return []
-        gone = [node for node in log.in_sync if node not in state.nodes or seen.life(node) is Life.DOWN]
-        if leaving := log.may_leave([*gone, *log.marked]):
-            return [Propose(InSyncShrunk(log_id=log_id, seen=log.seen, nodes=leaving))]
-        lasting = [node for node in log.replicas if not self._gone_for_long(node, seen)]
-        wanted = min(log.copies, len(_holders(state)))
-        if len(lasting) < wanted and (node := self._least_used(log, state, seen)) is not None:
-            return [Propose(ReplicaAdded(log_id=log_id, seen=log.seen, node=node))]
-        replaced = [
-            node for node in log.replicas if node not in lasting and node not in log.in_sync and spares(log, node)
-        ]
-        if replaced and len(lasting) >= wanted and len(log.in_sync) >= wanted:
-            return [Propose(ReplicaRemoved(log_id=log_id, seen=log.seen, node=replaced[0]))]
-        return []
+        step = self._copies_of_logs.step(log_id, log, state, seen.life)
+        return [Propose(step)] if step is not None else []
 
-    def _note_gone(self, state: ClusterState, seen: Observation) -> None:
-        for node in state.nodes:
-            if seen.life(node) is Life.DOWN:
-                self._gone_since.setdefault(node, seen.now)
-            else:
-                self._gone_since.pop(node, None)
+    def outlook(self, state: ClusterState, seen: Observation) -> Outlook:
+        """For the plan of what moves next."""
+        return Outlook(seen.life, lambda node, log_id: self._copies_of_logs.gone(node, log_id, state), seen.sizes)
 
-    def _gone_for_long(self, node: str, seen: Observation) -> bool:
-        return seen.now - self._gone_since.get(node, seen.now) >= self._wanted.replace_after_s
-
-    def _least_used(self, log: LogFacts, state: ClusterState, seen: Observation) -> str | None:
-        """A node that lives and holds the fewest copies; of equals the first by name."""
-        free = [node for node in _holders(state) if node not in log.replicas and seen.life(node) is Life.UP]
-        held = {node: sum(node in each.replicas for each in state.logs.values()) for node in free}
-        return min(free, key=lambda node: (held[node], node), default=None)
+    def _moves(self, state: ClusterState, seen: Observation) -> Iterator[Action]:
+        """Where the next log shall go. Asked for after each change, and else now and then: with many logs it takes
+        longer than the rest."""
+        if state.version == self._planned_for and seen.now - self._planned_at < PLAN_AGAIN_S:
+            return
+        self._planned_for, self._planned_at = state.version, seen.now
+        if (move := next_move(state, self.outlook(state, seen))) is not None:
+            wished = ReplicasWished(log_id=move.log_id, seen=state.logs[move.log_id].seen, nodes=move.nodes)
+            yield Propose(wished)
 
     # --- What goes with a run ---
 
@@ -280,7 +271,9 @@ class Coordinator:
             number = next((each for each in range(_NUMBERS) if each not in numbers), None)
             if node not in homes and seen.life(node) is Life.UP and number is not None:
                 name = _free_name(node, state)
-                log_id = str(uuid5(UUID(state.cluster_id), name))
+                # One of the name may have been there and gone, and be on disks still.
+                distinct = f"{name} {state.placing.logs_removed}" if state.placing.logs_removed else name
+                log_id = str(uuid5(UUID(state.cluster_id), distinct))
                 made = LogMade(
                     log_id=log_id,
                     number=number,
@@ -293,68 +286,15 @@ class Coordinator:
                 return
 
 
-def heir(log: LogFacts, state: ClusterState, life: Callable[[str], Life]) -> str:
-    """Whom the log's master shall hand it over to: who was wished, or, when it drains, of those who can take over the
-    one that masters the fewest logs. Empty when it shall not, or nobody can."""
-    if log.master is None:
-        return ""
-    able = heirs(log, state, life)
-    if log.wished in able:
-        return log.wished
-    if log.master.node not in state.nodes or not state.nodes[log.master.node].draining:
-        return ""
-    mastered = Counter(each.master.node for each in state.logs.values() if each.master is not None)
-    return min(able, key=lambda node: mastered[node], default="")
-
-
-def heirs(log: LogFacts, state: ClusterState, life: Callable[[str], Life]) -> list[str]:
-    """Who can take over from the log's master: in sync, whole, there, and to stay; in the order of the replicas."""
-    return [
-        node
-        for node in log.promotable
-        if (log.master is None or node != log.master.node)
-        and (facts := state.nodes.get(node)) is not None
-        and facts.start_id == log.in_sync[node]
-        and not facts.draining
-        and not facts.stopped
-        and life(node) is Life.UP
-    ]
-
-
-@dataclass(frozen=True, slots=True)
-class Away:
-    """A log that is not mastered by its home. `reason`: why its home cannot take it over now; empty when it can."""
-
-    log_id: str
-    home: str
-    reason: str = ""
-
-
-def away_from_home(state: ClusterState, life: Callable[[str], Life]) -> list[Away]:
-    """In the order of the logs. The home of a log is the first of its replicas."""
-    return [
-        Away(log_id, log.replicas[0], _why_not(log.replicas[0], log, state, life))
-        for log_id, log in state.logs.items()
-        if log.replicas and (log.master is None or log.master.node != log.replicas[0])
-    ]
-
-
-def _why_not(node: str, log: LogFacts, state: ClusterState, life: Callable[[str], Life]) -> str:
-    if log.master is None:
-        return "the log has no master"
-    if node in heirs(log, state, life):
-        return ""
-    facts = state.nodes.get(node)
-    if facts is None or facts.stopped or life(node) is not Life.UP:
-        return f"{node} is not up"
-    if facts.draining:
-        return f"{node} is draining"
-    return f"{node} is {'marked' if node in log.marked else 'not in sync'}"
+def _home_to_be(log_id: str, state: ClusterState) -> str:
+    """Of a log that is on its way to other nodes; empty when it is not."""
+    target = state.placing.place(log_id).target
+    return target[0] if target and not state.placing.paused else ""
 
 
 def _holders(state: ClusterState) -> list[str]:
-    """Nodes that may hold messages, by name."""
-    return sorted(node for node, facts in state.nodes.items() if not facts.witness and not facts.draining)
+    """Nodes that may be given something to hold, by name."""
+    return sorted(node for node, facts in state.nodes.items() if facts.stays)
 
 
 def _free_name(node: str, state: ClusterState) -> str:

@@ -134,6 +134,12 @@ def promised(state: ClusterState, log_id: str) -> int:
     return max(1, min(copies_of(rule), len(able)))
 
 
+def fewest(state: ClusterState, log_id: str) -> int:
+    """To how few copies a log may be moved: those that are promised, and that a confirm needs by its own setting. The
+    default for that follows the copies, as they go one by one."""
+    return max(promised(state, log_id), state.logs[log_id].min_in_sync or 1)
+
+
 def _check_stays(state: ClusterState, log_id: str) -> None:
     if holds_transient(state, log_id):
         raise Forbidden(f"what is in log {state.logs[log_id].name} goes with its node: it has one copy, which stays")
@@ -166,7 +172,7 @@ def replicas_wished(state: ClusterState, index: int, command: ReplicasWished) ->
     log, place = _log(state, command.log_id, command.seen), state.placing.place(command.log_id)
     if len(set(command.nodes)) != len(command.nodes):
         raise Forbidden(f"log {log.name}: a node is wished twice: {', '.join(command.nodes)}")
-    able, least = homes_for(state, command.log_id), max(log.copies_wanted, promised(state, command.log_id))
+    able, least = homes_for(state, command.log_id), fewest(state, command.log_id)
     for node in command.nodes:
         _data_node(state, node)
         if node not in able:
