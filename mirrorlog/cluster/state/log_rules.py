@@ -187,11 +187,14 @@ def replicas_wished(state: ClusterState, index: int, command: ReplicasWished) ->
     return _with_log(with_place(state, command.log_id, place), command.log_id, log)
 
 
-def _arrived(state: ClusterState, log_id: str, log: LogFacts) -> bool:
-    """Whether a log is where it was wished: on these nodes, and mastered by the first of them."""
-    target = state.placing.place(log_id).target
-    at_home = log.master is not None and (log.master.node,) == target[:1]
-    return bool(target) and set(target) == set(log.replicas) and (at_home or target == log.replicas)
+def arrived(state: ClusterState, log_id: str) -> ClusterState:
+    """A wish that has come about is none any more: the log is on these nodes, and mastered by the first of them."""
+    log, place = state.logs[log_id], state.placing.place(log_id)
+    at_home = log.master is not None and (log.master.node,) == place.target[:1]
+    if set(place.target) != set(log.replicas) or not (at_home or place.target == log.replicas):
+        return state
+    state = with_place(state, log_id, replace(place, target=()))
+    return replace(state, logs={**state.logs, log_id: replace(log, replicas=place.target)})
 
 
 def replica_retired(state: ClusterState, index: int, command: ReplicaRetired) -> ClusterState:
@@ -399,10 +402,7 @@ def with_needed(log: LogFacts) -> LogFacts:
 
 
 def _with_log(state: ClusterState, log_id: str, log: LogFacts) -> ClusterState:
-    """Every change of a log is a version of it. Who is not whole in sync any more is wished no more; a wish that has
-    come about is none any more."""
+    """Every change of a log is a version of it. Who is not whole in sync any more is wished no more."""
     wished = log.wished if log.wished in log.promotable else ""
-    if _arrived(state, log_id, log):
-        place = state.placing.place(log_id)
-        log, state = replace(log, replicas=place.target), with_place(state, log_id, replace(place, target=()))
-    return replace(state, logs={**state.logs, log_id: replace(log, version=log.version + 1, wished=wished)})
+    changed = replace(state, logs={**state.logs, log_id: replace(log, version=log.version + 1, wished=wished)})
+    return arrived(changed, log_id) if log_id in state.placing.logs else changed

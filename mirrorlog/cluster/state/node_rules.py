@@ -20,7 +20,7 @@ from mirrorlog.cluster.state.commands import (
     StartKind,
     VersionRaised,
 )
-from mirrorlog.cluster.state.log_rules import node_of, with_needed, with_place
+from mirrorlog.cluster.state.log_rules import arrived, node_of, with_needed, with_place
 from mirrorlog.cluster.state.queue_rules import forget_transient, without_transient
 from mirrorlog.cluster.state.state import QUEUE_IDS_MAX, ClusterState, Forbidden, LogFacts, NodeFacts, behind
 from mirrorlog.errors import BadRequest
@@ -172,6 +172,8 @@ def _without_wishes(state: ClusterState, node: str) -> ClusterState:
     for log_id, place in state.placing.logs.items():
         if node in place.target:
             state = with_place(state, log_id, replace(place, target=()))
+        elif place.target:
+            state = arrived(state, log_id)
     return state
 
 
