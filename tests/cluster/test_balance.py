@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from mirrorlog import versions
-from mirrorlog.cluster.coordination.balance import BYTES_MIN, Move, Outlook, next_move, plan
+from mirrorlog.cluster.coordination.balance import BYTES_MIN, CopyMove, Outlook, next_move, plan
 from mirrorlog.cluster.coordination.liveness import Life
 from mirrorlog.cluster.state.commands import Addresses, Holder, ReplicasWished
 from mirrorlog.cluster.state.log_rules import homes_for, promised
@@ -53,7 +53,7 @@ def held(state: ClusterState) -> dict[str, str]:
     return {name: "".join(log.replicas) for name, log in state.logs.items()}
 
 
-def come_about(state: ClusterState, move: Move) -> ClusterState:
+def come_about(state: ClusterState, move: CopyMove) -> ClusterState:
     """The wish is taken by the cluster's rules, and has come about."""
     log = state.logs[move.log_id]
     wished = ReplicasWished(log_id=move.log_id, seen=log.seen, nodes=move.nodes)
@@ -69,9 +69,9 @@ def come_about(state: ClusterState, move: Move) -> ClusterState:
     return replace(changed, logs={**changed.logs, move.log_id: done}, places=places)
 
 
-def settled(state: ClusterState, seen: Outlook | None = None) -> tuple[ClusterState, list[Move]]:
+def settled(state: ClusterState, seen: Outlook | None = None) -> tuple[ClusterState, list[CopyMove]]:
     """Until nothing is to be moved."""
-    moves: list[Move] = []
+    moves: list[CopyMove] = []
     seen = seen or up(state)
     while (move := next_move(state, seen)) is not None:
         moves.append(move)
@@ -159,7 +159,7 @@ def test_copies_beyond_those_that_are_asked_for_go() -> None:
     """The home stays, and of the others who holds least; by a log of three that shall have two."""
     state = state_of({"x": "abc", "y": "cd"}, "abcd", x=2)
     move = next_move(state, up(state))
-    assert move == Move("x", ("a", "b"), "2 copies are asked for")
+    assert move == CopyMove("x", ("a", "b"), "2 copies are asked for")
 
 
 def test_bytes_even_out_where_copies_are_as_even_afterwards() -> None:
@@ -207,15 +207,15 @@ def test_a_wish_that_does_not_come_about_is_taken_back() -> None:
     state = state_of({"x": "ab"}, "abcd")
     state = applied(state, 1, ReplicasWished(log_id="x", seen=state.logs["x"].seen, nodes=("d", "b")))[0]
     assert next_move(state, up(state, down="d")) is None, "it may be back"
-    assert next_move(state, up(state, gone="d")) == Move("x", (), "d is down")
+    assert next_move(state, up(state, gone="d")) == CopyMove("x", (), "d is down")
     leaves, drains = (
         replace(state, nodes={**state.nodes, "d": replace(state.nodes["d"], leaving=leaving, draining=not leaving)})
         for leaving in (True, False)
     )
-    assert next_move(leaves, up(leaves)) == Move("x", (), "d leaves, or is not for it")
-    assert next_move(drains, up(drains)) == Move("x", (), "d is draining")
+    assert next_move(leaves, up(leaves)) == CopyMove("x", (), "d leaves, or is not for it")
+    assert next_move(drains, up(drains)) == CopyMove("x", (), "d is draining")
     more = replace(state, logs={"x": replace(state.logs["x"], copies=3)})
-    assert next_move(more, up(more)) == Move("x", (), "too few for 3 copies")
+    assert next_move(more, up(more)) == CopyMove("x", (), "too few for 3 copies")
 
 
 def test_every_node_keeps_a_home_where_each_has_one() -> None:

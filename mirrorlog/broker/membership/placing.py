@@ -132,7 +132,7 @@ class _Search:
             flush=arguments.get("flush", self._settings.flush),
             min_in_sync=arguments.get("min_in_sync"),
         )
-        copies = copies_of(rule, self._state)
+        copies = copies_of(rule)
         if rule.min_in_sync is not None and rule.min_in_sync > copies:
             raise BadRequest(
                 f"argument 'min_in_sync' is {rule.min_in_sync}, and the queue shall have {copies} copies; ask for more "
@@ -217,7 +217,7 @@ class _Search:
             name=name,
             flush=rule.flush,
             replicas=(home,) if before else (home, *self._others(rule, home)),
-            copies=copies_of(rule, state),
+            copies=copies_of(rule),
             min_in_sync=rule.min_in_sync,
             placement=None if before else rule,
         )
@@ -234,7 +234,7 @@ class _Search:
         if rule.nodes:
             return [node for node in rule.nodes if node in there]
         held = Counter(node for log in self._logs.values() for node in log.replicas)
-        return sorted(there, key=lambda node: (held[node], node))[: copies_of(rule, self._state) - 1]
+        return sorted(there, key=lambda node: (held[node], node))[: copies_of(rule) - 1]
 
     def _name(self, rule: Placement, home: str) -> str:
         """Two rules may have the same words, and what a node was home to may have another home by now."""

@@ -40,7 +40,7 @@ _MIB: Final = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class CopyMove:
     """These nodes shall hold the log, the home first; without nodes its wish is taken back. `why`: for people."""
 
     log_id: str
@@ -58,7 +58,7 @@ class Outlook:
     sizes: Mapping[str, int] = field(default_factory=dict)
 
 
-def next_move(state: ClusterState, seen: Outlook) -> Move | None:
+def next_move(state: ClusterState, seen: Outlook) -> CopyMove | None:
     """The next wish; None while there is nothing to be wished, or one is on its way."""
     if state.cluster_version < versions.PLACEMENTS or state.placing.paused:
         return None
@@ -66,7 +66,7 @@ def next_move(state: ClusterState, seen: Outlook) -> Move | None:
     for log_id, place in state.placing.logs.items():
         if place.target and log_id in state.logs:
             if reason := _futile(log_id, place.target, state, seen):
-                return Move(log_id, (), reason)
+                return CopyMove(log_id, (), reason)
             under_way = True
     if under_way:
         return None
@@ -80,13 +80,13 @@ def next_move(state: ClusterState, seen: Outlook) -> Move | None:
     return shares.even_homes() or shares.even_copies() or shares.even_bytes()
 
 
-def plan(state: ClusterState, seen: Outlook) -> Iterator[Move]:
+def plan(state: ClusterState, seen: Outlook) -> Iterator[CopyMove]:
     """All moves, one after the other, if each came about and nothing else happened; up to `MOVES_MAX`. What is on its
     way comes first. Also of a cluster in which moving is paused."""
     state = replace(state, places=replace(state.placing, paused=False))
     for log_id, place in state.placing.logs.items():
         if place.target and log_id in state.logs and not _futile(log_id, place.target, state, seen):
-            yield Move(log_id, place.target, "under way")
+            yield CopyMove(log_id, place.target, "under way")
             state = _done(state, log_id, place.target)
     for _ in range(MOVES_MAX):
         move = next_move(state, seen)
@@ -146,7 +146,7 @@ def _is_whole(log: LogFacts) -> bool:
     return log.master is not None and not log.marked and not log.wished and set(log.in_sync) == set(log.replicas)
 
 
-def _out(log_id: str, shares: _Shares) -> Move | None:
+def _out(log_id: str, shares: _Shares) -> CopyMove | None:
     """From nodes that shall not hold the log, for good: others take their places, at once."""
     state = shares.state
     log, able = state.logs[log_id], homes_for(state, log_id)
@@ -163,10 +163,10 @@ def _out(log_id: str, shares: _Shares) -> Move | None:
         nodes = _home_first(nodes, min(staying or others, key=shares.by_homes))
     leaving = [node for node in out if node in state.nodes and state.nodes[node].leaving]
     why = f"{', '.join(leaving)} leaves" if leaving else f"its placement is for {', '.join(able)}"
-    return Move(log_id, tuple(nodes), why)
+    return CopyMove(log_id, tuple(nodes), why)
 
 
-def _excess(log_id: str, shares: _Shares) -> Move | None:
+def _excess(log_id: str, shares: _Shares) -> CopyMove | None:
     """Fewer copies are asked for than there are. Those whose nodes are gone go by themselves. First goes who is not in
     sync, then who holds most; the home stays."""
     state, seen = shares.state, shares.seen
@@ -182,7 +182,7 @@ def _excess(log_id: str, shares: _Shares) -> Move | None:
     if len([node for node in log.promotable if node not in gone]) < asked:
         return None  # who stays is being filled, or waited for
     kept = tuple(node for node in lasting if node not in gone)
-    return Move(log_id, kept, f"{asked} {'copy is' if asked == 1 else 'copies are'} asked for")
+    return CopyMove(log_id, kept, f"{asked} {'copy is' if asked == 1 else 'copies are'} asked for")
 
 
 class _Shares:
@@ -214,7 +214,7 @@ class _Shares:
 
     # --- homes ---
 
-    def even_homes(self) -> Move | None:
+    def even_homes(self) -> CopyMove | None:
         """The last step of the shortest way from a node that is home to two logs more than another to that one, over
         nodes that hold copies of each other's logs: all between have one more than the last, and stay as they are."""
         ways = [way for node in self.nodes if (way := self._way_to(node))]
@@ -223,7 +223,7 @@ class _Shares:
             log_id = self._movable_home(source, target)
             assert log_id is not None
             why = f"{first} is home to {_logs(self.homes[first])}, {target} to {self.homes[target]}"
-            return Move(log_id, tuple(_home_first(self.state.logs[log_id].replicas, target)), why)
+            return CopyMove(log_id, tuple(_home_first(self.state.logs[log_id].replicas, target)), why)
         return None
 
     def _way_to(self, target: str) -> tuple[str, ...]:
@@ -251,7 +251,7 @@ class _Shares:
 
     # --- copies ---
 
-    def even_copies(self) -> Move | None:
+    def even_copies(self) -> CopyMove | None:
         """A copy from who holds most to who holds least, of those between whom two make a difference."""
         pairs = [
             (source, target)
@@ -264,10 +264,10 @@ class _Shares:
             if moves:
                 log_id, nodes = min(moves, key=lambda move: (*self._unevenness(*move), move[0]))
                 why = f"{source} holds {_copies(self.copies[source])}, {target} {self.copies[target]}"
-                return Move(log_id, nodes, why)
+                return CopyMove(log_id, nodes, why)
         return None
 
-    def even_bytes(self) -> Move | None:
+    def even_bytes(self) -> CopyMove | None:
         """A copy to who holds as few copies, once it has it, as the other before, and many fewer bytes; homes as even
         as before."""
         if any(log_id not in self.seen.sizes for log_id in self.logs):
@@ -289,7 +289,7 @@ class _Shares:
         if not found:
             return None
         _, log_id, nodes, why = min(found)
-        return Move(log_id, nodes, why)
+        return CopyMove(log_id, nodes, why)
 
     def _copy_moves(self, source: str, target: str) -> Iterator[tuple[str, tuple[str, ...]]]:
         """Of which logs a copy can go there; where the home goes with it, or would, each way that this can be done."""
