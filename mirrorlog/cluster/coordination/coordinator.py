@@ -19,7 +19,7 @@ from uuid import UUID, uuid5
 
 from mirrorlog import versions
 from mirrorlog.cluster.coordination.balance import Outlook, next_move
-from mirrorlog.cluster.coordination.copies import Copies
+from mirrorlog.cluster.coordination.copies import LogCopies
 from mirrorlog.cluster.coordination.handover import heir
 from mirrorlog.cluster.coordination.liveness import Life
 from mirrorlog.cluster.coordination.promotion import FenceReport, Promotion
@@ -104,7 +104,7 @@ class Coordinator:
         self._wanted = wanted
         self._promotions: dict[str, Promotion] = {}
         self._elections: dict[str, int] = {}
-        self._copies_of_logs = Copies(wanted.replace_after_s)
+        self._copies_of_logs = LogCopies(wanted.replace_after_s)
         self._handover_at: dict[str, float] = {}
         self._planned_for, self._planned_at = -1, 0.0
         # A step is made many times a second, and there may be 100,000 queues: in which logs none of them is.

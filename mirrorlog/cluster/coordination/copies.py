@@ -32,7 +32,7 @@ REMOVE_AFTER_S: Final = 60.0
 """A log with nothing in it is kept for so long: longer than a declaration may take."""
 
 
-class Copies:
+class LogCopies:
     """`replace_after_s`: a copy whose node is gone for so long is made elsewhere, where a log's rule says nothing."""
 
     def __init__(self, replace_after_s: float) -> None:
