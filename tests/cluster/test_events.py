@@ -14,12 +14,16 @@ from mirrorlog.cluster.state.commands import (
     Holder,
     InSyncGrown,
     InSyncShrunk,
+    LogAltered,
     LogMade,
+    LogRemoved,
     LossEndFound,
     MasterWished,
+    MovingPaused,
     NodeDraining,
     NodeForgotten,
     NodeJoined,
+    NodeLeaving,
     NodeStarted,
     NodeStopped,
     OffsetJumpConfirmed,
@@ -27,12 +31,15 @@ from mirrorlog.cluster.state.commands import (
     QueuesPlaced,
     ReplicaAdded,
     ReplicaRemoved,
+    ReplicaRetired,
+    ReplicasWished,
     Seen,
     StartKind,
     VersionRaised,
 )
 from mirrorlog.cluster.state.events import Event, events_of
 from mirrorlog.cluster.state.machine import Machine
+from mirrorlog.cluster.state.placements import Placement
 from mirrorlog.cluster.state.state import ClusterState, encode_state
 from mirrorlog.cluster.state.topology_commands import (
     PermissionsCleared,
@@ -123,6 +130,38 @@ def test_a_logs_life_is_told() -> None:
     assert kinds(history.tell(ReplicaRemoved(log_id="log", seen=history.seen, node="a"))) == [
         ("replica_removed", "a", "main")
     ]
+
+
+def test_a_log_that_moves_is_told() -> None:
+    """Its rule, where it goes, what it leaves, and its end; by a log that goes from a and b to c and b, one that is
+    taken back, one that is removed, a pause, and a node that leaves."""
+    history = with_log()
+    told = history.tell(
+        LogAltered(log_id="log", seen=history.seen, placement=Placement(copies=2)),
+    )
+    told += history.tell(ReplicasWished(log_id="log", seen=history.seen, nodes=("c", "a")))
+    told += history.tell(ReplicasWished(log_id="log", seen=history.seen, nodes=()))
+    told += history.tell(ReplicasWished(log_id="log", seen=history.seen, nodes=("a", "c")))
+    history.tell(ReplicaAdded(log_id="log", seen=history.seen, node="c"))
+    history.tell(InSyncGrown(log_id="log", seen=history.seen, holder=Holder("c", "1")))
+    told += history.tell(ReplicaRetired(log_id="log", seen=history.seen, node="b"))
+    told += history.tell(MovingPaused(paused=True), MovingPaused(paused=True), MovingPaused(paused=False))
+    told += history.tell(NodeLeaving(node="b", leaving=True), NodeLeaving(node="b", leaving=False, by="ann"))
+    told += history.tell(LogRemoved(log_id="log", seen=history.seen))
+    assert [(each.kind, each.node, each.text) for each in told] == [
+        ("log_altered", "", "log main is by the rule 2-copies-memory from now on"),
+        ("replicas_wished", "", "log main goes from a, b to c, a"),
+        ("replicas_wished", "", "log main stays on a, b"),
+        ("replicas_wished", "", "log main goes from a, b to a, c"),
+        ("replica_retired", "b", "log main has no copy on b any more; 2 others are in sync"),
+        ("moving_paused", "", "nothing moves any more"),
+        ("moving_resumed", "", "moving goes on"),
+        ("node_leaving", "b", "node b leaves: its copies go elsewhere"),
+        ("node_stays", "b", "node b stays; ann asked for it"),
+        ("log_removed", "", "log main, number 0, was removed: nothing was in it"),
+    ]
+    assert told[0].details == {"copies": 2}
+    assert told[1].details == {"from": ["a", "b"], "to": ["c", "a"]}
 
 
 def test_a_raise_of_the_clusters_version_is_told() -> None:

@@ -109,6 +109,11 @@ def _draining(step: AppliedEntry, command: commands.NodeDraining) -> Iterator[Ev
     yield Event(kind=kind, text=f"node {command.node} {does}", node=command.node)
 
 
+def _leaving(step: AppliedEntry, command: commands.NodeLeaving) -> Iterator[Event]:
+    kind, does = ("node_leaving", "leaves: its copies go elsewhere") if command.leaving else ("node_stays", "stays")
+    yield Event(kind=kind, text=f"node {command.node} {does}", node=command.node)
+
+
 def _forgotten(step: AppliedEntry, command: commands.NodeForgotten) -> Iterator[Event]:
     member = step.before.nodes[command.node].member
     yield Event(
@@ -117,6 +122,11 @@ def _forgotten(step: AppliedEntry, command: commands.NodeForgotten) -> Iterator[
         node=command.node,
         details={"member": member},
     )
+
+
+def _paused(step: AppliedEntry, command: commands.MovingPaused) -> Iterator[Event]:
+    kind, text = ("moving_paused", "nothing moves any more") if command.paused else ("moving_resumed", "moving goes on")
+    yield Event(kind=kind, text=text)
 
 
 def _raised(step: AppliedEntry, command: commands.VersionRaised) -> Iterator[Event]:
@@ -229,6 +239,49 @@ def _replica_removed(step: AppliedEntry, command: commands.ReplicaRemoved) -> It
     )
 
 
+def _altered(step: AppliedEntry, command: commands.LogAltered) -> Iterator[Event]:
+    name, rule = _name(step.after, command.log_id), command.placement
+    yield Event(
+        kind="log_altered",
+        text=f"log {name} is by the rule {rule.words} from now on",
+        log=name,
+        details=msgspec.to_builtins(rule),
+    )
+
+
+def _removed(step: AppliedEntry, command: commands.LogRemoved) -> Iterator[Event]:
+    log = step.before.logs[command.log_id]
+    yield Event(
+        kind="log_removed",
+        text=f"log {log.name}, number {log.number}, was removed: nothing was in it",
+        log=log.name,
+        details={"log_id": command.log_id, "number": log.number, "replicas": list(log.replicas)},
+    )
+
+
+def _replicas_wished(step: AppliedEntry, command: commands.ReplicasWished) -> Iterator[Event]:
+    log = step.before.logs[command.log_id]
+    target = step.after.placing.place(command.log_id).target
+    from_, to = ", ".join(log.replicas), ", ".join(target)
+    yield Event(
+        kind="replicas_wished",
+        text=f"log {log.name} goes from {from_} to {to}" if target else f"log {log.name} stays on {from_}",
+        log=log.name,
+        details={"from": list(log.replicas), "to": list(target)},
+    )
+
+
+def _replica_retired(step: AppliedEntry, command: commands.ReplicaRetired) -> Iterator[Event]:
+    log = step.after.logs[command.log_id]
+    yield Event(
+        kind="replica_retired",
+        text=f"log {log.name} has no copy on {command.node} any more; {len(log.in_sync)} others are in sync",
+        node=command.node,
+        log=log.name,
+        details={"replicas": list(log.replicas)},
+    )
+
+
 def _promoted(step: AppliedEntry, command: commands.Promoted) -> Iterator[Event]:
     before, after = step.before.logs[command.log_id], step.after.logs[command.log_id]
     was = before.master.node if before.master is not None else ""
@@ -310,10 +363,16 @@ _TELLERS: Final[Mapping[type[commands.Command], Callable[[AppliedEntry, Any], It
     commands.NodeStarted: _started,
     commands.NodeStopped: _stopped,
     commands.NodeDraining: _draining,
+    commands.NodeLeaving: _leaving,
     commands.NodeForgotten: _forgotten,
     commands.LogMade: _made,
     commands.ReplicaAdded: _replica_added,
     commands.ReplicaRemoved: _replica_removed,
+    commands.LogAltered: _altered,
+    commands.LogRemoved: _removed,
+    commands.ReplicasWished: _replicas_wished,
+    commands.ReplicaRetired: _replica_retired,
+    commands.MovingPaused: _paused,
     commands.Promoted: _promoted,
     commands.MasterWished: _wished,
     commands.InSyncShrunk: _shrunk,
