@@ -33,6 +33,7 @@ from mirrorlog.errors import (
     NotLeader,
     NotMaster,
     QueueExists,
+    UnsupportedVersion,
 )
 from mirrorlog.wire.messages.base import Message
 from mirrorlog.wire.messages.groups import (
@@ -48,12 +49,15 @@ from mirrorlog.wire.messages.groups import (
     ResetGroups,
 )
 from mirrorlog.wire.messages.operators import (
+    CopyMoves,
     CopyPromoted,
     Drained,
     DrainNode,
     Events,
     ForgetNode,
+    GetCopyMoves,
     GetEvents,
+    PauseMoving,
     PromoteCopy,
     Rebalance,
     Rebalanced,
@@ -339,11 +343,14 @@ class Admin:
         Raises BadRequest for the queue's own group, NoSuchQueue, Refused, ConnectionLost or OutcomeUnknown."""
         await change_at_master(self._client, queue, DeleteGroup(queue=queue, group=group), Done)
 
-    async def drain(self, node_id: str = "", *, draining: bool = True) -> str:
-        """Let a node, by default the one that answers, hand over what it masters, or let it master again. Returns the
-        node once that is decided; the logs follow, one after the other. Raises Refused, ConnectionLost, OutcomeUnknown
-        or BadRequest."""
-        return (await self._change_by_any(DrainNode(node=node_id, draining=draining), Drained)).node
+    async def drain(self, node_id: str = "", *, draining: bool = True, empty: bool = False) -> str:
+        """Let a node, by default the one that answers, hand over what it masters, or let it master again. `empty`: its
+        copies go to others too, and no start of it ends that. Returns the node once that is decided; the logs follow,
+        one after the other. Raises Refused, ConnectionLost, OutcomeUnknown, UnsupportedVersion or BadRequest."""
+        drained = await self._change_by_any(DrainNode(node=node_id, draining=draining, empty=empty), Drained)
+        if empty and draining and not drained.leaving:
+            raise UnsupportedVersion(f"the node that answers is older: {drained.node} drains, and keeps its copies")
+        return drained.node
 
     async def forget_node(self, node_id: str, *, force: bool = False) -> None:
         """Take a node out of the cluster for good. Raises Refused while it is up, unless it is forced, and while it
@@ -354,6 +361,15 @@ class Admin:
         """Let every log be mastered by its home, as far as that can take it over; decided when this returns. Raises
         Refused, ConnectionLost or OutcomeUnknown."""
         return await self._change_by_any(Rebalance(dry_run=dry_run), Rebalanced)
+
+    async def copy_moves(self) -> CopyMoves:
+        """Which logs go to other nodes, now and then, and why. Raises NotLeader, ConnectionLost or RequestTimeout."""
+        return await self._ask_coordinator(GetCopyMoves(), CopyMoves)
+
+    async def pause_moving(self, paused: bool = True) -> None:
+        """Let no log go to other nodes any more, or let them go on; what is lost is replaced all the same. Raises
+        Refused, ConnectionLost, OutcomeUnknown or UnsupportedVersion."""
+        await self._change_by_any(PauseMoving(paused=paused), Done)
 
     async def promote(self, log: str, *, to: str = "", accept_loss: bool = False) -> CopyPromoted:
         """Master a log (name or id) from a copy that may lack what was confirmed; without `accept_loss` nothing is

@@ -69,6 +69,8 @@ class Answers:
             await member.applied_here(asked.index)
         elif isinstance(asked, requests.AskIndex):
             told = requests.Applied(index=await member.decisions.decided_up_to())
+        elif isinstance(asked, requests.AskSizes):
+            told = requests.LogSizes(sizes=dict(self._host.sizes()))
         elif isinstance(asked, requests.AskQueue | requests.AskTake) and self.dead_letters is not None:
             told = await self.dead_letters(asked)
         else:

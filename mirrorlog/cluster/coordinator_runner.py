@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Final, Protocol
 
+from mirrorlog import versions
+from mirrorlog.cluster.coordination.balance import CopyMove, plan
 from mirrorlog.cluster.coordination.coordinator import (
     Action,
     ChangeMembers,
@@ -24,14 +26,18 @@ from mirrorlog.cluster.coordination.coordinator import (
 from mirrorlog.cluster.coordination.liveness import Life
 from mirrorlog.cluster.coordination.promotion import FenceReport
 from mirrorlog.cluster.decisions import ASK_S, RETRY_S, Ground
-from mirrorlog.cluster.requests import AskElection, AskFence, Fenced, Noted, decode_answer, encode
+from mirrorlog.cluster.requests import AskElection, AskFence, AskSizes, Fenced, LogSizes, Noted, decode_answer, encode
 from mirrorlog.cluster.state.command_codec import encode_command
+from mirrorlog.cluster.state.log_rules import promised
+from mirrorlog.cluster.state.state import ClusterState, holds_transient
 from mirrorlog.errors import MirrorlogError, NotAMember, NotLeader
 
 logger = logging.getLogger(__name__)
 
 COORDINATE_S: Final = 0.05
 """How often the coordinator looks when nothing changes."""
+SIZES_S: Final = 10.0
+"""How often it asks how large logs are, while it makes a difference where they are."""
 
 
 class Surroundings(Ground, Protocol):
@@ -56,6 +62,7 @@ class CoordinatorRunner:
         *,
         leads: Callable[[str, int], None],
         fence_here: Callable[[AskFence], Awaitable[Fenced]],
+        sizes_here: Callable[[], Mapping[str, int]],
     ) -> None:
         self.wanted = wanted
         self.elections = 0
@@ -63,6 +70,10 @@ class CoordinatorRunner:
         self._member = member
         self._leads = leads
         self._fence_here = fence_here
+        self._sizes_here = sizes_here
+        self.sizes: dict[str, int] = {}
+        """On the coordinator: bytes by log id, of those that are known."""
+        self._sizes_at = -SIZES_S
         self._coordinator: Coordinator | None = None
         self._fencing: set[tuple[str, str, int]] = set()
         self._fence_failures: dict[tuple[str, str], str] = {}
@@ -89,6 +100,7 @@ class CoordinatorRunner:
                 self._fence_failures.clear()
             else:
                 self._coordinator = self._coordinator or self._begin()
+                self._ask_sizes()
                 for action in self._coordinator.step(self._member.state, self._seen()):
                     self._act(action)
             self._look.clear()
@@ -116,7 +128,48 @@ class CoordinatorRunner:
             life_of_run=self._member.life_of_run,
             caught_up=lambda member: raft.matched(member) >= raft.commit,
             now=asyncio.get_running_loop().time(),
+            sizes=self.sizes,
         )
+
+    def plan(self) -> list[tuple[tuple[str, ...], CopyMove]]:
+        """On the coordinator: which logs go elsewhere, each with the nodes that it goes from. Raises NotLeader."""
+        if self._coordinator is None:
+            raise NotLeader("this node does not coordinate; ask again")
+        state, found = self._member.state, []
+        held = {log_id: log.replicas for log_id, log in state.logs.items()}
+        for move in plan(state, self._coordinator.outlook(state, self._seen())):
+            found.append((held[move.log_id], move))
+            held[move.log_id] = move.nodes
+        return found
+
+    # --- sizes ---
+
+    def _ask_sizes(self) -> None:
+        """Of every node, now and then. While each log is on every node it makes no difference, and nobody is asked."""
+        now, state = asyncio.get_running_loop().time(), self._member.state
+        if state.cluster_version < versions.PLACEMENTS or now - self._sizes_at < SIZES_S:
+            return
+        self._sizes_at = now
+        self.sizes.clear()
+        if not _somewhere_only(state):
+            return
+        self._take(self._sizes_here())
+        for node in state.nodes:
+            if node != self._member.node and self._member.life(node) is Life.UP:
+                self._member.spawn(self._sizes_of(node))
+
+    async def _sizes_of(self, node: str) -> None:
+        try:
+            told = await self._member.mesh.ask(node, encode(AskSizes()), timeout_s=ASK_S)
+            self._take(decode_answer(told, LogSizes).sizes)
+        except MirrorlogError as error:
+            logger.debug("sizes_not_told node=%s reason=%r", node, str(error))
+
+    def _take(self, sizes: Mapping[str, int]) -> None:
+        """Copies of a log may be of different lengths: the longest is what has to be copied."""
+        for log_id, size in sizes.items():
+            if log_id in self._member.state.logs:
+                self.sizes[log_id] = max(size, self.sizes.get(log_id, 0))
 
     def _act(self, action: Action) -> None:
         driver = self._member.driver
@@ -191,3 +244,9 @@ class CoordinatorRunner:
         self._coordinator.elect(asked.log_id, asked.epoch)
         self.look()
         return Noted()
+
+
+def _somewhere_only(state: ClusterState) -> bool:
+    """Whether some log is not on every node."""
+    nodes = sum(not facts.witness for facts in state.nodes.values())
+    return any(promised(state, log_id) < nodes for log_id in state.logs if not holds_transient(state, log_id))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from mirrorlog.cluster.coordination.liveness import Change
@@ -40,6 +41,9 @@ class MemberHost(Protocol):
         """Keep `epoch`, on disk, stop in the one before, and report; a copy that keeps a higher one says which.
         `gently`: a master lets its mirrors come to its end before, for a moment. Raises MirrorlogError when that cannot
         be."""
+
+    def sizes(self) -> Mapping[str, int]:
+        """Bytes of the logs that it holds, by id."""
 
     def registered(self) -> None:
         """The cluster knows of this run."""

@@ -120,6 +120,16 @@ class QueueFound(MemberAnswer, frozen=True):
     queue_id: int
 
 
+class AskSizes(MemberRequest, frozen=True):
+    """To any member: how large are the logs that you hold? LogSizes. Since `versions.PLACEMENTS`."""
+
+
+class LogSizes(MemberAnswer, frozen=True):
+    """Bytes by log id."""
+
+    sizes: dict[str, int]
+
+
 class AskTake(MemberRequest, frozen=True):
     """To the node that masters a log: append this batch of records that leave another queue, as a producer's. Noted
     when all copies have it; else as a publish is refused."""
@@ -141,9 +151,19 @@ class LookingAnswer(MemberAnswer, frozen=True, tag="Looking"):
 
 
 AnyQuestion = (
-    AskApply | AskFence | AskElection | AskJoin | AskState | AskApplied | AskIndex | AskLooking | AskQueue | AskTake
+    AskApply
+    | AskFence
+    | AskElection
+    | AskJoin
+    | AskState
+    | AskApplied
+    | AskIndex
+    | AskLooking
+    | AskQueue
+    | AskTake
+    | AskSizes
 )
-AnyAnswer = Applied | Fenced | Noted | Joined | LookingAnswer | QueueFound
+AnyAnswer = Applied | Fenced | Noted | Joined | LookingAnswer | QueueFound | LogSizes
 
 encode = msgspec.msgpack.Encoder().encode
 

@@ -71,7 +71,9 @@ class ClusterService:
         self.liveness = Liveness(timeout_s=node_timeout_s)
         self.decisions = Decisions(self)
         self.answers = Answers(self, host)
-        self.coordination = CoordinatorRunner(self, wanted, leads=self._leads, fence_here=self.answers.fence_here)
+        self.coordination = CoordinatorRunner(
+            self, wanted, leads=self._leads, fence_here=self.answers.fence_here, sizes_here=host.sizes
+        )
         self._host = host
         self._timing = timing
         self._helper = helper

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _START_ID_SHOWN = 8
 _AS_DECIDED = (
-    *("node_id", "member", "life", "draining", "stopped", "start_id", "kind"),
+    *("node_id", "member", "life", "draining", "leaving", "stopped", "start_id", "kind"),
     *("client", "replication", "grpc", "http"),
 )
 
@@ -54,6 +54,7 @@ class NodeLine(msgspec.Struct, frozen=True, kw_only=True):
     role: str
     life: str
     draining: bool
+    leaving: bool
     stopped: bool
     start_id: str
     kind: str
@@ -187,7 +188,9 @@ def nodes_view(found: NodeList) -> RenderableType:
 
 
 def _parts(node: NodeLine) -> tuple[str, ...]:
-    told = [word for word, so in (("stopped", node.stopped), ("draining", node.draining)) if so]
+    told = [
+        word for word, so in (("stopped", node.stopped), ("draining", node.draining), ("leaving", node.leaving)) if so
+    ]
     return (
         node.node_id,
         str(node.member),

@@ -3,26 +3,41 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 import typer
 from rich.console import Group, RenderableType
+from rich.live import Live
 from rich.text import Text
 
-from mirrorlog.errors import BadInput, ConnectionLost, Refused, RequestTimeout
+from mirrorlog import versions
+from mirrorlog.errors import BadInput, ConnectionLost, MirrorlogError, Refused, RequestTimeout
 from mirrorlog.tools.common.cluster_status import AllStatuses, copies, gather, mastered_by
 from mirrorlog.tools.common.options import AsJson
-from mirrorlog.tools.common.output import NOTHING, emit, offset_text, print_json, table
-from mirrorlog.tools.common.session import session_of
-from mirrorlog.wire.messages.operators import CopyPromoted, CopyReport, MasterMove, Rebalanced
+from mirrorlog.tools.common.output import (
+    NOTHING,
+    bytes_text,
+    emit,
+    offset_text,
+    print_json,
+    print_json_line,
+    table,
+    terminal_console,
+)
+from mirrorlog.tools.common.session import ToolSession, session_of
+from mirrorlog.wire.messages.operators import CopyMoves, CopyPromoted, CopyReport, MasterMove, PlannedMove, Rebalanced
 from mirrorlog.wire.messages.status import ClusterStatus
 
 if TYPE_CHECKING:
     from mirrorlog.client import Client
 
 LOOK_S: Final = 0.05
+WATCH_S: Final = 1.0
+"""Between two looks of --watch."""
 
 Wait = Annotated[bool, typer.Option("--wait", help="Return when it has come about.")]
 Timeout = Annotated[float, typer.Option("--timeout", min=0.0, help="Seconds that --wait waits.")]
@@ -51,7 +66,8 @@ def drain(
     context: typer.Context,
     node: Annotated[str, typer.Argument(help="The node; by default the one that answers.", show_default=False)] = "",
     *,
-    undo: Annotated[bool, typer.Option("--undo", help="It may master logs again.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="It may master logs again, and keeps its copies.")] = False,
+    empty: Annotated[bool, typer.Option("--empty", help="For good: its copies go to other nodes.")] = False,
     wait: Wait = False,
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
@@ -61,20 +77,28 @@ def drain(
     One log after the other, each in a moment; nothing is lost. A log without another in-sync copy stays. A node that is
     stopped by SIGTERM does this by itself. After --undo logs come back by mqtool rebalance.
 
-    Example: mqtool drain n1 --wait
+    With --empty it is for good, whatever starts: each log gets a copy elsewhere, then a master, then the one here goes,
+    and mqtool forget-node takes the node out. --wait says what is left; mqtool rebalance --watch shows it.
+
+    Example: mqtool drain n1 --empty --wait --timeout 3600
     """
-    if undo and wait:
-        raise BadInput("--undo is done at once: there is nothing to wait for")
+    if undo and (wait or empty):
+        raise BadInput("--undo is done at once: there is nothing to wait for, and nothing to be emptied")
 
     async def ask(client: Client) -> str:
-        drained = await client.admin.drain(node, draining=not undo)
+        drained = await client.admin.drain(node, draining=not undo, empty=empty)
         if wait:
-            await until_nothing_left(client, lambda view: still_mastered(view, drained), timeout_s=timeout)
+            left = still_held if empty else still_mastered
+            await until_nothing_left(client, lambda view: left(view, drained), timeout_s=timeout)
         return drained
 
     drained = session_of(context).run(ask)
     if as_json:
-        print_json({"node_id": drained, "draining": not undo, "done": wait or undo})
+        print_json({"node_id": drained, "draining": not undo, "empty": empty, "done": wait or undo})
+    elif empty and wait:
+        typer.echo(f"node {drained} holds nothing any more; mqtool forget-node {drained} takes it out")
+    elif empty:
+        typer.echo(f"node {drained} leaves: its logs go to other nodes, one after the other")
     elif undo:
         typer.echo(f"node {drained} drains no more; mqtool rebalance brings its logs back")
     elif wait:
@@ -97,10 +121,40 @@ def still_mastered(view: ClusterStatus, node_id: str) -> list[str]:
     return left
 
 
+def still_held(view: ClusterStatus, node_id: str) -> list[str]:
+    """What a node that leaves still holds, one line each, with the reason. Pure."""
+    facts = next((node for node in view.nodes if node.node_id == node_id), None)
+    if facts is None or not facts.leaving:
+        return [f"the node that answers does not know yet that {node_id} leaves"]
+    left = []
+    for log in view.logs:
+        if node_id in log.replicas and not log.transient:
+            reason = f"on its way to {', '.join(log.target)}" if log.target else "its turn has not come"
+            left.append(f"log {log.name} ({reason})")
+    if left and view.moving_paused:
+        left.append("moving is paused: mqtool rebalance --resume")
+    return left
+
+
+class RebalancePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What `mqtool rebalance --json` prints. `moves`, `done`: of logs that are not mastered by their homes; `copies`,
+    `paused`: of those that go to other nodes, as in `mirrorlog.wire.messages`; `left_bytes`: by log id, of those under
+    way, what has still to be copied, and at how many a second."""
+
+    moves: list[MasterMove]
+    done: bool
+    copies: list[PlannedMove] = []
+    paused: bool = False
+    left_bytes: dict[str, tuple[int, float]] = {}
+
+
 def rebalance(
     context: typer.Context,
     *,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be handed over.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would move, and what moves now.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show what moves until nothing is left.")] = False,
+    pause: Annotated[bool, typer.Option("--pause", help="Let no log go to other nodes any more.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Let them go on.")] = False,
     wait: Wait = False,
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
@@ -108,19 +162,115 @@ def rebalance(
     """Even out masterships: each log goes to its home, the first of its nodes, if that is up, in sync and not draining.
 
     What is handed over is decided when this returns, and comes about one log after the other, each in a moment; nothing
-    is lost. To be run after a rolling restart.
+    is lost. To be run after a rolling restart. Where copies are the cluster evens out by itself, one log after the
+    other; --dry-run and --watch show that too, with the reasons; --pause stops it, --resume lets it go on.
 
     Example: mqtool rebalance --dry-run
     """
+    if pause + resume + (dry_run or watch) > 1 or (watch and wait):
+        raise BadInput("give one of --pause, --resume, --wait and --watch, or --dry-run")
+    session = session_of(context)
+    if pause or resume:
+        session.run(lambda client: client.admin.pause_moving(pause))
+        emit(as_json, {"paused": pause}, "nothing moves any more" if pause else "moving goes on")
+        return
 
-    async def ask(client: Client) -> Rebalanced:
+    async def ask(client: Client) -> RebalancePlan:
         found = await client.admin.rebalance(dry_run=dry_run)
         if wait and found.done:
             await until_nothing_left(client, lambda view: still_away(view, found.moves), timeout_s=timeout)
-        return found
+        return await _plan(client, found)
 
-    found = session_of(context).run(ask)
-    emit(as_json, found, rebalance_view(found, waited=wait))
+    found = session.run(ask)
+    if watch:
+        with contextlib.suppress(KeyboardInterrupt):
+            _watch(session, found, as_json=as_json)
+    else:
+        emit(as_json, found, plan_view(found, waited=wait))
+
+
+async def _plan(client: Client, masters: Rebalanced) -> RebalancePlan:
+    view = (await client.admin.status()).cluster
+    # While the cluster is being updated no copy moves by itself, and who coordinates may not know the question.
+    knows = view is not None and view.cluster_version >= versions.PLACEMENTS
+    moves = await client.admin.copy_moves() if knows else CopyMoves(moves=[])
+    begun = [move for move in moves.moves if move.under_way]
+    left = bytes_left(begun, await gather(client)) if begun else {}
+    return RebalancePlan(
+        moves=masters.moves, done=masters.done, copies=moves.moves, paused=moves.paused, left_bytes=left
+    )
+
+
+def bytes_left(begun: Sequence[PlannedMove], status: AllStatuses) -> dict[str, tuple[int, float]]:
+    """By log id, what its master has still to send to nodes that get a copy, and what it sends a second. Pure."""
+    found = {}
+    for move in begun:
+        for copy in copies(status):
+            if copy.log.log_id == move.log_id and copy.log.role == "master":
+                filled = [each for each in copy.log.mirrors if each.node_id in move.target and not each.in_sync]
+                if filled:
+                    found[move.log_id] = (
+                        sum(each.lag_bytes for each in filled),
+                        sum(each.bytes_per_second for each in filled),
+                    )
+    return found
+
+
+def _watch(session: ToolSession, found: RebalancePlan, *, as_json: bool) -> None:
+    """Until nothing is left, or is going to be done."""
+
+    async def look(client: Client) -> RebalancePlan:
+        return await _plan(client, await client.admin.rebalance(dry_run=True))
+
+    def done() -> bool:
+        return not found.copies and all(move.reason for move in found.moves)
+
+    if as_json:
+        print_json_line(found)
+        while not done():
+            time.sleep(WATCH_S)
+            found = session.run(look)
+            print_json_line(found)
+        return
+    with Live(console=terminal_console(), auto_refresh=False) as live:
+        live.update(plan_view(found, waited=False), refresh=True)
+        while not done():
+            time.sleep(WATCH_S)
+            try:
+                found = session.run(look)
+                live.update(plan_view(found, waited=False), refresh=True)
+            except MirrorlogError as error:
+                live.update(Text(f"{error}; trying again", style="red"), refresh=True)
+
+
+def plan_view(found: RebalancePlan, *, waited: bool) -> RenderableType:
+    """One row per log that is not at home, and one per log that goes to other nodes. Pure."""
+    rows = [
+        (
+            move.name,
+            ", ".join(move.source),
+            ", ".join(move.target),
+            bytes_text(move.size_bytes) if move.size_bytes >= 0 and set(move.target) - set(move.source) else NOTHING,
+            move.why if not move.under_way else _progress(move, found),
+        )
+        for move in found.copies
+    ]
+    parts: list[RenderableType] = [rebalance_view(Rebalanced(moves=found.moves, done=found.done), waited=waited)]
+    if rows:
+        parts += [Text(), table("COPIES that move", ("log", "from", "to", "bytes", "why"), rows, numbers=("bytes",))]
+    else:
+        parts.append(Text("every copy is where it should be"))
+    if found.paused:
+        parts.append(Text("moving is paused; mqtool rebalance --resume lets it go on", style="yellow"))
+    return Group(*parts)
+
+
+def _progress(move: PlannedMove, found: RebalancePlan) -> str:
+    left, per_second = found.left_bytes.get(move.log_id, (0, 0.0))
+    if not left:
+        return "under way"
+    seconds = f", {left / per_second:.0f} s" if per_second > 0 else ""
+    return f"under way: {bytes_text(left)} left at {bytes_text(per_second)}/s{seconds}"
 
 
 def still_away(view: ClusterStatus, moves: list[MasterMove]) -> list[str]:

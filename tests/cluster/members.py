@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -154,6 +154,9 @@ class ServiceNode:
     async def fence(self, log_id: str, epoch: int, *, gently: bool = False) -> FenceReport:
         self.fences.append((log_id, epoch))
         return FenceReport(self.start_id, 1, self.end, confirmed=0)
+
+    def sizes(self) -> Mapping[str, int]:
+        return {}
 
     def registered(self) -> None:
         pass

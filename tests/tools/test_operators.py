@@ -1,20 +1,54 @@
 """What the operators' commands print, from fixed answers."""
 
 import pytest
+from msgspec.structs import replace
 from rich.console import RenderableType
 
 from mirrorlog.errors import Refused
 from mirrorlog.tools.cluster import UnseenEvents, event_line, nodes_of
 from mirrorlog.tools.common.output import page
-from mirrorlog.tools.masters import PromotionReport, promote_view, rebalance_view, reports_of
-from mirrorlog.wire.messages.operators import ClusterEvent, CopyPromoted, CopyReport, Events, MasterMove, Rebalanced
+from mirrorlog.tools.masters import (
+    PromotionReport,
+    RebalancePlan,
+    bytes_left,
+    plan_view,
+    promote_view,
+    rebalance_view,
+    reports_of,
+    still_held,
+)
+from mirrorlog.wire.messages.operators import (
+    ClusterEvent,
+    CopyPromoted,
+    CopyReport,
+    Events,
+    MasterMove,
+    PlannedMove,
+    Rebalanced,
+)
 from tests.tools.goldens import golden
-from tests.tools.statuses import LOG_ID, NOW_US, OUTAGE
+from tests.tools.statuses import LOG_ID, NOW_US, OUTAGE, VIEW, placed
 
 MOVES = [
     MasterMove(log_id=LOG_ID, name="main", source="n2", target="n1"),
     MasterMove(log_id="two", name="other", source="", target="n3", reason="the log has no master"),
 ]
+PLANNED = [
+    PlannedMove(
+        log_id=LOG_ID,
+        name="main",
+        source=["n1", "n2"],
+        target=["n4", "n2"],
+        why="under way",
+        size_bytes=12_345_678_912,
+        under_way=True,
+    ),
+    PlannedMove(
+        log_id="2", name="other", source=["n1", "n2"], target=["n2", "n1"], why="n1 is home to 3 logs, n2 to 1"
+    ),
+    PlannedMove(log_id="3", name="third", source=["n3"], target=["n4"], why="n3 leaves"),
+]
+PLAN = RebalancePlan(moves=MOVES, done=False, copies=PLANNED, left_bytes={LOG_ID: (1_048_576_000, 104_857_600.0)})
 WOULD = CopyPromoted(log_id=LOG_ID, name="main", missing=["n3"], able=["n1", "n2", "n4"])
 COPIES = [
     CopyReport(node_id="n1", last_epoch=3, end=12_345_678_912, confirmed=12_345_416_768),
@@ -38,6 +72,8 @@ DONE = CopyPromoted(
     [
         ("rebalance_dry.txt", rebalance_view(Rebalanced(moves=MOVES, done=False), waited=False)),
         ("rebalance.txt", rebalance_view(Rebalanced(moves=MOVES, done=True), waited=True)),
+        ("rebalance_plan.txt", plan_view(PLAN, waited=False)),
+        ("rebalance_paused.txt", plan_view(RebalancePlan(moves=[], done=False, paused=True), waited=False)),
         ("promote_dry.txt", promote_view(PromotionReport(answer=WOULD, copies=reports_of(WOULD, OUTAGE)), to="n2")),
         ("promote.txt", promote_view(PromotionReport(answer=DONE, copies=COPIES), to="")),
     ],
@@ -51,6 +87,28 @@ def test_a_view_is_printed_as_recorded(name: str, view: RenderableType) -> None:
 def test_nothing_to_move_is_one_line() -> None:
     """Goal: a script sees at once that all is well. Method: no moves."""
     assert page(rebalance_view(Rebalanced(moves=[], done=True), waited=False)) == "every log is mastered by its home\n"
+
+
+def test_what_is_left_to_be_copied_is_what_new_mirrors_lack() -> None:
+    """Goal: progress is of the copies that are made, not of mirrors that lag for other reasons. Method: a log whose
+    mirror n3 is behind, on its way to n3, and to others."""
+    (move, *_) = PLANNED
+    assert bytes_left([move], OUTAGE) == {}
+    to_n3 = PlannedMove(**{name: getattr(move, name) for name in move.__struct_fields__} | {"target": ["n3"]})
+    assert bytes_left([to_n3], OUTAGE) == {LOG_ID: (12_345_678_912, 0.0)}
+
+
+def test_what_a_leaving_node_still_holds_is_named() -> None:
+    """Goal: who waits knows for what. Method: a node that does not leave, one that does, a log under way, a pause."""
+    assert still_held(VIEW, "n1") == ["the node that answers does not know yet that n1 leaves"]
+    nodes = [replace(node, leaving=node.node_id == "n1") for node in VIEW.nodes]
+    leaves = replace(VIEW, nodes=nodes, logs=[placed("a"), placed("b", target=["n2", "n4"])], moving_paused=True)
+    assert still_held(leaves, "n1") == [
+        "log a (its turn has not come)",
+        "log b (on its way to n2, n4)",
+        "moving is paused: mqtool rebalance --resume",
+    ]
+    assert still_held(replace(leaves, logs=[placed("c", replicas=["n2", "n3"])]), "n1") == []
 
 
 def test_a_node_in_no_cluster_has_no_view() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from functools import partial
 from math import inf
@@ -297,6 +297,11 @@ class Hosting:
         if keeper is None:
             raise NoSuchLog(f"this node holds no log {log_id}, as far as it knows; ask again")
         return await keeper.fence(epoch, gently=gently)
+
+    def sizes(self) -> Mapping[str, int]:
+        """Bytes of the logs that are served here, by id."""
+        logs = {str(each.log_id): each.replica.log for each in self.logs}
+        return {log_id: log.end - log.begin for log_id, log in logs.items()}
 
     def registered(self) -> None:
         """The cluster knows of this run."""

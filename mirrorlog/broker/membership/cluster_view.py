@@ -389,11 +389,16 @@ class NodeView:
             registered=own is not None and own.start_id == service.identity.start_id,
             nodes=[_node_status(node, facts, service) for node, facts in state.nodes.items()],
             logs=[
-                replace(_placed(log_id, log, waits.get(log_id, ())), transient=holds_transient(state, log_id))
+                replace(
+                    _placed(log_id, log, waits.get(log_id, ())),
+                    transient=holds_transient(state, log_id),
+                    target=list(state.placing.place(log_id).target),
+                )
                 for log_id, log in state.logs.items()
             ],
             advice=advice(state),
             cluster_version=state.cluster_version,
+            moving_paused=state.placing.paused,
         )
 
 
@@ -412,6 +417,7 @@ def _node_status(node: str, facts: NodeFacts, service: ClusterService) -> NodeSt
         witness=facts.witness,
         stopped=facts.stopped,
         draining=facts.draining,
+        leaving=facts.leaving,
         votes=facts.member not in service.driver.raft.members.learners,
         software_version=version_of(facts.start_id) if facts.start_id else 0,
     )

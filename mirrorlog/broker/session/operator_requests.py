@@ -30,7 +30,16 @@ from mirrorlog.cluster.coordination.promotion import (
 )
 from mirrorlog.cluster.decisions import asker
 from mirrorlog.cluster.service import ClusterService
-from mirrorlog.cluster.state.commands import Command, Holder, MasterWished, NodeDraining, NodeForgotten, Promoted
+from mirrorlog.cluster.state.commands import (
+    Command,
+    Holder,
+    MasterWished,
+    MovingPaused,
+    NodeDraining,
+    NodeForgotten,
+    NodeLeaving,
+    Promoted,
+)
 from mirrorlog.cluster.state.events import OF_USERS
 from mirrorlog.cluster.state.state import ClusterState, LogFacts, NodeFacts
 from mirrorlog.cluster.state.topology import ADMINISTRATOR
@@ -39,14 +48,18 @@ from mirrorlog.queues.access import has_tag
 from mirrorlog.wire.messages.base import Message
 from mirrorlog.wire.messages.operators import (
     ClusterEvent,
+    CopyMoves,
     CopyPromoted,
     CopyReport,
     Drained,
     DrainNode,
     Events,
     ForgetNode,
+    GetCopyMoves,
     GetEvents,
     MasterMove,
+    PauseMoving,
+    PlannedMove,
     PromoteCopy,
     Rebalance,
     Rebalanced,
@@ -72,6 +85,8 @@ class Operations:
             DrainNode: self._drain,
             ForgetNode: self._forget,
             Rebalance: self._rebalance,
+            GetCopyMoves: self._copy_moves,
+            PauseMoving: self._pause,
             PromoteCopy: self._promote,
             GetEvents: self._get_events,
             **RoutingRequests(service).handlers,
@@ -81,9 +96,14 @@ class Operations:
 
     async def _drain(self, asked: DrainNode) -> Message:
         node = asked.node or self._service.identity.node
-        self._facts_of(node)
+        facts = self._facts_of(node)
+        if asked.draining and asked.empty:
+            await self._decide(NodeLeaving(node=node, leaving=True))
+            return Drained(node=node, draining=facts.draining, leaving=True)
         await self._decide(NodeDraining(node=node, draining=asked.draining))
-        return Drained(node=node, draining=asked.draining)
+        if not asked.draining and facts.leaving:
+            await self._decide(NodeLeaving(node=node, leaving=False))
+        return Drained(node=node, draining=asked.draining, leaving=asked.draining and facts.leaving)
 
     async def _forget(self, asked: ForgetNode) -> Message:
         self._check_coordinates()
@@ -106,6 +126,30 @@ class Operations:
             except MirrorlogError as error:
                 raise outcome_of(error, in_doubt=count > 0, message=f"{count} of {len(wished)} logs go home") from None
         return Rebalanced(moves=[move for _, move in moves], done=not asked.dry_run)
+
+    def _copy_moves(self, asked: GetCopyMoves) -> Message:
+        self._check_coordinates()
+        state, coordination = self._state, self._service.coordination
+        begun = {log_id for log_id, place in state.placing.logs.items() if place.target}
+        return CopyMoves(
+            moves=[
+                PlannedMove(
+                    log_id=move.log_id,
+                    name=state.logs[move.log_id].name,
+                    source=list(source),
+                    target=list(move.nodes),
+                    why=move.why,
+                    size_bytes=coordination.sizes.get(move.log_id, -1),
+                    under_way=move.log_id in begun and source == state.logs[move.log_id].replicas,
+                )
+                for source, move in coordination.plan()
+            ],
+            paused=state.placing.paused,
+        )
+
+    async def _pause(self, asked: PauseMoving) -> Message:
+        await self._decide(MovingPaused(paused=asked.paused))
+        return Done()
 
     def _move(self, away: Away) -> MasterMove:
         log = self._state.logs[away.log_id]

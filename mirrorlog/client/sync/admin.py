@@ -74,5 +74,7 @@ class BlockingAdmin(Face[Admin]):
     drain = changes(Admin.drain)
     forget_node = changes(Admin.forget_node)
     rebalance = changes(Admin.rebalance)
+    copy_moves = waits(Admin.copy_moves)
+    pause_moving = changes(Admin.pause_moving)
     promote = changes(Admin.promote)
     events = waits(Admin.events)

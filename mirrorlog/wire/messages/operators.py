@@ -11,17 +11,20 @@ from mirrorlog.wire.messages.base import Message
 
 class DrainNode(Message, frozen=True):
     """A node shall master nothing any more, or may again. Answered with Drained once that is decided; the logs follow,
-    one after the other. `node`: empty for the one that is asked."""
+    one after the other. `node`: empty for the one that is asked. `empty`: it shall hold nothing any more either, for
+    good; since `versions.PLACEMENTS`."""
 
     node: str = ""
     draining: bool = True
+    empty: bool = False
 
 
 class Drained(Message, frozen=True):
-    """`node`: which one it is about."""
+    """`node`: which one it is about. `leaving`: whether its copies go elsewhere."""
 
     node: str
     draining: bool
+    leaving: bool = False
 
 
 class ForgetNode(Message, frozen=True):
@@ -53,6 +56,37 @@ class Rebalanced(Message, frozen=True):
 
     moves: list[MasterMove]
     done: bool
+
+
+class GetCopyMoves(Message, frozen=True):
+    """To who coordinates: which logs go to other nodes, now and then. Answered with CopyMoves."""
+
+
+class PlannedMove(msgspec.Struct, frozen=True, kw_only=True):
+    """A log goes from the nodes `source` to those of `target`, the home first. `why`: for people. `size_bytes`: of the
+    log, -1 when it is not known; `under_way`: it has begun, the others follow one after the other."""
+
+    log_id: str
+    name: str
+    source: list[str]
+    target: list[str]
+    why: str
+    size_bytes: int = -1
+    under_way: bool = False
+
+
+class CopyMoves(Message, frozen=True):
+    """`moves`: those that would follow if nothing else happened, 1,000 at most; `paused`: none is begun, nor goes
+    on."""
+
+    moves: list[PlannedMove]
+    paused: bool = False
+
+
+class PauseMoving(Message, frozen=True):
+    """Nothing shall move any more, or may again. Answered with Done once that is decided."""
+
+    paused: bool
 
 
 class PromoteCopy(Message, frozen=True):

@@ -142,7 +142,8 @@ class MemoryStatus(msgspec.Struct, frozen=True, kw_only=True):
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A node as another one sees it. `member`: its number in Raft; `votes`: not while it learns; `life`: up, down or
     unknown; `kind`: of its start, clean, died or lossy; `start_id`: of the run that the cluster knows, empty before the
-    first; `software_version`: the highest cluster version that this run can do, 0 before the first."""
+    first; `software_version`: the highest cluster version that this run can do, 0 before the first; `leaving`: its
+    copies go elsewhere, for good."""
 
     node_id: str
     member: int
@@ -158,6 +159,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     draining: bool = False
     votes: bool = True
     software_version: int = 0
+    leaving: bool = False
 
 
 class LossStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -173,8 +175,9 @@ class LossStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 class PlacedLog(msgspec.Struct, frozen=True, kw_only=True):
     """A log as the cluster has decided it. `master`: empty while there is none; `waits_for`: whom the coordinator that
-    was asked waits for to promote one; `copies_wanted`: with fewer in sync nothing is confirmed; `wished`: to
-    whom the log is being handed over, empty for nobody; `transient`: what is in it goes with its node's run."""
+    was asked waits for to promote one; `copies_wanted`: with fewer in sync nothing is confirmed; `wished`: to whom the
+    log is being handed over, empty for nobody; `transient`: what is in it goes with its node's run; `target`: the nodes
+    that it is on its way to, empty when it stays."""
 
     log_id: str
     name: str
@@ -191,12 +194,14 @@ class PlacedLog(msgspec.Struct, frozen=True, kw_only=True):
     waits_for: list[str] = []
     wished: str = ""
     transient: bool = False
+    target: list[str] = []
 
 
 class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The view of one node. `version`: of the view; `coordinator`: empty while none is known; `elections`: how often
     this node has seen another coordinator in its run; `advice`: what would make it safer, a line each;
-    `cluster_version`: what the nodes may write, see `mirrorlog.versions`."""
+    `cluster_version`: what the nodes may write, see `mirrorlog.versions`; `moving_paused`: no log goes to other
+    nodes."""
 
     version: int
     incarnation: int
@@ -208,6 +213,7 @@ class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
     logs: list[PlacedLog]
     advice: list[str] = []
     cluster_version: int = 1
+    moving_paused: bool = False
 
 
 class DurationCounts(msgspec.Struct, frozen=True, kw_only=True):
