@@ -15,6 +15,7 @@ from contextvars import Context
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
+from mirrorlog.broker.log.disk_threads import DiskLane
 from sim.processes import current_process
 
 if TYPE_CHECKING:
@@ -69,7 +70,8 @@ class _Workers:
 
     def __init__(self, executor: Executor | None) -> None:
         self.executor = executor
-        self.free: int = getattr(executor, "_max_workers", _DEFAULT_WORKERS)
+        # A log's lane does one thing after the other.
+        self.free: int = 1 if isinstance(executor, DiskLane) else getattr(executor, "_max_workers", _DEFAULT_WORKERS)
         self.queue: deque[Job] = deque()
 
 

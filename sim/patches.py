@@ -15,12 +15,13 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from itertools import count
 from typing import Any, Final, NoReturn
 from unittest.mock import patch
 
+from mirrorlog.broker.log.disk_threads import DiskLane
 from mirrorlog.broker.session.client_session import ClientSession
 from mirrorlog.client.consumer.consumer import Consumer
 from mirrorlog.client.producer.producer import Producer
@@ -63,7 +64,7 @@ def patched(loop: VirtualLoop, seed: str) -> Iterator[None]:
     def seeded(self: random.Random, a: Any = None, version: int = 2) -> None:
         original_seed(self, chance().getrandbits(64) if a is None else a, version)
 
-    def shut_down(self: ThreadPoolExecutor, wait: bool = True, *, cancel_futures: bool = False) -> None:
+    def shut_down(self: Executor, wait: bool = True, *, cancel_futures: bool = False) -> None:
         loop.helpers.finish(self)
 
     state = random.getstate()
@@ -84,6 +85,8 @@ def patched(loop: VirtualLoop, seed: str) -> Iterator[None]:
             (threading.Thread, "start", _blocks("a thread")),
             (ThreadPoolExecutor, "submit", _blocks("ThreadPoolExecutor.submit")),
             (ThreadPoolExecutor, "shutdown", shut_down),
+            (DiskLane, "submit", _blocks("DiskLane.submit")),
+            (DiskLane, "shutdown", shut_down),
             (Port, "open", _listen),
             (seeds, "_refusals", Refusals()),  # what was told in one run is told in the next one, too
         ):

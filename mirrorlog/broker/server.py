@@ -126,6 +126,7 @@ class Server:
             self.dead_letters,
             self._memory,
             OutgoingBudget(settings.limits.outgoing_bytes_total),
+            lambda: self.logs.opened,
         )
         self._door: NativeDoor | None = None
         self._requests: Requests | None = None

@@ -123,6 +123,15 @@ class Flusher:
         changed = chain.directory_changes != self._synced_changes
         return FlushJob(self, chain, checkpoint, chain.names if changed else None, record=record)
 
+    def owes(self, chain: SegmentChain, checkpoint: Checkpoint) -> bool:
+        """Whether `checkpoint` is not what is stored, names of files are not on disk, or a failure is to be told."""
+        return (
+            checkpoint != self.stored
+            or chain.directory_changes != self._synced_changes
+            or chain.has_retired
+            or self.failure is not None
+        )
+
     def complete(self, job: FlushJob) -> int:
         """The flushed offset now. Raises DiskFailed."""
         if job.error is not None:

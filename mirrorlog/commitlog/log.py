@@ -98,6 +98,7 @@ class CommitLog(StoredLog):
                 log_id=log_id,
                 seed=log_seed(log_id),
                 settings=settings,
+                max_batch_bytes=max_batch_bytes,
                 first=FirstState(begin, EpochList.of(first_epochs)),
                 write_through=write_through,
                 on_past=on_past,

@@ -77,7 +77,7 @@ class StoredLog:
         self.tables = opened.tables
         self._loss = opened.loss
         self._doubt = opened.doubt
-        self.end = opened.chain.end
+        self.opened_at = self.end = opened.chain.end
         """Where the next batch will stand. A plain attribute, as the next three: they are looked up a dozen times per
         batch."""
         self.active_start = opened.chain.active.start
@@ -132,6 +132,11 @@ class StoredLog:
     def first_segment(self) -> int:
         """Where the first segment begins: at the start offset, or below it."""
         return self._chain.segments[0].start
+
+    @property
+    def is_one_segment(self) -> bool:
+        """Whether there is none that could be sealed or freed."""
+        return len(self._chain.segments) == 1
 
     @property
     def last_start(self) -> int:
@@ -251,6 +256,13 @@ class StoredLog:
         checkpoint = Checkpoint(self.begin, self.end, self.confirmed, self._state_from)
         return self._flusher.start(self._chain, checkpoint, record=record)
 
+    @property
+    def owes_disk(self) -> bool:
+        """Whether a recorded flush would write anything: at rest, all is there, and the checkpoint says so."""
+        if self.flushed < self.end:
+            return True
+        return self._flusher.owes(self._chain, Checkpoint(self.begin, self.end, self.confirmed, self._state_from))
+
     def complete_flush(self, job: FlushJob) -> int:
         """The flushed offset now. Raises DiskFailed when the job failed: the log takes nothing more then."""
         before = self.flushed
@@ -266,21 +278,32 @@ class StoredLog:
         self._warmer.cooled()
         self._preparer.ask_again()
 
-    def start_warm(self) -> WarmJob | None:
-        """A short job that makes the pages before the tail writable; None when nothing is due or one is out."""
+    @property
+    def grown(self) -> int:
+        """Bytes that were taken since the copy was opened: how much it may want ready for more."""
+        return max(0, self.end - self.opened_at)
+
+    def start_warm(self, *, sharers: int = 1) -> WarmJob | None:
+        """A short job that makes the pages before the tail writable; None when nothing is due or one is out.
+
+        `sharers`: logs of the node. One that nobody writes to has its share of what one alone would have ready.
+        """
         if self.state is not LogCondition.OPEN:
             return None
-        return self._warmer.start(self._chain.active, self._preparer.spare)
+        return self._warmer.start(self._chain.active, self._preparer.spare, grown=self.grown, sharers=sharers)
 
     def complete_warm(self, job: WarmJob) -> None:
         self._warmer.complete(job)
 
-    def start_prepare(self, *, idle: bool = True) -> PrepareJob | None:
+    def start_prepare(self, *, idle: bool = True, sharers: int = 1) -> PrepareJob | None:
         """A job that makes a spare file or brings pages far ahead into memory; None when nothing is due or one is out.
 
-        It may be slow, so it belongs on a helper of its own. `idle`: nothing was appended for a while.
+        It may be slow, so it belongs on a helper of its own. `idle`: nothing was appended for a while. `sharers`: see
+        `start_warm`.
         """
-        return self._preparer.start(self._chain.active, idle=idle) if self.state is LogCondition.OPEN else None
+        if self.state is not LogCondition.OPEN:
+            return None
+        return self._preparer.start(self._chain.active, idle=idle, grown=self.grown, sharers=sharers)
 
     def complete_prepare(self, job: PrepareJob) -> None:
         self._preparer.complete(job)

@@ -12,16 +12,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Sequence, Set
 from concurrent.futures import Executor
-from contextlib import suppress
 from typing import Final
 from uuid import UUID
 
 from mirrorlog.commitlog.epochs import LIST_BYTES_MAX
-from mirrorlog.commitlog.segments.cold import ColdRead
 from mirrorlog.config import HaSettings, LimitSettings
 from mirrorlog.errors import (
     BadBatch,
-    BadRequest,
     ConnectionLost,
     MirrorAhead,
     MirrorlogError,
@@ -29,10 +26,11 @@ from mirrorlog.errors import (
     Overloaded,
     ProtocolError,
 )
+from mirrorlog.ha import links as about_links
 from mirrorlog.ha.actions import Action, Close, ReadCold, Send
 from mirrorlog.ha.connection import HAConnection, SourceCopy
 from mirrorlog.ha.group_transfer import Answer
-from mirrorlog.ha.links import DeclaredLoss, Greeting, MemberLink, log_failure, no_joiner, no_member
+from mirrorlog.ha.links import DeclaredLoss, Early, Greeting, MemberLink, log_failure
 from mirrorlog.ha.mastership import Mastership
 from mirrorlog.wire.auth.credentials import OPEN, Credentials
 from mirrorlog.wire.dialling import LINK_UNACKED_MS
@@ -71,11 +69,7 @@ class MasterLink:
         self.reading: asyncio.Task[None] | None = None
         """The cold read that is under way, or the last one."""
         self.opened_at = 0.0
-
-    @property
-    def log_id(self) -> UUID | None:
-        """Of what it mirrors; None before it has said."""
-        return self.log.log_id if self.log is not None else None
+        self._waits: Early | None = None
 
     @property
     def endpoint(self) -> Endpoint:
@@ -103,7 +97,7 @@ class MasterLink:
         if frame_.type == FrameType.ERROR and self._greeting.hello is not None:
             reason = as_error(expect_message(frame_, FrameType.ERROR, Failure))
             if isinstance(reason, BadBatch):
-                self._read_own_bytes()
+                self._bad_bytes_refused()
             raise ConnectionLost(f"mirror {self._greeting.hello.node_id} gave up: {reason}")
         if not self.greeted:
             if self._greeting.heard(frame_):
@@ -125,12 +119,13 @@ class MasterLink:
     def disconnected(self, error: MirrorlogError | None) -> None:
         self._service.links.discard(self)
         if not self.greeted and error is not None:
-            self._service.tell_refused(self.endpoint.peer, error)
+            about_links.tell_refused(self._service.refusals_told, self.endpoint.peer, error)
         if self._member is not None:
             self._service.members.discard(self)
             self._member.disconnected()
         if self.connection is not None and self.log is not None:
             self._service.sent[self.log.log_id, self.connection.node_id] += self.connection.sent_bytes
+            self.log.links.remove(self)
             self.log.mastership.leave(self.connection)
             logger.info(
                 "mirror_left node=%s log=%s acked=%s reason=%r",
@@ -158,7 +153,9 @@ class MasterLink:
 
     def tick(self, now: float, limits: LimitSettings) -> None:
         if self.connection is None:
-            if (now - self.opened_at) * 1000 >= limits.hello_timeout_ms:
+            if self._waits is not None and now - self._waits.since >= about_links.EPOCH_WAIT_S:
+                self.endpoint.close(self._waits.refusal)
+            elif (now - self.opened_at) * 1000 >= limits.hello_timeout_ms:
                 self.endpoint.close(ProtocolError(f"no greeting within {limits.hello_timeout_ms} ms"))
             return
         if not self.endpoint.stalled(now, limits.frame_timeout_ms) and not self.endpoint.starved(now):
@@ -189,24 +186,33 @@ class MasterLink:
     def _follow(self, message: FollowRequest, now: float) -> None:
         assert self._greeting is not None
         node_id, start_id = self._greeting.node_id, self._greeting.start_id
-        log = self._service.log(message.log_id)
+        try:
+            log = self._service.log(message.log_id)
+        except NoSuchLog as error:
+            self._waits = Early(message, now, error)
+            return
+        self._waits = None
         log.mastership.check_member(node_id)
-        if not (0 <= message.begin <= message.end and 0 <= message.confirmed <= message.end):
-            raise BadRequest(
-                f"a copy from {message.begin} to {message.end}, confirmed up to {message.confirmed}, cannot be"
-            )
         connection = log.link(node_id, start_id, now)
         try:
             actions = connection.follow(message, now)
         except MirrorAhead as error:
-            known = log.mastership.reason
-            log.mastership.ahead(error)
-            if log.mastership.reason != known:  # the mirror comes back every half second
+            if log.mastership.ahead(error):  # the mirror comes back every half second
                 logger.error("log_recovering log=%s reason=%r", log.name, log.mastership.reason)
             raise
         log.mastership.check_open()
         self.log, self.connection = log, connection
+        log.links.append(self)
         self._do(actions)
+
+    def registered(self) -> None:
+        """This node has opened an epoch of a log; perhaps of the one that is waited for."""
+        if self._waits is None or not self.endpoint.open:
+            return
+        try:
+            self._follow(self._waits.message, time.monotonic())
+        except MirrorlogError as error:
+            self.endpoint.close(error)
 
     def _acked(self, connection: HAConnection, frame_: Frame, now: float) -> None:
         assert self.log is not None
@@ -225,7 +231,7 @@ class MasterLink:
         actions = connection.pull(expect_message(frame_, FrameType.PULL, Pull), now)
         # Only now, when this link is proven, may it take the place of an older one of the same mirror.
         if (replaced := self.log.mastership.join(connection)) is not None:
-            for link in list(self._service.links):
+            for link in list(self.log.links):
                 if link.connection is replaced:
                     link.endpoint.close(ConnectionLost(f"mirror {replaced.node_id} has opened a newer link"))
         self._do(actions)
@@ -237,19 +243,13 @@ class MasterLink:
         self.log.progressed(self.log.mastership.proven(connection))
         self.log.tell_in_sync(f"follows from {connection.read_half.requested}")
 
-    def _read_own_bytes(self) -> None:
-        """The mirror got bytes that fail their checks: either they are bad here, or they went bad on the way. Who reads
-        them tells of the first by himself; after the second the mirror comes again."""
-        if self.connection is None or self.log is None or not self.connection.proven:
-            return
-        log, name, node = self.log.copy.log, self.log.name, self.connection.node_id
-        first, sent = self.connection.read_half.acked, self.connection.write_half.next_transfer
-        logger.warning("bad_bytes_refused node=%s log=%s first=%s sent=%s", node, name, first, sent)
-        self._service.spawn(self._check_own(log.read_cold(first, sent - first, until=sent)))
-
-    async def _check_own(self, job: ColdRead) -> None:
-        with suppress(MirrorlogError):  # whoever has to know of it was told by the read
-            await asyncio.get_running_loop().run_in_executor(self._service.helper, job.run)
+    def _bad_bytes_refused(self) -> None:
+        link, log = self.connection, self.log
+        if link is not None and log is not None and link.proven:
+            first, sent, node = link.read_half.acked, link.write_half.next_transfer, link.node_id
+            logger.warning("bad_bytes_refused node=%s log=%s first=%s sent=%s", node, log.name, first, sent)
+            read = log.copy.log.read_cold(first, sent - first, until=sent).run
+            self._service.spawn(about_links.read_own_bytes(self._service.helper, read))
 
     def _do(self, actions: Iterable[Action]) -> None:
         endpoint = self._endpoint
@@ -297,6 +297,8 @@ class MasteredLog:
         self._answer = answer
         self._losses = losses
         self._in_sync: frozenset[str] = frozenset()
+        self.links: list[MasterLink] = []
+        """Of its mirrors, those that are open."""
 
     def link(self, node_id: str, start_id: str, now: float) -> HAConnection:
         return HAConnection(
@@ -322,10 +324,7 @@ class MasteredLog:
         """A line for each mirror that counts as a copy that is up since this was asked last, or no more; `reason`: of
         the change, if there is one."""
         before, self._in_sync = self._in_sync, self.mastership.in_sync
-        for node in sorted(before ^ self._in_sync):
-            event = "mirror_in_sync" if node in self._in_sync else "mirror_not_in_sync"
-            in_sync = ",".join([self.mastership.own, *sorted(self._in_sync)])
-            logger.info("%s node=%s log=%s in_sync=%s reason=%r", event, node, self.name, in_sync, reason)
+        about_links.tell_in_sync(self.name, self.mastership.own, before, self._in_sync, reason)
 
 
 class AcceptSocketService:
@@ -345,7 +344,7 @@ class AcceptSocketService:
         self.welcome = welcome
         self._lines = lines
         self.credentials = credentials
-        self._refusals_told = Refusals()
+        self.refusals_told = Refusals()
         self.links: set[MasterLink] = set()
         self.members: set[MasterLink] = set()
         """Links of other members of the cluster."""
@@ -358,9 +357,9 @@ class AcceptSocketService:
         """Connections since this process began."""
         self.sent: Counter[tuple[UUID, str]] = Counter()
         """Bytes of a log to a mirror, on links that have ended."""
-        self.member_link: Callable[[Hello, Endpoint], MemberLink] = no_member
+        self.member_link: Callable[[Hello, Endpoint], MemberLink] = about_links.no_member
         """Makes what takes a member's frames: of its greeting and the endpoint."""
-        self.joiner_link: Callable[[Endpoint], MemberLink] = no_joiner
+        self.joiner_link: Callable[[Endpoint], MemberLink] = about_links.no_joiner
         """Makes what takes the frames of a node that is in no cluster."""
         self.helper = helper
         self._logs: dict[str, MasteredLog] = {}
@@ -368,8 +367,8 @@ class AcceptSocketService:
         self._limits = limits
         self._port: Port | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._pump_due = False
-        self._announce_due = False
+        self._pump_due: dict[MasteredLog, None] = {}
+        self._announce_due: dict[MasteredLog, None] = {}
 
     async def start(self, address: str) -> None:
         """Listen for mirrors. Raises PortTaken."""
@@ -381,35 +380,37 @@ class AcceptSocketService:
         ), self.places, self.credentials.accepting, lines=self._lines, limit="max_links",
             unacked_ms=LINK_UNACKED_MS)  # fmt: skip
 
-    @property
-    def links_max(self) -> int:
-        """Of mirrors and joiners. Each mirror has one link per log; the rest is room for those that are being replaced
-        or refused."""
-        return 2 * sum(len(log.mastership.mirrors) for log in self._logs.values()) + _SPARE_LINKS
-
     def check_links(self) -> None:
-        """Whether there is a place for one more of them. Raises Overloaded."""
-        if sum(link.greeted for link in self.links) >= self.links_max:
-            raise Overloaded(f"{self.links_max} links are open on this port", limit="links_max")
+        """Whether there is a place for one more of mirrors and joiners. Each mirror has one link per log; the rest is
+        room for those that are being replaced or refused. Raises Overloaded."""
+        links_max = 2 * sum(len(log.mastership.mirrors) for log in self._logs.values()) + _SPARE_LINKS
+        if sum(link.greeted for link in self.links) >= links_max:
+            raise Overloaded(f"{links_max} links are open on this port", limit="links_max")
 
     def sent_bytes(self, log_id: UUID) -> dict[str, int]:
         """Of a log, to each mirror, since this process began."""
         found = Counter({node: size for (log, node), size in self.sent.items() if log == log_id})
-        for link in self.links:
-            if link.connection is not None and link.log_id == log_id:
+        log = self._logs.get(str(log_id))
+        for link in log.links if log is not None else ():
+            if link.connection is not None:
                 found[link.connection.node_id] += link.connection.sent_bytes
         return dict(found)
 
     def register(self, log: MasteredLog) -> None:
-        """This node masters the log from now on."""
+        """This node masters the log from now on; mirrors that have come for it before are let in."""
         self._logs[str(log.log_id)] = log
+        asyncio.get_running_loop().call_soon(self._let_waiting_in)
+
+    def _let_waiting_in(self) -> None:
+        for link in list(self.links):
+            link.registered()
 
     def unregister(self, log: MasteredLog, reason: MirrorlogError) -> list[asyncio.Task[None]]:
         """This mastership has ended: its links are closed with `reason`. Gives the cold reads of theirs that are under
         way."""
         if self._logs.get(str(log.log_id)) is log:
             del self._logs[str(log.log_id)]
-        links = [link for link in self.links if link.log is log]
+        links = list(log.links)
         for link in links:
             link.endpoint.close(reason)
         return [link.reading for link in links if link.reading is not None]
@@ -426,38 +427,35 @@ class AcceptSocketService:
             raise NoSuchLog(f"this node is not the master of log {log_id}, or has not opened its epoch yet; ask again")
         return self._logs[log_id]
 
-    def tell_refused(self, peer: str, error: MirrorlogError) -> None:
-        """Somebody was not let in. It comes again, many times a second: it is told of now and then."""
-        host, reason = peer.rpartition(":")[0], str(error)
-        if self._refusals_told.is_news(f"{host} {reason}"):
-            logger.warning("link_refused peer=%s reason=%r", host, reason)
-
-    def stored(self) -> None:
-        """A log has grown. A mirror that has all the rest gets it at once, while this node goes on with it; for the
-        others one push follows in this turn of the loop, whatever comes in it."""
+    def stored(self, log: MasteredLog) -> None:
+        """It has grown. A mirror that has all the rest gets it at once, while this node goes on with it; for the others
+        one push follows in this turn of the loop, whatever comes in it."""
         owes = False
-        for link in list(self.links):  # a link may end in this
+        for link in list(log.links):  # a link may end in this
             if (connection := link.connection) is not None:
                 if connection.all_acked:
                     link.push(connection)
                 owes = owes or connection.owes
-        if owes and not self._pump_due:
-            self._pump_due = True
-            asyncio.get_running_loop().call_soon(self.push)
+        if owes:
+            if not self._pump_due:
+                asyncio.get_running_loop().call_soon(self.push)
+            self._pump_due[log] = None
 
     def push(self) -> None:
         """Push now what `stored` has told of, if anything."""
         if self._pump_due:
-            self._pump_due = False
-            for link in list(self.links):
-                link.pump(announce=False)
+            due, self._pump_due = self._pump_due, {}
+            for log in due:
+                for link in list(log.links):
+                    link.pump(announce=False)
 
-    def gained(self, queue_ids: Set[int]) -> None:
-        """More is confirmed, of these queues: news to all mirrors, that the next bytes carry, or soon a frame of its
-        own. A frame at once for each would cost a busy master two sends, and a mirror a turn, per publish."""
-        if not self._announce_due and self.links:
-            self._announce_due = True
-            asyncio.get_running_loop().call_later(ANNOUNCE_S, self._announce)
+    def gained(self, log: MasteredLog, queue_ids: Set[int]) -> None:
+        """More of it is confirmed, of these queues: news to its mirrors, that the next bytes carry, or soon a frame of
+        its own. A frame at once for each would cost a busy master two sends, and a mirror a turn, per publish."""
+        if log.links:
+            if not self._announce_due:
+                asyncio.get_running_loop().call_later(ANNOUNCE_S, self._announce)
+            self._announce_due[log] = None
 
     def tick(self, now: float) -> None:
         for link in list(self.links):
@@ -489,10 +487,11 @@ class AcceptSocketService:
             task.cancel()
 
     def _announce(self) -> None:
-        self._announce_due = False
+        due, self._announce_due = self._announce_due, {}
         newest = time.monotonic() - ANNOUNCE_S
-        for link in list(self.links):
-            if link.connection is not None and link.connection.write_half.last_write > newest:
-                self.gained(frozenset())  # a steady stream tells by itself, and only its end is news
-            else:
-                link.pump(announce=True)
+        for log in due:
+            for link in list(log.links):
+                if link.connection is not None and link.connection.write_half.last_write > newest:
+                    self.gained(log, frozenset())  # a steady stream tells by itself, and only its end is news
+                else:
+                    link.pump(announce=True)

@@ -240,8 +240,12 @@ class HAConnection:
 
     def follow(self, message: FollowRequest, now: float) -> list[Action]:
         """What the mirror holds. Raises NotMaster when it has heard of a later master, MirrorAhead when it holds what
-        this master has lost."""
+        this master has lost, BadRequest when no copy can be so."""
         self._expect(LinkState.GREETED, "Follow")
+        if not (0 <= message.begin <= message.end and 0 <= message.confirmed <= message.end):
+            raise BadRequest(
+                f"a copy from {message.begin} to {message.end}, confirmed up to {message.confirmed}, cannot be"
+            )
         self.read_half.last_read = now
         theirs = EpochList.of(message.epochs)
         point = self._common_point(theirs, message)

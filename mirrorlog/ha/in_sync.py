@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 RETRY_S: Final = 1.0
 """After a wish that was refused, or of which nothing was heard, nothing is wished for that long, counted from when it
@@ -143,6 +143,11 @@ class Wishes:
             self.proposed = wish
         return wish
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is under way, and nobody is proposed."""
+        return self._under_way is None and self.proposed is None
+
     def free(self, now: float, version: int) -> bool:
         """Whether nobody is proposed, and one could be at once. `version`: of the set, as it is known."""
         return self.proposed is None and self._may_ask(now, version)
@@ -192,3 +197,104 @@ class Wishes:
 
     def _rest(self, wish: Wish) -> None:
         self._resting = (wish.version, self._asked_at + RETRY_S)
+
+
+# Whom a master waits for before it asks the cluster to let it in.
+#
+# Under steady publishing the confirmed offset runs ahead of the acks of a copy that is further away than the members.
+# It follows as well as they do, and yet never holds all that is confirmed, which whoever is let in must. So it is
+# *awaited* first: nothing is confirmed without it, as if it were a member, and a round trip later it holds everything.
+#
+# Publishes wait with it. So only a copy that is near is awaited, one at a time and not for long, and one that did not
+# come rests, longer each time. No command names it yet, so it is dropped without asking anybody; once one does, it is
+# proposed (`in_sync.py`), and no longer this file's.
+#
+# Rejected: to let in a copy that lacks some of what is confirmed (it may be promoted at once), and to hold publishes
+# back until it is there (who asks for fewer copies than all need not wait for it).
+#
+# Pure: what is known and `now` in, whom to wait for out.
+
+
+NEAR_S: Final = 0.25
+"""A copy is near that has what was confirmed so long ago: a round trip around the world. Publishes wait about as long
+as its acks take, when it is awaited."""
+CATCH_UP_S: Final = 1.0
+"""So long it is awaited; a healthy copy needs a round trip and the time until the next look."""
+REST_S: Final = 5.0
+"""One that did not come is not awaited again for so long, and for twice the time after each further failure,"""
+REST_MAX_S: Final = 60.0
+"""up to this."""
+
+
+class Candidate(NamedTuple):
+    """A copy that may be let in once it holds all that is confirmed, in the run that the cluster knows."""
+
+    node: str
+    start_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Past:
+    """Of a node, when its copy was awaited last. `until`: it rests; `rest_s`: for how long it does, 0 after success."""
+
+    start_id: str
+    until: float
+    rest_s: float = 0.0
+
+
+class CatchUp:
+    """Looks at the candidates from time to time, and awaits one at a time."""
+
+    def __init__(self) -> None:
+        self.awaited: Candidate | None = None
+        """Waited for like a member, with no command under way for it."""
+        self._since = 0.0
+        self._marks: dict[Candidate, tuple[int, float]] = {}
+        self._pasts: dict[str, _Past] = {}
+
+    def look(self, now: float, *, confirmed: int, reached: Mapping[Candidate, int], free: bool) -> None:
+        """Begin to await, or drop who is awaited. `confirmed`, `reached`: how far the log and each candidate are now;
+        `free`: the cluster could be asked at once, and nobody is proposed."""
+        near = self._near(now, confirmed, reached)
+        if self.awaited is not None:
+            if self.awaited not in reached or now - self._since >= CATCH_UP_S:
+                self._drop(self.awaited, now)
+        elif free and (rested := [copy for copy in near if self._has_rested(copy, now)]):
+            # Whoever was not awaited for the longest time: one that never comes does not keep the others out.
+            self.awaited = min(rested, key=self._rested_at)
+            self._since = now
+
+    def won(self, now: float) -> None:
+        """A wish is handed out; whom it names is proposed from here on, and awaited no more."""
+        if self.awaited is not None:
+            self._pasts[self.awaited.node] = _Past(self.awaited.start_id, now)
+            self.awaited = None
+
+    def _drop(self, awaited: Candidate, now: float) -> None:
+        past = self._pasts.get(awaited.node)
+        before_s = past.rest_s if past is not None and past.start_id == awaited.start_id else 0.0
+        rest_s = min(max(REST_S, 2 * before_s), REST_MAX_S)
+        self._pasts[awaited.node] = _Past(awaited.start_id, now + rest_s, rest_s)
+        self.awaited = None
+
+    def _near(self, now: float, confirmed: int, reached: Mapping[Candidate, int]) -> list[Candidate]:
+        """Who reached in time what was confirmed at an earlier look. It is kept per copy until it is reached, so one
+        that is slower than the log is found to be late, however far the looks are apart."""
+        near, marks = [], {}
+        for copy, offset in reached.items():
+            mark, marked_at = self._marks.get(copy, (confirmed, now))
+            if offset >= mark:
+                if now - marked_at <= NEAR_S:
+                    near.append(copy)
+                mark, marked_at = confirmed, now
+            marks[copy] = mark, marked_at
+        self._marks = marks
+        return near
+
+    def _has_rested(self, copy: Candidate, now: float) -> bool:
+        past = self._pasts.get(copy.node)
+        return past is None or past.start_id != copy.start_id or now >= past.until
+
+    def _rested_at(self, copy: Candidate) -> float:
+        past = self._pasts.get(copy.node)
+        return -math.inf if past is None else past.until

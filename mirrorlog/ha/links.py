@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor
+from contextlib import suppress
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
-from mirrorlog.errors import ProtocolError
+from mirrorlog.errors import MirrorlogError, ProtocolError
 from mirrorlog.wire.auth.credentials import Credentials
 from mirrorlog.wire.auth.proof import AcceptedGreeting
 from mirrorlog.wire.endpoint import Endpoint
@@ -17,6 +19,8 @@ from mirrorlog.wire.frames import Frame, FrameType, frame
 from mirrorlog.wire.listening import PortPlace
 from mirrorlog.wire.messages.codec import encode, expect_message
 from mirrorlog.wire.messages.handshake import Hello, Welcome, check_hello
+from mirrorlog.wire.messages.replication import FollowRequest
+from mirrorlog.wire.tls import Refusals
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +73,41 @@ class Greeting:
         self._endpoint.send([frame(FrameType.WELCOME, encode(self._accepted.sealed(welcome)))])
         if self._accepted.checked:
             self._endpoint.check_frames()
+
+
+EPOCH_WAIT_S: Final = 0.25
+"""How long a mirror is kept waiting that comes before the epoch of its log was opened: it was told of the promotion as
+soon as the master was, and would have to come again."""
+
+
+class Early(NamedTuple):
+    """What such a mirror has asked for, at what time (s, the loop's clock), and what it is told in the end."""
+
+    message: FollowRequest
+    since: float
+    refusal: MirrorlogError
+
+
+async def read_own_bytes(helper: Executor, read: Callable[[], object]) -> None:
+    """A mirror got bytes that fail their checks: either they are bad here, or they went bad on the way. Who reads them
+    tells of the first by himself; after the second the mirror comes again."""
+    with suppress(MirrorlogError):  # whoever has to know of it was told by the read
+        await asyncio.get_running_loop().run_in_executor(helper, read)
+
+
+def tell_refused(told: Refusals, peer: str, error: MirrorlogError) -> None:
+    """Somebody was not let in. It comes again, many times a second: it is told of now and then."""
+    host, reason = peer.rpartition(":")[0], str(error)
+    if told.is_news(f"{host} {reason}"):
+        logger.warning("link_refused peer=%s reason=%r", host, reason)
+
+
+def tell_in_sync(name: str, own: str, before: frozenset[str], now: frozenset[str], reason: str) -> None:
+    """A line for each mirror of a log that counts as a copy that is up now and did not before, or no more."""
+    for node in sorted(before ^ now):
+        event = "mirror_in_sync" if node in now else "mirror_not_in_sync"
+        in_sync = ",".join([own, *sorted(now)])
+        logger.info("%s node=%s log=%s in_sync=%s reason=%r", event, node, name, in_sync, reason)
 
 
 class MemberLink(Protocol):

@@ -12,116 +12,14 @@ Pure: events and `now` in, answers out.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from collections.abc import Hashable
 from enum import Enum
-from typing import Final, NamedTuple
 
 from mirrorlog.errors import InSyncReplicasNotEnough, LogRecovering, MirrorAhead, NotAMember
 from mirrorlog.ha.connection import HAConnection
 from mirrorlog.ha.group_transfer import Answer, GroupTransferService, Progress, PutStatus
-from mirrorlog.ha.in_sync import Grow, InSyncSet, LagClocks, Wish, Wishes
+from mirrorlog.ha.in_sync import Candidate, CatchUp, Grow, InSyncSet, LagClocks, Wish, Wishes
 from mirrorlog.wire.frames import Ack, Durability, Level
-
-# Whom a master waits for before it asks the cluster to let it in.
-#
-# Under steady publishing the confirmed offset runs ahead of the acks of a copy that is further away than the members.
-# It follows as well as they do, and yet never holds all that is confirmed, which whoever is let in must. So it is
-# *awaited* first: nothing is confirmed without it, as if it were a member, and a round trip later it holds everything.
-#
-# Publishes wait with it. So only a copy that is near is awaited, one at a time and not for long, and one that did not
-# come rests, longer each time. No command names it yet, so it is dropped without asking anybody; once one does, it is
-# proposed (`in_sync.py`), and no longer this file's.
-#
-# Rejected: to let in a copy that lacks some of what is confirmed (it may be promoted at once), and to hold publishes
-# back until it is there (who asks for fewer copies than all need not wait for it).
-#
-# Pure: what is known and `now` in, whom to wait for out.
-
-
-NEAR_S: Final = 0.25
-"""A copy is near that has what was confirmed so long ago: a round trip around the world. Publishes wait about as long
-as its acks take, when it is awaited."""
-CATCH_UP_S: Final = 1.0
-"""So long it is awaited; a healthy copy needs a round trip and the time until the next look."""
-REST_S: Final = 5.0
-"""One that did not come is not awaited again for so long, and for twice the time after each further failure,"""
-REST_MAX_S: Final = 60.0
-"""up to this."""
-
-
-class Candidate(NamedTuple):
-    """A copy that may be let in once it holds all that is confirmed, in the run that the cluster knows."""
-
-    node: str
-    start_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Past:
-    """Of a node, when its copy was awaited last. `until`: it rests; `rest_s`: for how long it does, 0 after success."""
-
-    start_id: str
-    until: float
-    rest_s: float = 0.0
-
-
-class CatchUp:
-    """Looks at the candidates from time to time, and awaits one at a time."""
-
-    def __init__(self) -> None:
-        self.awaited: Candidate | None = None
-        """Waited for like a member, with no command under way for it."""
-        self._since = 0.0
-        self._marks: dict[Candidate, tuple[int, float]] = {}
-        self._pasts: dict[str, _Past] = {}
-
-    def look(self, now: float, *, confirmed: int, reached: Mapping[Candidate, int], free: bool) -> None:
-        """Begin to await, or drop who is awaited. `confirmed`, `reached`: how far the log and each candidate are now;
-        `free`: the cluster could be asked at once, and nobody is proposed."""
-        near = self._near(now, confirmed, reached)
-        if self.awaited is not None:
-            if self.awaited not in reached or now - self._since >= CATCH_UP_S:
-                self._drop(self.awaited, now)
-        elif free and (rested := [copy for copy in near if self._has_rested(copy, now)]):
-            # Whoever was not awaited for the longest time: one that never comes does not keep the others out.
-            self.awaited = min(rested, key=self._rested_at)
-            self._since = now
-
-    def won(self, now: float) -> None:
-        """A wish is handed out; whom it names is proposed from here on, and awaited no more."""
-        if self.awaited is not None:
-            self._pasts[self.awaited.node] = _Past(self.awaited.start_id, now)
-            self.awaited = None
-
-    def _drop(self, awaited: Candidate, now: float) -> None:
-        past = self._pasts.get(awaited.node)
-        before_s = past.rest_s if past is not None and past.start_id == awaited.start_id else 0.0
-        rest_s = min(max(REST_S, 2 * before_s), REST_MAX_S)
-        self._pasts[awaited.node] = _Past(awaited.start_id, now + rest_s, rest_s)
-        self.awaited = None
-
-    def _near(self, now: float, confirmed: int, reached: Mapping[Candidate, int]) -> list[Candidate]:
-        """Who reached in time what was confirmed at an earlier look. It is kept per copy until it is reached, so one
-        that is slower than the log is found to be late, however far the looks are apart."""
-        near, marks = [], {}
-        for copy, offset in reached.items():
-            mark, marked_at = self._marks.get(copy, (confirmed, now))
-            if offset >= mark:
-                if now - marked_at <= NEAR_S:
-                    near.append(copy)
-                mark, marked_at = confirmed, now
-            marks[copy] = mark, marked_at
-        self._marks = marks
-        return near
-
-    def _has_rested(self, copy: Candidate, now: float) -> bool:
-        past = self._pasts.get(copy.node)
-        return past is None or past.start_id != copy.start_id or now >= past.until
-
-    def _rested_at(self, copy: Candidate) -> float:
-        past = self._pasts.get(copy.node)
-        return -math.inf if past is None else past.until
 
 
 class LogState(Enum):
@@ -162,6 +60,9 @@ class Mastership:
         self.copies_up = 1
         """The master, and the whole members whose live, proven link is of the run in which they are in sync."""
         self._incomplete: set[str] = set()
+        # Counts what may be a reason to wish something, or to await somebody.
+        self._moves = 0
+        self._moves_at_rest = -1
         self._wishes = Wishes(own)
         self._catch_up = CatchUp()
         self._clocks = LagClocks(lag_s)
@@ -232,10 +133,12 @@ class Mastership:
             link.want_flush(end)
 
     def appended(self, end: int) -> list[Answer]:
+        self._moves += 1
         self.progress.appended(end)
         return self._transfers.progressed(self.progress)
 
     def flushed(self, end: int) -> list[Answer]:
+        self._moves += 1
         self.progress.flushed(end)
         return self._transfers.progressed(self.progress)
 
@@ -293,6 +196,7 @@ class Mastership:
     def acked(self, link: HAConnection, ack: Ack, now: float) -> list[Answer]:
         """Raises AckBeyondEnd or ProtocolError when the ack cannot be true; it counts for nothing then."""
         link.ack(ack, now)
+        self._moves += 1
         self.progress.acked(link.node_id, written=ack.written, flushed=ack.flushed)
         if link.node_id in self._incomplete and link.complete:
             self._recount()  # it became so without a word, by the log's begin, which has moved
@@ -306,12 +210,29 @@ class Mastership:
         if in_sync.version < self._in_sync.version or in_sync == self._in_sync:
             return []
         self._in_sync = in_sync
+        self._moves += 1
         self._unheard.intersection_update(in_sync.replicas)
         if (settled := self._wishes.learned(in_sync.version)) is not None:
             self.progress.settle(in_sync)
             self._clocks.restart(settled.node)
         self._recount()
         return self._transfers.progressed(self.progress)
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether neither `wish` nor `catch_up` has anything to look at, and nothing has happened since they had: each
+        member holds everything, and there is no other copy that could be let in. Of many logs most are so."""
+        return self._moves == self._moves_at_rest
+
+    def _note_rest(self) -> None:
+        end = self.progress.held(self.own).written
+        if (
+            self.awaited is None
+            and self._wishes.idle
+            and all(offset == end for offset in self._reached().values())
+            and not self._candidates()
+        ):
+            self._moves_at_rest = self._moves
 
     def wish(self, now: float) -> Wish | None:
         """What the cluster should change; to be asked for often, from a timer. One wish is under way at a time, until
@@ -340,6 +261,7 @@ class Mastership:
             free=self._wishes.free(now, self._in_sync.version),
         )
         if self.awaited == before:
+            self._note_rest()
             return []
         if self.awaited is not None:
             self.progress.propose(self.awaited.node)
@@ -407,15 +329,17 @@ class Mastership:
         return frozenset(up), proposed is not None and _is_of(self.links.get(proposed.node), proposed.start_id)
 
     def _recount(self) -> None:
+        self._moves += 1
         self._up, proposed_up = self._counting()
         self.copies_up = 1 + len(self._up)
         self._incomplete = {node for node, link in self.links.items() if link.proven and not link.complete}
         self.progress.count(self._in_sync, up=self._up, proposed_up=proposed_up)
 
-    def ahead(self, error: MirrorAhead) -> None:
-        """A mirror holds what this master lost: stay closed until an operator has settled it."""
-        self.state = LogState.RECOVERING
+    def ahead(self, error: MirrorAhead) -> bool:
+        """A mirror holds what this master lost: stay closed until an operator has settled it. Whether that is news."""
+        known, self.state = self.reason, LogState.RECOVERING
         self.reason = f"{error.message}; nothing is truncated: make that node the master, or set its copy aside"
+        return self.reason != known
 
     def _recovering(self) -> LogRecovering:
         return LogRecovering(f"log {self.name} is recovering: {self.reason}")

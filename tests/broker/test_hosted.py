@@ -143,7 +143,7 @@ def test_a_log_changes_hands_ten_times_under_traffic(tmp_path: Path, flush: str,
                 (
                     each.on_stored,
                     each.on_appended,
-                    [hook for hook in each.on_confirmed if hook.__self__ is not log.fetcher],
+                    [hook for hook in each.on_confirmed if hook != log.fetcher._confirmed],
                     each.on_lengths,
                     each.on_flush_wanted,
                 )
@@ -297,7 +297,7 @@ async def test_nothing_is_confirmed_after_the_fence(tmp_path: Path) -> None:
             batch = log.replica.queues.declare("q", {})
             assert batch is not None
             log.publisher.append_change(batch, answers.append)
-            await until(lambda: log._flush_helper._work_queue.qsize() == 1)
+            await until(lambda: log._flush_helper.waiting == 1)
             change = asyncio.ensure_future(log.step_down())
             await turns()
             assert not change.done()
@@ -316,12 +316,16 @@ async def test_a_mirror_acks_nothing_after_the_fence(tmp_path: Path) -> None:
         first, second = map(hosted_by, nodes)
         await in_sync(first, second)
         assert isinstance(first.role, MasterRole)
-        mastership, end = first.role.mastership, second.facts().end
+        mastership = first.role.mastership
         answers: list[MirrorlogError | None] = []
-        batch = first.replica.queues.declare("q", {})
-        assert batch is not None
+        something = first.replica.queues.declare("something to flush", {})
+        assert something is not None
         with held_up(second._flush_helper):
-            await until(lambda: second._flush_helper._work_queue.qsize() == 1)
+            first.publisher.append_change(something, lambda error: None)
+            await until(lambda: second._flush_helper.waiting == 1)
+            end = second.facts().end
+            batch = first.replica.queues.declare("q", {})
+            assert batch is not None
             change = asyncio.ensure_future(second.step_down(first.assignment))
             await until(lambda: second.state is HostedState.CHANGING)
             first.publisher.append_change(batch, answers.append)

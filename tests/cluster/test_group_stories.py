@@ -16,7 +16,7 @@ from mirrorlog.broker.hosting.hosted_log import HostedLog
 from mirrorlog.broker.hosting.roles import MasterRole
 from mirrorlog.client import Client
 from mirrorlog.errors import MirrorlogError, NotCurrent, OutcomeUnknown, PositionLost, Refused
-from mirrorlog.ha.mastership import CATCH_UP_S
+from mirrorlog.ha.in_sync import CATCH_UP_S
 from mirrorlog.wire.messages.operators import Events, GetEvents
 from mirrorlog.wire.messages.queues import GetMetadata, Metadata
 from mirrorlog.wire.messages.status import ClusterStatus, GetStatus, Status

@@ -73,11 +73,11 @@ def test_the_window_goes_on_in_the_spare(tmp_path: Path) -> None:
     files = FaultyFiles()
     mib = 1024 * KIB
     log = open_log(
-        tmp_path, segment_bytes=32 * mib, populate_bytes=4 * mib, prepare_bytes=96 * mib, epoch=1, files=files
+        tmp_path, segment_bytes=16 * mib, populate_bytes=4 * mib, prepare_bytes=96 * mib, epoch=1, files=files
     )
     while prepare(log):
         pass
-    append_sizes(log, [256 * KIB] * 110)
+    append_sizes(log, [256 * KIB] * 46)
     walk_all(log)
     before = files.disk.calls["populate"]
     append_sizes(log, [256 * KIB] * 4)
@@ -92,10 +92,10 @@ def test_the_window_goes_on_in_the_spare(tmp_path: Path) -> None:
 def test_a_spare_that_is_synced_again_is_walked_again(tmp_path: Path) -> None:
     """Goal: a sync makes pages read-only, whoever asked for it. Prepare a step of the spare after it was walked."""
     mib = 1024 * KIB
-    log = open_log(tmp_path, segment_bytes=32 * mib, populate_bytes=16 * mib, prepare_bytes=48 * mib, epoch=1)
+    log = open_log(tmp_path, segment_bytes=32 * mib, populate_bytes=16 * mib, prepare_bytes=40 * mib, epoch=1)
     while prepare(log):
         pass
-    append_sizes(log, [256 * KIB] * 72)
+    append_sizes(log, [256 * KIB] * 33)
     walk_all(log)
     assert not warm_pages(log)
     assert prepare(log), "the tail has moved on: a step of the spare"
@@ -120,8 +120,8 @@ def test_one_job_of_each_kind_is_out_at_a_time(tmp_path: Path) -> None:
 
 
 def test_pages_far_ahead_are_touched_and_synced_step_by_step(tmp_path: Path) -> None:
-    """Goal: the active file, then a spare, `prepare_bytes` ahead and no further. Count the calls of a 32 MiB file and
-    16 MiB steps while the tail moves."""
+    """Goal: the active file, then a spare, `prepare_bytes` ahead and no further. Count the calls of a first file of 16
+    MiB, one of 32 MiB, and 16 MiB steps while the tail moves."""
     files = FaultyFiles()
     mib = 1024 * KIB
     log = open_log(tmp_path, segment_bytes=32 * mib, populate_bytes=0, prepare_bytes=48 * mib, epoch=1, files=files)
@@ -129,12 +129,13 @@ def test_pages_far_ahead_are_touched_and_synced_step_by_step(tmp_path: Path) -> 
     steps = 0
     while prepare(log):
         steps += 1
-    assert steps == 4, "two steps of the file, the spare, and its first half"
+    assert steps == 4, "the file, the spare, and its two halves"
     assert files.disk.calls["populate"] == 48
     assert files.disk.calls["fdatasync"] - before == 3
     append_sizes(log, [256 * KIB] * 60)
     assert not prepare(log), "less than a step is due"
-    append_sizes(log, [256 * KIB] * 4)
+    append_sizes(log, [256 * KIB] * 5)
+    assert prepare(log), "the next spare"
     assert prepare(log)
     assert files.disk.calls["populate"] == 64
     append_sizes(log, [256 * KIB] * 64)

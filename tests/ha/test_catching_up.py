@@ -11,8 +11,19 @@ import pytest
 from mirrorlog.errors import MirrorAhead
 from mirrorlog.ha.connection import HAConnection
 from mirrorlog.ha.group_transfer import ALL_MEMBERS, Answer, PutStatus
-from mirrorlog.ha.in_sync import Grow, InSyncSet, Shrink, Wish
-from mirrorlog.ha.mastership import CATCH_UP_S, NEAR_S, REST_MAX_S, REST_S, Candidate, CatchUp, Mastership
+from mirrorlog.ha.in_sync import (
+    CATCH_UP_S,
+    NEAR_S,
+    REST_MAX_S,
+    REST_S,
+    Candidate,
+    CatchUp,
+    Grow,
+    InSyncSet,
+    Shrink,
+    Wish,
+)
+from mirrorlog.ha.mastership import Mastership
 from mirrorlog.wire.frames import Durability
 from tests.ha.stage import ALONE, LAG_S, WITH_N1, Stage, both, decided
 

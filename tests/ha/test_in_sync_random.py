@@ -34,8 +34,8 @@ from mirrorlog.commitlog.segments.cold import ColdRead
 from mirrorlog.errors import InSyncReplicasNotEnough
 from mirrorlog.ha.connection import HAConnection
 from mirrorlog.ha.group_transfer import ALL_MEMBERS, Answer, PutStatus
-from mirrorlog.ha.in_sync import Grow, InSyncSet, Wish
-from mirrorlog.ha.mastership import Candidate, Mastership
+from mirrorlog.ha.in_sync import Candidate, Grow, InSyncSet, Wish
+from mirrorlog.ha.mastership import Mastership
 from mirrorlog.wire.frames import Durability
 from mirrorlog.wire.messages.replication import EpochEntry, FollowRequest, Pull
 from tests.ha.links import ack_of

@@ -181,7 +181,7 @@ async def test_who_is_in_sync_is_told_once_per_change(tmp_path: Path, caplog: py
     """Goal: the master's log says since when it has how many copies, and why. Let two mirrors be let in one after the
     other, wait for some clocks to pass, stop one and start it again: a line for each change, with all that are in sync
     then. It is let in when it lacks nothing, and is in sync at once when it comes back."""
-    caplog.set_level(logging.INFO, "mirrorlog.ha.accept")
+    caplog.set_level(logging.INFO, "mirrorlog.ha")
 
     def told() -> list[str]:
         lines = [record.getMessage() for record in caplog.records]

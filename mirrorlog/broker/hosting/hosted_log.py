@@ -21,7 +21,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
@@ -102,8 +101,8 @@ class HostedLog:
         self.role: LogRole = RestingRole(self.replica, ElsewhereLog(assignment.name, None))
         self.maintenance: Maintenance | None = None
         self._host = host
-        # A flush that is slow delays no other log's.
-        self._flush_helper = ThreadPoolExecutor(1, f"flush-{assignment.name}")
+        # A flush that is slow delays no other log's; what is done to this copy is done in order.
+        self._flush_helper = host.helpers.flush.lane()
         self.turn = asyncio.Lock()
         self.changes: set[asyncio.Task[Any]] = set()
         self._report: DiskReport | None = None
@@ -438,6 +437,7 @@ class HostedLog:
             prepare_helper=helpers.prepare,
             flushed=role.flushed,
             checks=(*role.checks, self.past.wake),
+            sharers=self._host.log_count,
             failed=self._host.failed,
         )
         if self._report is not None:

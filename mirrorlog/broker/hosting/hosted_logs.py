@@ -22,10 +22,15 @@ class HostedLogs:
         """Why nobody can answer for a log with this number that is none of this node's; see `liveness`."""
 
     def __iter__(self) -> Iterator[HostedLog]:
-        return (log for log in self._served.values() if log.replica.damage is None)
+        return iter([log for log in self._served.values() if log.replica.damage is None])
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
+
+    @property
+    def opened(self) -> int:
+        """How many copies are open."""
+        return len(self._served)
 
     def add(self, log: HostedLog) -> None:
         """A log that was opened, or that its node refuses to serve."""

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
+from functools import partial
 from typing import Final, Protocol
 
 from msgspec.structs import replace
@@ -177,6 +178,8 @@ class MasterRole:
         self.publisher.admit = self.lengths.admit
         self.publisher.leaving = self.lengths.leaving
         self.forwardings = DeadLetterForwarder(replica, self.publisher, self.deliverer, host)
+        self._stored = partial(host.ha.accept.stored, self.mastered)
+        self._gained = partial(host.ha.accept.gained, self.mastered)
         self._reads: list[asyncio.Task[None]] = []
         self._jumped_at: int | None = None
         self.checks = (self._state.wake, self.retention.check)
@@ -201,8 +204,8 @@ class MasterRole:
         self.mastership.progress.flushed(replica.log.flushed)
         self.mastered.progressed(self.mastership.appended(replica.log.end))
         accept.register(self.mastered)
-        replica.on_stored.append(accept.stored)
-        replica.on_confirmed.append(accept.gained)
+        replica.on_stored.append(self._stored)
+        replica.on_confirmed.append(self._gained)
         replica.on_confirmed.append(self.publisher.tell_credit)
         self.deliverer.begin(jumped=lost_from is not None)
         logger.info("epoch_opened log=%s epoch=%s offset=%s", name, epoch, replica.log.end)
@@ -277,8 +280,8 @@ class MasterRole:
         self.publisher.stop(elsewhere.refusal)
         # Acks that are still to come must not confirm anything: what is confirmed from here on the next master says.
         self._reads = accept.unregister(self.mastered, elsewhere.refusal())
-        replica.on_stored.remove(accept.stored)
-        replica.on_confirmed.remove(accept.gained)
+        replica.on_stored.remove(self._stored)
+        replica.on_confirmed.remove(self._gained)
         replica.on_confirmed.remove(self.publisher.tell_credit)
         self._state.stop()
         self._in_sync.stop()
@@ -432,6 +435,8 @@ class InSyncKeeper:
 
     def tick(self, now: float) -> None:
         """`now`: the loop's clock in s."""
+        if self._mastership.at_rest:
+            return
         if self._asking is None and (wish := self._mastership.wish(now)) is not None:
             self._asking = asyncio.ensure_future(self._ask(wish))
         self._catch_up(now)

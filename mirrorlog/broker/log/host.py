@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from mirrorlog.broker.log.disk_threads import DiskThreads
 from mirrorlog.broker.ports import ClusterView, DeadLetterTransport, Refusing
 from mirrorlog.broker.resources.budgets import OutgoingBudget
 from mirrorlog.broker.subscription_index import SubscriptionBook
@@ -26,10 +27,11 @@ def _yield_to_others() -> None:
 
 
 class Helpers:
-    """The threads that wait for disks. Each has one kind of work, so that one that is slow delays no other; each log
-    has one more for its flushes."""
+    """The threads that wait for disks. Each has one kind of work, so that one that is slow delays no other; `flush`: as
+    many as there are logs that have something to flush."""
 
     def __init__(self) -> None:
+        self.flush = DiskThreads("flush")
         self.warm = ThreadPoolExecutor(1, "warm")
         self.prepare = ThreadPoolExecutor(1, "prepare", initializer=_yield_to_others)
         self.read = ThreadPoolExecutor(2, "read")
@@ -53,7 +55,7 @@ class Host:
     """`failed` is called with what makes the node's copy of a log untrustworthy: the node ends. `view`: the cluster as
     the node knows it. `tell`: the node's chronicle, of what a log's master has to tell. `dead_letters`: how records
     that leave a queue come to others. `memory`: whether data is refused for want of memory. `outgoing`: what may be
-    read for all readers of the node together."""
+    read for all readers of the node together. `log_count`: how many logs share what the node prepares."""
 
     settings: Settings
     start_id: str
@@ -68,3 +70,4 @@ class Host:
     dead_letters: DeadLetterTransport
     memory: Refusing
     outgoing: OutgoingBudget[Endpoint]
+    log_count: Callable[[], int] = lambda: 1

@@ -3,6 +3,9 @@
 One flush is under way at a time; all that is appended meanwhile shares the next one (group commit). A log is flushed at
 once when a confirm waits for the disk (always on a disk log; on a memory log for the producers that ask for it), else
 every `flush_interval_ms` or `flush_bytes`.
+
+A log in which nothing happened has nothing to flush: its checks are made, and a helper looks only now and then whether
+its files are still there. After a while it is *at rest*: until the next append it is looked at as seldom as that.
 """
 
 from __future__ import annotations
@@ -23,13 +26,17 @@ from mirrorlog.commitlog.index.past import Past
 from mirrorlog.commitlog.index.queue_order import QueuedBatch
 from mirrorlog.commitlog.index.tables import build_table
 from mirrorlog.commitlog.log import CommitLog
-from mirrorlog.commitlog.segments.preallocation import PrepareJob
+from mirrorlog.commitlog.segments.preallocation import PrepareJob, WarmJob
 from mirrorlog.errors import DiskFailed, DiskFull, IndexDoubtful, LogUnavailable, MirrorlogError, Overloaded
 from mirrorlog.queues.checkpoint import CheckpointWriter
 
 logger = logging.getLogger(__name__)
 
 _LOOK_BYTES: Final = 256 * 1024
+LOOK_S: Final = 10.0
+"""How often a log that has nothing to flush is flushed nevertheless: files that were removed are noticed by that."""
+REST_S: Final = 5.0
+"""After so long without anything to flush, a log of one segment is at rest."""
 
 
 class _Runnable(Protocol):
@@ -41,7 +48,8 @@ _Job = TypeVar("_Job", bound=_Runnable)
 
 class Maintenance:
     """The background work of one replica. `failed` is called once when the disk can no longer be trusted, or
-    when nothing flushes any more. `checks` are made after each recorded flush, every `flush_interval_ms` or so."""
+    when nothing flushes any more. `checks` are made after each recorded flush, every `flush_interval_ms` or so; at rest
+    every `LOOK_S`. `sharers`: how many logs have a share of what the node makes ready ahead of its logs."""
 
     def __init__(
         self,
@@ -54,6 +62,7 @@ class Maintenance:
         prepare_helper: Executor,
         flushed: Callable[[], None],
         checks: Sequence[Callable[[], None]],
+        sharers: Callable[[], int],
         failed: Callable[[MirrorlogError], None],
     ) -> None:
         self._replica = replica
@@ -65,9 +74,13 @@ class Maintenance:
         self._prepare_helper = prepare_helper
         self._flushed = flushed
         self._checks = checks
+        self._sharers = sharers
         self._failed = failed
         self._due = asyncio.Event()
         self._recorded_at = 0.0
+        self._looked_s = 0.0
+        self._worked_at = 0.0
+        self._at_rest = False
         # Where the log ended when it was last looked at: it is idle while it still does.
         self._noted_at = 0.0
         self._end_before = -1
@@ -120,7 +133,7 @@ class Maintenance:
 
     def _appended(self) -> None:
         log = self._replica.log
-        if self._eager or log.end - log.flushed >= self._flush_bytes:
+        if self._eager or self._at_rest or log.end - log.flushed >= self._flush_bytes:
             self._due.set()
         # The windows ahead are some MiB: there is no need to look at them with every small batch of a segment.
         if log.active_start != self._looked_in or not self._looked_at <= log.end < self._looked_at + _LOOK_BYTES:
@@ -130,9 +143,10 @@ class Maintenance:
         try:
             while True:
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._interval_s):
+                    async with asyncio.timeout(LOOK_S if self._at_rest else self._interval_s):
                         await self._due.wait()
                 self._due.clear()
+                self._at_rest = False
                 self._note_growth()
                 await self._flush()
         except DiskFailed as error:
@@ -154,9 +168,18 @@ class Maintenance:
         log = self._replica.log
         loop = asyncio.get_running_loop()
         # The checkpoint is a second sync: no confirm waits for it, so it is not written with every group.
-        record = loop.time() - self._recorded_at >= self._interval_s
+        now = loop.time()
+        record = now - self._recorded_at >= self._interval_s
         if record:
-            self._recorded_at = loop.time()
+            self._recorded_at = now
+        if log.owes_disk:
+            self._worked_at = now
+        elif now - self._looked_s < LOOK_S:
+            self._at_rest = now - self._worked_at >= REST_S and log.is_one_segment
+            if record:
+                self._check()
+            return
+        self._looked_s = now
         job = log.start_flush(record=record)
         run = loop.run_in_executor(self._flush_helper, job.run)
         try:
@@ -174,10 +197,13 @@ class Maintenance:
             self._looked_at = -_LOOK_BYTES  # a flush undoes what was warm
             self._flushed()
         if record:
-            for check in self._checks:
-                check()
-            # A file that was freed may be waiting to become the next spare.
-            self._warm()
+            self._check()
+
+    def _check(self) -> None:
+        for check in self._checks:
+            check()
+        # A file that was freed may be waiting to become the next spare.
+        self._warm()
 
     def _warm(self) -> None:
         if not self._replica.usable:
@@ -185,14 +211,17 @@ class Maintenance:
         log = self._replica.log
         self._looked_in, self._looked_at = log.active_start, log.end
         if self._warming is None or self._warming.done():
-            self._warming = self._run_jobs(self._warm_helper, log.start_warm, log.complete_warm)
+            self._warming = self._run_jobs(self._warm_helper, partial(self._next_to_warm, log), log.complete_warm)
         if self._preparing is None or self._preparing.done():
             self._preparing = self._run_jobs(
                 self._prepare_helper, partial(self._next_to_prepare, log), log.complete_prepare
             )
 
     def _next_to_prepare(self, log: CommitLog) -> PrepareJob | None:
-        return log.start_prepare(idle=log.end == self._end_before)
+        return log.start_prepare(idle=log.end == self._end_before, sharers=self._sharers())
+
+    def _next_to_warm(self, log: CommitLog) -> WarmJob | None:
+        return log.start_warm(sharers=self._sharers())
 
     def _run_jobs(
         self, helper: Executor, start: Callable[[], _Job | None], complete: Callable[[_Job], None]

@@ -103,7 +103,7 @@ class LogFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def promotable(self) -> tuple[str, ...]:
         """In-sync members that lost nothing, in the order of the replicas."""
-        return tuple(node for node in self.replicas if node in self.in_sync and node not in self.marked)
+        return tuple([node for node in self.replicas if node in self.in_sync and node not in self.marked])
 
     @property
     def recovering(self) -> bool:

@@ -32,7 +32,7 @@ from mirrorlog.commitlog.index.tables import Tables
 from mirrorlog.commitlog.recovery.damage import Range
 from mirrorlog.commitlog.recovery.recovery import LossNote, Recovery, RecoveryReport
 from mirrorlog.commitlog.segments.chain import SegmentChain
-from mirrorlog.commitlog.segments.preallocation import Preparer, Warmer
+from mirrorlog.commitlog.segments.preallocation import Preparer, Warmer, first_file_bytes
 from mirrorlog.commitlog.segments.scan import BatchRules, OnBatch
 from mirrorlog.commitlog.segments.segment import Segment, segment_name, segment_start
 from mirrorlog.config import LogSettings
@@ -110,6 +110,7 @@ def open_directory(
     log_id: UUID,
     seed: int,
     settings: LogSettings,
+    max_batch_bytes: int,
     first: FirstState,
     write_through: bool,
     on_past: OnPast,
@@ -166,7 +167,13 @@ def open_directory(
     if checkpoint != recorded and corrupt is None:
         checkpoints.write_both(checkpoint)
 
-    preparer = Preparer(files, directory, segment_bytes=settings.segment_bytes, prepare_bytes=settings.prepare_bytes)
+    preparer = Preparer(
+        files,
+        directory,
+        segment_bytes=settings.segment_bytes,
+        prepare_bytes=settings.prepare_bytes,
+        first_bytes=first_file_bytes(settings.segment_bytes, max_batch_bytes),
+    )
     chain = SegmentChain(
         files, directory, recovery.segments or _no_segment(directory, begin, corrupt), preparer,
         kept_mapped_bytes=settings.kept_mapped_bytes, write_through=write_through,

@@ -175,8 +175,9 @@ class SegmentChain:
             raise DiskFailed(failed.message, **failed.details) from None
 
     def begin_first(self, start: int) -> None:
-        """Make the file of an empty log. Raises BatchTooLarge, DiskFull or DiskFailed."""
-        self._add(start)
+        """Make the file of an empty log, which is small: many logs never fill it. Raises BatchTooLarge, DiskFull or
+        DiskFailed."""
+        self._add(start, size=self._preparer.first_bytes)
 
     def _make_room(self, length: int, reserve: int) -> None:
         """Roll if a batch of `length` bytes does not fit; before it takes of the reserve, have the next file ready.
@@ -192,19 +193,19 @@ class SegmentChain:
         if length + reserve > self.active.room and self._preparer.spare is None:
             self._preparer.spare = self._make_file(self.end, for_data=True)
 
-    def _make_file(self, start: int, *, for_data: bool) -> SpareFile:
+    def _make_file(self, start: int, *, for_data: bool, size: int | None = None) -> SpareFile:
         """Make the next file here and now. Raises DiskFull or DiskFailed."""
         if for_data:
             self._preparer.check_allowed()
         self.stalls += bool(self.segments)
         try:
-            return self._preparer.make()
+            return self._preparer.make(size)
         except OSError as error:
             raise disk_error(error, "make the next segment", self.directory / segment_name(start)) from None
 
-    def _add(self, start: int, *, for_data: bool = False) -> None:
+    def _add(self, start: int, *, for_data: bool = False, size: int | None = None) -> None:
         path = self.directory / segment_name(start)
-        spare = self._preparer.take() or self._make_file(start, for_data=for_data)
+        spare = self._preparer.take() or self._make_file(start, for_data=for_data, size=size)
         try:
             # Named before its first byte is stored: a crash of the process never leaves batches in a spare.
             self._files.rename(spare.path, path)
@@ -266,6 +267,11 @@ class SegmentChain:
                 segment.pin = pin_of(segment.view)
                 self._retired.append(segment.view)
                 segment.view = None
+
+    @property
+    def has_retired(self) -> bool:
+        """Whether something was dropped that is still to be forgotten."""
+        return bool(self._retired)
 
     def take_retired(self) -> list[object]:
         """What was dropped: to be forgotten on a helper, since unmapping a large file takes its time."""

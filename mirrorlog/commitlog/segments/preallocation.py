@@ -41,6 +41,23 @@ BUSY_BYTES: Final = 96 * 1024 * 1024
 """How far ahead is prepared while the log grows: two steps beyond a segment of 64 MiB, so that its next one is complete
 before the roll, and no sync of it falls on that moment."""
 
+FIRST_BYTES: Final = 16 * 1024 * 1024
+"""Of the first file of a log, where segments are larger: a log that holds little takes little."""
+AHEAD_TIMES: Final = 4
+"""While a log grows there is prepared at most so many times what it has taken, beside its share."""
+
+
+def share_of(size: int, sharers: int) -> int:
+    """What one of so many logs of a node may have ready while nobody writes to it: together they have no more than one
+    alone would, in whole pages."""
+    return size // max(1, sharers) & -mmap.PAGESIZE
+
+
+def first_file_bytes(segment_bytes: int, max_batch_bytes: int) -> int:
+    """Of a log's first file: at least one batch fits in any case, since a segment begins where no other one does."""
+    return min(segment_bytes, max(FIRST_BYTES, 2 * max_batch_bytes))
+
+
 # Never the same name twice in a process: a job of a log that was closed meanwhile cannot touch its successor's file.
 _numbers = itertools.count(1)
 
@@ -122,11 +139,14 @@ class Preparer:
     """
 
     __slots__ = (
-        "_files", "_freed", "_pending", "_recycled", "_refused", "allowed_bytes", "directory", "on_sync_failed",
-        "prepare_bytes", "segment_bytes", "spare",
+        "_files", "_freed", "_pending", "_recycled", "_refused", "allowed_bytes", "directory", "first_bytes",
+        "on_sync_failed", "prepare_bytes", "segment_bytes", "spare",
     )  # fmt: skip
 
-    def __init__(self, files: Files, directory: Path, *, segment_bytes: int, prepare_bytes: int) -> None:
+    def __init__(
+        self, files: Files, directory: Path, *, segment_bytes: int, prepare_bytes: int, first_bytes: int | None = None
+    ) -> None:
+        """`first_bytes`: of the first file of an empty log, a segment's by default."""
         self._files = files
         self._freed: list[FreedFile] = []
         self._recycled: list[SpareFile] = []
@@ -139,16 +159,20 @@ class Preparer:
         """Told on a helper of a sync that failed: no byte that was stored before it is believed any more."""
         self.segment_bytes = segment_bytes
         self.prepare_bytes = prepare_bytes
+        self.first_bytes = first_bytes or segment_bytes
         self.spare: SpareFile | None = None
 
-    def start(self, active: Segment, *, idle: bool) -> PrepareJob | None:
+    def start(self, active: Segment, *, idle: bool, grown: int = 0, sharers: int = 1) -> PrepareJob | None:
         """The next job, or None when all is prepared or one is out already.
 
         While the log grows (not `idle`) only what will be needed at once: first touches would take the core, and the
-        memory's bandwidth, that the publishes need.
+        memory's bandwidth, that the publishes need. One that has just begun to (`grown`, bytes) may not go on.
         """
         if self._pending is None:
-            self._pending = self._next_job(active, self.prepare_bytes if idle else min(BUSY_BYTES, self.prepare_bytes))
+            ahead = share_of(self.prepare_bytes, sharers)
+            if not idle:
+                ahead = min(BUSY_BYTES, self.prepare_bytes, max(ahead, AHEAD_TIMES * grown))
+            self._pending = self._next_job(active, ahead)
             return self._pending
         return None
 
@@ -191,15 +215,17 @@ class Preparer:
                 path=str(self.directory),
             )
 
-    def make(self) -> SpareFile:
-        """A file, made here and now. Raises OSError; data is not to ask again until the disk was measured anew."""
+    def make(self, size: int | None = None) -> SpareFile:
+        """A file, made here and now, a segment's by default. Raises OSError; data is not to ask again until the disk
+        was measured anew."""
+        size = size or self.segment_bytes
         try:
-            spare = make_spare_file(self._files, spare_path(self.directory), self.segment_bytes)
+            spare = make_spare_file(self._files, spare_path(self.directory), size)
         except OSError:
             if self.allowed_bytes is not None:
                 self.allowed_bytes = 0
             raise
-        self._spent(self.segment_bytes)
+        self._spent(size)
         return spare
 
     def allow(self, size: int) -> None:
@@ -338,19 +364,20 @@ class _Walked:
 class Warmer:
     """Decides which pages are due; one job at a time. Used on the loop only."""
 
-    __slots__ = ("_active", "_files", "_pending", "_spare", "populate_bytes")
+    __slots__ = ("_active", "_files", "_pending", "_spare", "_window", "populate_bytes")
 
     def __init__(self, files: Files, *, populate_bytes: int) -> None:
         self._files = files
-        self.populate_bytes = populate_bytes
+        self.populate_bytes = self._window = populate_bytes
         self._active = _Walked()
         self._spare = _Walked()
         self._pending: WarmJob | None = None
 
-    def start(self, active: Segment, spare: SpareFile | None) -> WarmJob | None:
-        """The next job, or None when all is warm or one is out already."""
+    def start(self, active: Segment, spare: SpareFile | None, *, grown: int = 0, sharers: int = 1) -> WarmJob | None:
+        """The next job, or None when all is warm or one is out already. `grown`, `sharers`: see `Preparer.start`."""
         if not self.populate_bytes or self._pending is not None or active.view is None:
             return None
+        self._window = min(self.populate_bytes, max(share_of(self.populate_bytes, sharers), AHEAD_TIMES * grown))
         if active.view is self._spare.view:
             # A roll: what was walked of the spare is walked.
             self._active, self._spare = self._spare, _Walked()
@@ -383,14 +410,14 @@ class Warmer:
         """More only once half of the window is used up."""
         tail = active.end - active.start
         warm_to = self._active.of(view, tail)
-        if warm_to - tail > self.populate_bytes // 2:
+        if warm_to - tail > self._window // 2:
             return None
-        to = min(tail + self.populate_bytes, active.capacity)
+        to = min(tail + self._window, active.capacity)
         return WarmJob(self._files, view, (max(tail, warm_to) & -mmap.PAGESIZE, to)) if to > warm_to else None
 
     def _in_spare(self, active: Segment, spare: SpareFile | None) -> WarmJob | None:
         """All of the window at once, as soon as it reaches there: it is needed at one moment, the roll."""
-        if spare is None or active.room >= self.populate_bytes:
+        if spare is None or active.room >= self._window:
             return None
-        warm_to, to = self._spare.of(spare.view, 0), min(self.populate_bytes, spare.capacity)
+        warm_to, to = self._spare.of(spare.view, 0), min(self._window, spare.capacity)
         return WarmJob(self._files, spare.view, (warm_to, to)) if to > warm_to else None
