@@ -69,7 +69,8 @@ class MasterLink:
         self.reading: asyncio.Task[None] | None = None
         """The cold read that is under way, or the last one."""
         self.opened_at = 0.0
-        self._waits: Early | None = None
+        self.waits: Early | None = None
+        """What it has asked for while this node has no epoch open of that log."""
 
     @property
     def endpoint(self) -> Endpoint:
@@ -153,8 +154,8 @@ class MasterLink:
 
     def tick(self, now: float, limits: LimitSettings) -> None:
         if self.connection is None:
-            if self._waits is not None and now - self._waits.since >= about_links.EPOCH_WAIT_S:
-                self.endpoint.close(self._waits.refusal)
+            if self.waits is not None and now - self.waits.since >= about_links.EPOCH_WAIT_S:
+                self.endpoint.close(self.waits.refusal)
             elif (now - self.opened_at) * 1000 >= limits.hello_timeout_ms:
                 self.endpoint.close(ProtocolError(f"no greeting within {limits.hello_timeout_ms} ms"))
             return
@@ -189,9 +190,9 @@ class MasterLink:
         try:
             log = self._service.log(message.log_id)
         except NoSuchLog as error:
-            self._waits = Early(message, now, error)
+            self.waits = Early(message, now, error)
             return
-        self._waits = None
+        self.waits = None
         log.mastership.check_member(node_id)
         connection = log.link(node_id, start_id, now)
         try:
@@ -207,10 +208,10 @@ class MasterLink:
 
     def registered(self) -> None:
         """This node has opened an epoch of a log; perhaps of the one that is waited for."""
-        if self._waits is None or not self.endpoint.open:
+        if self.waits is None or not self.endpoint.open:
             return
         try:
-            self._follow(self._waits.message, time.monotonic())
+            self._follow(self.waits.message, time.monotonic())
         except MirrorlogError as error:
             self.endpoint.close(error)
 

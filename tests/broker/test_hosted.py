@@ -340,6 +340,24 @@ async def test_a_mirror_acks_nothing_after_the_fence(tmp_path: Path) -> None:
         await until(lambda: answers == [None])
 
 
+async def test_a_mirror_that_comes_before_the_epoch_is_open_is_let_in_when_it_is(tmp_path: Path) -> None:
+    """Goal: no failover waits for a mirror to come again. Let the master rest; when the mirror has come back and waits
+    at its port, let it lead: the mirror follows on the link on which it waited."""
+    settings = settings_for(tmp_path, 2)
+    async with running_all(settings) as nodes:
+        first, second = map(hosted_by, nodes)
+        await in_sync(first, second)
+        assert isinstance(second.role, MirrorRole)
+        own, epoch, mirror = first.assignment, first.facts().epoch_known + 1, second.role.service
+        accept = nodes[0].server.ha.accept
+        await first.step_down()
+        await until(lambda: any(link.waits for link in accept.links))
+        accepted = accept.accepted
+        await lead(first, own, epoch)
+        await until(lambda: mirror.following)
+        assert accept.accepted == accepted
+
+
 # --- Order of changes -----------------------------------------------------------------------------------------------
 
 
