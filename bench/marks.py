@@ -107,6 +107,20 @@ _SCALE: Final = r"^scale \| 3 copies, 100 B, memory, [\d,]+ {what} \| {name}$"
 _W5: Final = r"^W5 \| 3 copies, 1024 B, memory, [^,]* \| {name}$"
 
 
+_IDLE_LOGS: Final = tuple(
+    Mark(
+        f"scale, idle logs, {name}", _SCALE.format(what="idle logs", name=name), None, bound, at_least=False, unit=unit
+    )
+    for name, bound, unit in (
+        ("memory of a node, each", 1_000_000, "B"),
+        ("processor", 40, "%"),
+        ("threads of a node", 24, "threads"),
+        ("disk of a node, each", 17 * 1024 * 1024, "B"),
+    )
+)
+"""What 256 logs in which nothing happens may cost: of the node that pays most, and the processor of all together."""
+
+
 def _scale_marks(what: str, *, each_bytes: int) -> tuple[Mark, ...]:
     """What much of something may cost, of the node that pays most, and of all while nobody does anything."""
     return tuple(
@@ -210,6 +224,7 @@ MARKS: Final[tuple[Mark, ...]] = (
     *_scale_marks("idle queues", each_bytes=4096),
     *_scale_marks("connections with a subscription each", each_bytes=100_000),
     *_scale_marks("records in hand", each_bytes=4),
+    *_IDLE_LOGS,
     Mark("W5 / sendfile copy", _W5.format(name="catch-up"), _W5.format(name="sendfile copy, .* file"), 0.8),
     Mark(
         "open loop at half of peak, p99 / W2 p50",

@@ -210,6 +210,7 @@ def _scale(quick: bool) -> Iterator[Measured]:
         scale.Case(queues=10_000 // share),
         scale.Case(connections=1_000 // share),
         scale.Case(unsettled=1_000_000 // share),
+        scale.Case(logs=256 if share == 1 else 16),
     ):
         yield Measured("scale", str(case), partial(scale.run, case), compared=True)
 

@@ -1,7 +1,8 @@
-"""What nodes pay for much of everything: idle queues, connections, records in hand.
+"""What nodes pay for much of everything: idle queues, connections, records in hand, idle logs.
 
 Nodes are at rest before and after; the figures are the difference: memory and threads of the node that takes most, and
-*processor*, the share of one core that the three nodes take together while nobody does anything.
+*processor*, the share of one core that the three nodes take together while nobody does anything. Logs are there from
+the start: what a node with all of them takes is told, and its disk.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from bench.nodes import prepared_cluster, wait_at_rest
 from bench.records import random_records
 from bench.workload import MIB, WorkloadFailed
 from mirrorlog.client import Client, Subscription
+from mirrorlog.config import LogSettings
+from mirrorlog.testing import Cluster
 
 QUEUE: Final = "scale"
 COPIES: Final = 3
@@ -31,16 +34,20 @@ RECORD_BYTES: Final = 100
 _DECLARED_AT_ONCE: Final = 50
 _PREPARED_BYTES: Final = 256 * MIB
 _MAKING_SECONDS: Final = 600.0
+_COMING_TO_REST_SECONDS: Final = 20.0
+"""Threads that nobody needs end after half of that, and logs are at rest after a quarter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
     """`queues` declared, each with a group that has been read and is left alone; or `connections`, each with a
-    subscription; or `unsettled` records in one subscriber's hand. `seconds`: how long the nodes are looked at."""
+    subscription; or `unsettled` records in one subscriber's hand; or `logs`, each with a copy on every node. `seconds`:
+    how long the nodes are looked at."""
 
     queues: int = 0
     connections: int = 0
     unsettled: int = 0
+    logs: int = 0
     seconds: float = 5.0
 
     def __str__(self) -> str:
@@ -50,6 +57,7 @@ class Case:
                 (self.queues, "idle queues"),
                 (self.connections, "connections with a subscription each"),
                 (self.unsettled, "records in hand"),
+                (self.logs, "idle logs"),
             )
             if number
         ]
@@ -58,11 +66,48 @@ class Case:
     @property
     def count(self) -> int:
         """Of what there is much of."""
-        return self.queues or self.connections or self.unsettled
+        return self.queues or self.connections or self.unsettled or self.logs
 
 
 def run(case: Case, name: str) -> list[Figure]:
     """One round."""
+    return _run_logs(case, name) if case.logs else _run_held(case, name)
+
+
+def _run_logs(case: Case, name: str) -> list[Figure]:
+    nodes = [f"n{number}" for number in range(1, COPIES + 1)]
+    logs = [{"name": f"log{number}", "number": number, "master": nodes[number % COPIES]} for number in range(case.logs)]
+    defaults = LogSettings()
+    cluster = Cluster(
+        COPIES,
+        logs=logs,
+        segment_bytes=defaults.segment_bytes,
+        settings={"log.prepare_bytes": defaults.prepare_bytes},
+    )
+    began = time.perf_counter()
+    with cluster:
+        cluster.wait_in_sync(_MAKING_SECONDS)
+        seconds = time.perf_counter() - began
+        wait_at_rest(cluster)
+        pids = [node.pid for node in cluster.nodes.values()]
+        time.sleep(_COMING_TO_REST_SECONDS)
+        share = processor_share(pids, 2 * case.seconds)
+        disks = [_allocated_bytes(node.data_dir) for node in cluster.nodes.values()]
+        return [
+            Figure("scale", name, "memory of a node, each", "B", max(map(resident_bytes, pids)) / case.logs),
+            Figure("scale", name, "processor", "%", 100 * share),
+            Figure("scale", name, "threads of a node", "threads", float(max(map(thread_count, pids)))),
+            Figure("scale", name, "disk of a node, each", "B", max(disks) / case.logs),
+            Figure("scale", name, "time to make them", "s", seconds),
+        ]
+
+
+def _allocated_bytes(directory: Path) -> int:
+    """Of a disk, that the files below take."""
+    return sum(512 * path.lstat().st_blocks for path in directory.rglob("*") if path.is_file())
+
+
+def _run_held(case: Case, name: str) -> list[Figure]:
     with prepared_cluster(QUEUE, COPIES, _PREPARED_BYTES) as cluster:
         wait_at_rest(cluster)
         pids = [node.pid for node in cluster.nodes.values()]

@@ -120,7 +120,14 @@ _NAMES = {
     "W5": ("catch-up", "sendfile copy, warm file"),
     "W6": ("rate",),
     "W7": ("p50",),
-    "scale": ("memory of a node, each", "processor, more", "threads of a node, more"),
+    "scale": (
+        "memory of a node, each",
+        "processor, more",
+        "threads of a node, more",
+        "processor",
+        "threads of a node",
+        "disk of a node, each",
+    ),
     "open loop": ("p99",),
     "limit": ("throughput", "p50"),
 }

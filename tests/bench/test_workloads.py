@@ -98,6 +98,19 @@ def test_much_of_everything_is_made_and_held(case: scale.Case) -> None:
 
 
 @pytest.mark.long
+def test_idle_logs_are_looked_at_in_whole() -> None:
+    figures = scale.run(scale.Case(logs=3, seconds=0.1), "a")
+    assert {figure.name: figure.value for figure in figures}["disk of a node, each"] >= 16 * MIB
+    assert [figure.name for figure in figures] == [
+        "memory of a node, each",
+        "processor",
+        "threads of a node",
+        "disk of a node, each",
+        "time to make them",
+    ]
+
+
+@pytest.mark.long
 def test_the_open_loop_times_records_by_their_schedule() -> None:
     """A short schedule at half of the peak that it has found itself."""
     figures = open_loop.run(open_loop.Case(KIB, 4 * MIB, 0.3), "a")
