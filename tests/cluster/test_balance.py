@@ -174,6 +174,20 @@ def test_bytes_even_out_where_copies_are_as_even_afterwards() -> None:
     assert held(after) == {"x": "a", "y": "b", "z": "b"}
 
 
+def test_a_large_log_goes_and_a_small_one_comes_back() -> None:
+    """Copies are as even afterwards; by two mirrors of which one has the large logs and the other the small ones."""
+    state = state_of({"u": "ab", "v": "ab", "w": "ac", "x": "ac", "y": "bc", "z": "cb"}, "abc")
+    sizes = {"u": 8, "v": 8, "w": 1, "x": 1, "y": 1, "z": 1}
+    after, moves = settled(state, up(state, sizes={name: size * BYTES_MIN for name, size in sizes.items()}))
+    assert [move.log_id for move in moves[-2:]] == ["u", "y"], "the large one first"
+    assert "MiB" in moves[-2].why
+    held_bytes = Counter(
+        {node: sum(sizes[name] for name, log in after.logs.items() if node in log.replicas) for node in "abc"}
+    )
+    assert max(held_bytes.values()) - min(held_bytes.values()) < 18 - 4
+    assert (spread(after), spread(after, homes=True)) == (0, 0)
+
+
 def test_nothing_moves_for_evenness_while_somebody_is_away() -> None:
     """He may be back before a copy is made; unless he is gone for long. By four nodes, of which one is down, drains, or
     is gone."""

@@ -6,10 +6,11 @@ far as these are known. The next wish is for one log; there is none while one is
 for evenness, while anything is not as it should be: who is down may be back before a copy is made.
 
 That it comes to an end: a move for evenness takes a copy or a home from who has two more than who gets it, so the sum
-of their squares falls, of copies first, then of homes, then of bytes. Two kinds leave a sum as it is and bring a fall
-nearer: a home that goes on along the shortest way from one who has too many to one who has too few, and a copy that
-goes to who holds one less and many bytes less. Bytes grow while it is looked at; so less than a fifth of what a node
-holds is no reason to move.
+of their squares falls, of copies first, then of homes, then of bytes. Two kinds bring a fall nearer: a home that goes
+on along the shortest way from one who has too many to one who has too few leaves the sum as it is, and the way is
+shorter; a large copy that goes to who holds as many, and many bytes less, is followed by one that comes back, and of
+all that could the one is taken that leaves bytes most even, so that it is not the same one. Bytes grow while it is
+looked at; so less than a fifth of what a node holds is no reason to move.
 
 A home that goes to another copy costs no bytes: that is what is looked for first, and who gets a copy gets the home
 with it only where homes are as even afterwards. Rejected: the best arrangement of all, computed at once: it moves much
@@ -202,6 +203,12 @@ class _Shares:
             self.homes.update(replicas[:1])
             for node in replicas:
                 self.bytes[node] += seen.sizes.get(log_id, 0)
+        self.movable = [log_id for log_id in logs if self._is_movable(log_id)]
+
+    def _is_movable(self, log_id: str) -> bool:
+        """For evenness. What is where it should not be waits for somebody who can take it."""
+        replicas = self.state.logs[log_id].replicas
+        return len(replicas) >= fewest(self.state, log_id) and set(replicas) <= set(homes_for(self.state, log_id))
 
     def by_homes(self, node: str) -> tuple[int, int, str]:
         return self.homes[node], self.copies[node], node
@@ -246,30 +253,38 @@ class _Shares:
     def _movable_home(self, source: str, target: str) -> str | None:
         """A log that `source` is home to, and `target` holds; the smallest number first."""
         logs = self.state.logs
-        found = [each for each in self.logs if logs[each].replicas[:1] == (source,) and target in logs[each].replicas]
+        found = [
+            each for each in self.movable if logs[each].replicas[:1] == (source,) and target in logs[each].replicas
+        ]
         return min(found, key=lambda each: logs[each].number, default=None)
 
     # --- copies ---
 
     def even_copies(self) -> CopyMove | None:
-        """A copy from who holds most to who holds least, of those between whom two make a difference."""
+        """A copy from who holds most to who holds least, of those between whom two make a difference; of all such the
+        one after which homes are most even, then bytes."""
         pairs = [
-            (source, target)
+            (self.copies[source] - self.copies[target], source, target)
             for source in self.nodes
             for target in self.nodes
             if self.copies[source] - self.copies[target] >= 2
         ]
-        for source, target in sorted(pairs, key=lambda pair: (self.copies[pair[1]] - self.copies[pair[0]], pair)):
-            moves = list(self._copy_moves(source, target))
-            if moves:
-                log_id, nodes = min(moves, key=lambda move: (*self._unevenness(*move), move[0]))
+        for difference in sorted({pair[0] for pair in pairs}, reverse=True):
+            found = [
+                (*self._unevenness(log_id, nodes), log_id, nodes, source, target)
+                for each, source, target in pairs
+                if each == difference
+                for log_id, nodes in self._copy_moves(source, target)
+            ]
+            if found:
+                *_, log_id, nodes, source, target = min(found)
                 why = f"{source} holds {_copies(self.copies[source])}, {target} {self.copies[target]}"
                 return CopyMove(log_id, nodes, why)
         return None
 
     def even_bytes(self) -> CopyMove | None:
-        """A copy to who holds as few copies, once it has it, as the other before, and many fewer bytes; homes as even
-        as before."""
+        """A copy to who holds many fewer bytes. Copies are as even afterwards, for he had one less; or are so again
+        after the next move, by which a smaller one comes back. Homes are as even as before."""
         if any(log_id not in self.seen.sizes for log_id in self.logs):
             return None
         homes = sum(count * count for count in self.homes.values())
@@ -278,22 +293,32 @@ class _Shares:
             for target in self.nodes:
                 difference = self.bytes[source] - self.bytes[target]
                 least = max(BYTES_MIN, self.bytes[source] // 5)
-                if self.copies[source] - self.copies[target] != 1 or difference < least:
+                more = self.copies[source] - self.copies[target]
+                if difference < least or more not in (1, 0, -1):
                     continue
                 why = f"{source} holds {self.bytes[source] // _MIB} MiB, {target} {self.bytes[target] // _MIB}"
+                back = [0] if more == 1 else self._sizes_back(target, source)
                 for log_id, nodes in self._copy_moves(source, target):
-                    size = self.seen.sizes.get(log_id, 0)
-                    after = abs(difference - 2 * size)
-                    if difference - after >= least and self._unevenness(log_id, nodes)[0] <= homes:
+                    size = self.seen.sizes[log_id]
+                    after = min((abs(difference - 2 * (size - small)) for small in back), default=difference)
+                    stays = nodes[0] == self.state.logs[log_id].replicas[0]
+                    even = self._unevenness(log_id, nodes)[0] <= homes if more == 1 else stays
+                    if difference - after >= least and even:
                         found.append((after, log_id, nodes, why))
         if not found:
             return None
         _, log_id, nodes, why = min(found)
         return CopyMove(log_id, nodes, why)
 
+    def _sizes_back(self, source: str, target: str) -> list[int]:
+        """Of logs of which a copy can go there, and whose home stays where it is."""
+        logs = self.state.logs
+        moves = self._copy_moves(source, target)
+        return [self.seen.sizes[log_id] for log_id, nodes in moves if nodes[0] == logs[log_id].replicas[0]]
+
     def _copy_moves(self, source: str, target: str) -> Iterator[tuple[str, tuple[str, ...]]]:
         """Of which logs a copy can go there; where the home goes with it, or would, each way that this can be done."""
-        for log_id in self.logs:
+        for log_id in self.movable:
             replicas = self.state.logs[log_id].replicas
             if replicas[:1] == (source,) and self.state.homes and self.homes[source] == 1:
                 continue  # every node is home to a log: another one were made
