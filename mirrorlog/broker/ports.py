@@ -92,8 +92,9 @@ class ClusterView(Protocol):
         """Why nobody can answer for a log, and a queue in it, now: all nodes that hold it are down. None while somebody
         may."""
 
-    def outage_of_number(self, log_number: int) -> LogUnavailable | None:
-        """The same, by the number of the log."""
+    def why_elsewhere(self, log_number: int) -> MirrorlogError | None:
+        """What is said of a log with this number that is none of this node's, or not yet: all nodes that hold it are
+        down, or who masters it. None when the cluster has none."""
 
     def outages(self, queues: Iterable[str] | None) -> list[QueueOutage]:
         """Those of these queues, or of all there are, that nobody can answer for now."""

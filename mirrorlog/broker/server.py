@@ -78,7 +78,7 @@ class Server:
         self._failed = failed
         self._view = view
         self.logs = HostedLogs()
-        self.logs.outage_of = view.outage_of_number
+        self.logs.why_elsewhere = view.why_elsewhere
         self.helpers = Helpers()
         self.operations: Operations | None = None
         """What operators ask of the cluster; set before it listens."""

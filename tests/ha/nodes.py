@@ -132,7 +132,7 @@ class Assigned:
     def outage(self, log_id: UUID, queue: str = "") -> LogUnavailable | None:
         return None
 
-    def outage_of_number(self, log_number: int) -> LogUnavailable | None:
+    def why_elsewhere(self, log_number: int) -> MirrorlogError | None:
         return None
 
     def outages(self, queues: Iterable[str] | None) -> list[QueueOutage]:

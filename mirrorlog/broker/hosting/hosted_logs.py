@@ -18,8 +18,8 @@ class HostedLogs:
         self._served: dict[str, HostedLog] = {}
         self._by_number: dict[int, HostedLog] = {}
         self._refused: dict[str, HostedLog] = {}
-        self.outage_of: Callable[[int], MirrorlogError | None] = _not_known
-        """Why nobody can answer for a log with this number that is none of this node's; see `liveness`."""
+        self.why_elsewhere: Callable[[int], MirrorlogError | None] = _not_known
+        """What is said of a log with this number that is none of this node's; see `ports.ClusterView`."""
 
     def __iter__(self) -> Iterator[HostedLog]:
         return iter([log for log in self._served.values() if log.replica.damage is None])
@@ -60,7 +60,8 @@ class HostedLogs:
         """The log that has the queue; else one that it has left, or the one that gave out this id, if it did: that the
         queue is not there is for that log to say.
 
-        Raises NoSuchQueue, or LogUnavailable when this node refuses to serve that log, or all that hold it are down.
+        Raises NoSuchQueue, NotMaster when others hold that log: it may have been here a moment ago; LogUnavailable
+        when this node refuses to serve it, or all that hold it are down.
         """
         number = queue_id // IDS_PER_LOG
         log = self._by_number.get(number)
@@ -74,8 +75,8 @@ class HostedLogs:
         for refused in self._refused.values():
             if refused.assignment.log_number == number:
                 raise refused.refusal()
-        if (outage := self.outage_of(number)) is not None:
-            raise outage
+        if (elsewhere := self.why_elsewhere(number)) is not None:
+            raise elsewhere
         raise NoSuchQueue(
             f"no queue has the id {queue_id} in a log that this node holds; ask for the queue's metadata again"
         )

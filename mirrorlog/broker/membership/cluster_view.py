@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from mirrorlog import versions
 from mirrorlog.broker.hosting.hosting import assignment_of
 from mirrorlog.broker.log.clock import now_us
+from mirrorlog.broker.log.refusals import not_master
 from mirrorlog.broker.membership.placing import Declared, PlacingSettings, place_for
 from mirrorlog.cluster.coordination.liveness import Change, Life, nodes_needed, nodes_out
 from mirrorlog.cluster.service import ClusterService
@@ -41,7 +42,7 @@ from mirrorlog.cluster.state.topology import NONE as NO_TOPOLOGY
 from mirrorlog.cluster.state.topology import User, VirtualHost
 from mirrorlog.cluster.state.topology_commands import PasswordRenewed
 from mirrorlog.config import LOG_NUMBER_MAX, LogAssignment, Member
-from mirrorlog.errors import BadRequest, LogUnavailable, NoSuchVirtualHost, NotLeader
+from mirrorlog.errors import BadRequest, LogUnavailable, MirrorlogError, NoSuchVirtualHost, NotLeader
 from mirrorlog.queues.arguments import log_group_of
 from mirrorlog.queues.limits.lifetime import is_transient
 from mirrorlog.versions import version_of
@@ -189,12 +190,13 @@ class NodeView:
             self._log_groups, self._grouped_logs = state.log_groups, frozenset(state.log_groups.values())
         return str(log_id) in self._grouped_logs
 
-    def outage_of_number(self, log_number: int) -> LogUnavailable | None:
-        """The same, by the number that the ids of the log's queues tell."""
+    def why_elsewhere(self, log_number: int) -> MirrorlogError | None:
+        """See `ports.ClusterView`."""
         logs = self._known.logs.items() if self._known is not None else ()
         for log_id, facts in logs:
             if facts.number == log_number:
-                return self.outage(UUID(log_id))
+                master = self.member(facts.master.node) if facts.master is not None else None
+                return self.outage(UUID(log_id)) or not_master(facts.name, master)
         return None
 
     def names(self) -> Iterable[str]:
