@@ -255,7 +255,7 @@ def test_an_empty_log_of_a_placement_goes_and_its_number_is_used_again() -> None
     decided.do(LogRemoved(log_id="y", seen=decided.state.logs["y"].seen))
     assert "y" not in decided.state.logs
     assert decided.state.placing.logs_removed == 1
-    assert (decided.state.free_number(1), decided.state.placing.ids_given) == (1, {1: QUEUE_IDS_GRANTED})
+    assert (decided.state.free_number(1), decided.state.placing.ids_given) == (1, {"1": QUEUE_IDS_GRANTED})
     decided.make("b", log_id="z", number=1, name="z", placement=Placement(copies=1), copies=1)
     assert decided.state.queue_ids("z") == 2 * QUEUE_IDS_GRANTED
 

@@ -69,7 +69,7 @@ def made(state: ClusterState, index: int, command: LogMade) -> ClusterState:
         min_in_sync=command.min_in_sync,
         copies_wanted=command.min_in_sync or _majority(min(command.copies, len(command.replicas))),
     )
-    place = LogPlace(rule=command.placement, ids_from=state.placing.ids_given.get(command.number, 0))
+    place = LogPlace(rule=command.placement, ids_from=state.placing.ids_given.get(str(command.number), 0))
     return with_place(replace(state, logs={**state.logs, command.log_id: facts}), command.log_id, place)
 
 
@@ -160,7 +160,7 @@ def removed(state: ClusterState, index: int, command: LogRemoved) -> ClusterStat
         removals=_but(state.removals, command.log_id),
         granted_ids=_but(state.granted_ids, command.log_id),
     )
-    given = {**places.ids_given, log.number: state.queue_ids(command.log_id)}
+    given = {**places.ids_given, str(log.number): state.queue_ids(command.log_id)}
     return replace(left, places=replace(left.placing, ids_given=given, logs_removed=places.logs_removed + 1))
 
 

@@ -172,7 +172,7 @@ class ClusterState(msgspec.Struct, frozen=True, omit_defaults=True):
         """For a log: the lowest that none has, up to `most`; one that was never used first."""
         taken = {log.number for log in self.logs.values()}
         free = (number for number in range(most + 1) if number not in taken)
-        return min(free, key=lambda number: (self.placing.ids_given.get(number, 0), number), default=None)
+        return min(free, key=lambda number: (self.placing.ids_given.get(str(number), 0), number), default=None)
 
     def rule(self, log_id: str) -> Placement:
         """By which a log is on its nodes. One that was founded, or is older, has that of its facts."""
