@@ -77,9 +77,9 @@ class MovingQueue(msgspec.Struct, frozen=True, array_like=True):
 
 class LogPlaces(msgspec.Struct, frozen=True, omit_defaults=True):
     """`logs`: by log id, of those about which there is something to say. `spans`: of each queue that has moved, by its
-    name, the oldest first; the last one is in the log that `ClusterState.queues` says.
-    `moves`: by the queue's name. `ids_given`: by number, as text, up to which number of a queue logs that are no more have given
-    out ids; `logs_removed`: how many these were. `paused`: nothing is begun that moves."""
+    name, the oldest first; the last one is in the log that `ClusterState.queues` says. `moves`: by the queue's name.
+    `ids_given`: by number, as text, up to which number of a queue logs that are no more have given out ids;
+    `logs_removed`: how many these were. `paused`: nothing is begun that moves."""
 
     logs: Mapping[str, LogPlace] = {}
     spans: Mapping[str, tuple[Span, ...]] = {}
