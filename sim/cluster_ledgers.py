@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from mirrorlog.broker.log.replica import Replica
 from mirrorlog.commitlog.format.header import BatchHeader, Kind, read_header
-from mirrorlog.queues.changes import QueueDeleted, decode_changes
+from mirrorlog.queues.changes import ArrivalDropped, QueueArrived, QueueArriving, QueueDeleted, decode_changes
 from mirrorlog.queues.checkpoint_states import CheckpointBegan, CheckpointEnded, decode_checkpoint
 from mirrorlog.queues.dead_letters.forwarding import NONE, ForwardingTable
 from mirrorlog.queues.groups.ledger import Ledger, State
@@ -173,13 +173,20 @@ def rebuilt(
     begin = _checkpoint(batches) if from_checkpoint else 0
     if begin is None or not batches or (begin == 0 and batches[0][0] != 0):
         return None
-    table, forwardings = GroupTable(per_queue_max=GROUPS_MAX), ForwardingTable()
+    arriving = set[int]()
+    table = GroupTable(per_queue_max=GROUPS_MAX, is_arriving=arriving.__contains__)
+    forwardings = ForwardingTable()
     for at, batch in batches:
         if at < begin:
             continue
         header = read_header(batch)
-        if header.kind == Kind.QUEUE_STATE:
+        if header.kind in (Kind.QUEUE_STATE, Kind.CONTROL):
             changes = decode_changes(batch)
+            for change in changes:
+                if isinstance(change, QueueArriving):
+                    arriving.add(change.queue_id)
+                elif isinstance(change, QueueArrived | ArrivalDropped):
+                    arriving.discard(change.queue_id)
             table.follow(header, changes)
             forwardings.follow(header, changes)
         if header.kind == Kind.CHECKPOINT:

@@ -290,13 +290,16 @@ class QueueHandedOver(_Change, frozen=True):
 class QueueArriving(_Change, frozen=True):
     """The states of a queue of the log `source` follow, up to QueueArrived; whatever was known of it here is no more.
     Its first record here is `first`. `producer_epoch_floor`: that of the source, which counts from here on too: whom it
-    has forgotten nobody knows here either."""
+    has forgotten nobody knows here either. `grants_epoch`: no grant or lease of the queue was given in one above.
+    `begin`: where the queue begins, in its former spans; as `QueueStartsMoved` says it."""
 
     queue_id: int
     move: int
     source: str
     first: int
     producer_epoch_floor: int = 0
+    grants_epoch: int = 0
+    begin: int = 0
 
 
 class QueueArrived(_Change, frozen=True):

@@ -57,9 +57,10 @@ class MoveState(_State, frozen=True, tag="M"):
     """What a log has to say of a queue that moved, as of this place in the log and before its QueueState. Since
     `versions.PLACEMENTS`, and only where there is such a queue.
 
-    `step`: `left`, `over` (QueueHandedOver), `freed`, `arrived` (and not opened), or `gone`: its id is of another log's
-    block, and it was deleted here. `log_id`: where it goes to, or comes from; `queue_offset`: that from which on it is
-    in the newer log.
+    `step`: `left`, `over` (QueueHandedOver), `freed`, `arrived` (and not opened), `came` (from another log, and is
+    here, or aside), or `gone`: its id is of another log's block, and it was deleted here. `log_id`: where it goes to,
+    or comes from; `queue_offset`: that from which on it is in the newer log, `first`: that from which on it was in this
+    one; `epochs`: so much above the log's are those of its grants; `name`: the queue's, as long as it has records here.
     """
 
     queue_id: int
@@ -67,6 +68,9 @@ class MoveState(_State, frozen=True, tag="M"):
     move: int = 0
     log_id: str = ""
     queue_offset: int = 0
+    first: int = 0
+    epochs: int = 0
+    name: str = ""
 
 
 class QueueStartsState(_State, frozen=True, tag="L"):

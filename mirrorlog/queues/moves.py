@@ -8,7 +8,7 @@ arrival be dropped, it has left as before.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
 from mirrorlog.commitlog.format.header import BatchHeader
@@ -29,13 +29,15 @@ from mirrorlog.queues.queue_table import Queue, QueueTable
 
 
 class LeftQueue(NamedTuple):
-    """Fields as of `QueueLeft`. `until`: where the batch ends that says so. `handed_over`: its state is kept no more;
-    `freed`: nor its records."""
+    """Fields as of `QueueLeft`. `first`: of its records here, but for those of a span before; `until`: where the batch
+    ends that says so. `handed_over`: its state is kept no more; `freed`: nor its records, and its name."""
 
     move: int
     target: str
     next_queue_offset: int
+    first: int
     until: int
+    name: str
     handed_over: bool = False
     freed: bool = False
 
@@ -63,11 +65,18 @@ class _Before(NamedTuple):
     arriving: ArrivingQueue | None
     here: Queue | None
     aside: Queue | None
+    first: int
+    epoch_shift: int
 
 
 class QueueMoves:
     """Of one log. `left` and `arriving`: by queue id. `gone`: ids of other logs' blocks whose queues were deleted
-    here. `aside`: the queues whose state is here, though nobody finds them."""
+    here. `aside`: the queues whose state is here, though nobody finds them.
+
+    `firsts`: by queue id, from which queue offset on one that came from another log is here. `epoch_shifts`: the same,
+    how far the epochs of its grants and leases are above the log's. Epochs are compared within a log alone, and a queue
+    may come to one whose epochs are lower: lease numbers would be given twice then, and what was given out before would
+    seem to be of a mastership to come."""
 
     def __init__(self, known: QueueTable) -> None:
         self._known = known
@@ -75,6 +84,8 @@ class QueueMoves:
         self.arriving: dict[int, ArrivingQueue] = {}
         self.gone: set[int] = set()
         self.aside: dict[int, Queue] = {}
+        self.firsts: dict[int, int] = {}
+        self.epoch_shifts: dict[int, int] = {}
         self.undo: deque[_Before] = deque()
 
     # --- asking ---
@@ -92,6 +103,11 @@ class QueueMoves:
         """Whether it is arriving, and its states have not all come."""
         arriving = self.arriving.get(queue_id)
         return arriving is not None and not arriving.arrived
+
+    @property
+    def ids_elsewhere(self) -> set[int]:
+        """Of the queues that this log numbers no records of: another one does."""
+        return {*self.left, *self.arriving}
 
     @property
     def any_incomplete(self) -> bool:
@@ -112,6 +128,22 @@ class QueueMoves:
             log=left.target,
         )
 
+    def has_left_there(self, queue_id: int, queue_offset: int) -> bool:
+        """Whether that record of a queue is in this log, though the queue is not, unless retention has freed it."""
+        left = self.left.get(queue_id)
+        return left is not None and not left.freed and queue_offset < left.next_queue_offset
+
+    def elsewhere(self, queue_id: int, queue_offset: int) -> QueueMoving | None:
+        """What whoever asks for that record is told that is not in this log, and that no loss has taken: None when it
+        was not in another one before."""
+        left = self.left.get(queue_id)
+        if queue_offset >= (left.first if left is not None else self.firsts.get(queue_id, 0)):
+            return None
+        return QueueMoving(
+            f"record {queue_offset} of queue {queue_id} is in a log that the queue was in before; ask for its spans",
+            queue_id=queue_id,
+        )
+
     def check_name(self, name: str) -> None:
         """Whether no queue of that name is aside. Raises QueueMoving."""
         for queue_id, queue in self.aside.items():
@@ -124,7 +156,11 @@ class QueueMoves:
         """A change was appended."""
         queue_id = change.queue_id
         before = self._note(header, queue_id)
-        self._follow_facts(change, before.left, before.arriving, header.next_log_offset)
+        self._follow_facts(change, before, header.next_log_offset)
+        if isinstance(change, QueueArriving):
+            self._came(queue_id, change.first, change.grants_epoch + 1 - header.epoch)
+        elif isinstance(change, StateGone):
+            self._came(queue_id, 0, 0)
         queue, aside = before.here, self.aside.pop(queue_id, None)
         if isinstance(change, QueueReturned | QueueOpened):
             if queue is None and aside is not None:
@@ -135,16 +171,18 @@ class QueueMoves:
         if not isinstance(change, StateGone) and (kept := queue or aside) is not None:
             self.aside[queue_id] = kept
 
-    def _follow_facts(
-        self, change: MoveChange, left: LeftQueue | None, arriving: ArrivingQueue | None, until: int
-    ) -> None:
+    def _follow_facts(self, change: MoveChange, before: _Before, until: int) -> None:
+        left, arriving = before.left, before.arriving
         match change:
             case QueueLeft():
-                left = LeftQueue(change.move, change.target, change.next_queue_offset, until)
+                queue = before.here or before.aside
+                name = queue.name if queue is not None else ""
+                left = LeftQueue(change.move, change.target, change.next_queue_offset, before.first, until, name)
             case QueueReturned():
                 left = None
             case QueueHandedOver() if left is not None:
-                left = left._replace(handed_over=True, freed=change.freed or left.freed)
+                freed = change.freed or left.freed
+                left = left._replace(handed_over=True, freed=freed, name="" if freed else left.name)
             case QueueArriving():
                 left = left and left._replace(handed_over=True)
                 arriving = ArrivingQueue(change.move, change.source, change.first, until)
@@ -163,13 +201,18 @@ class QueueMoves:
             self.gone.add(queue_id)
             return
         before = self._note(header, queue_id)
+        if state.step == "came":
+            self._came(queue_id, state.first, state.epochs)
+            return
         left, arriving = before.left, before.arriving
         if state.step == "arrived":
             if arriving is None or arriving.move != state.move:
                 arriving = ArrivingQueue(state.move, state.log_id, state.queue_offset, until, arrived=True)
         elif left is None or left.move != state.move:
             over, freed = state.step != "left", state.step == "freed"
-            left = LeftQueue(state.move, state.log_id, state.queue_offset, until, over, freed)
+            left = LeftQueue(state.move, state.log_id, state.queue_offset, state.first, until, state.name, over, freed)
+        elif not left.name:
+            left = left._replace(name=state.name)  # it left before it was known here
         self._set(queue_id, left, arriving)
 
     def put_aside(
@@ -197,7 +240,8 @@ class QueueMoves:
 
     def parts(self) -> Iterator[MovePart]:
         """What a checkpoint that begins now has to tell of; `state` of each when its batch is made."""
-        for step, queue_ids in (("left", self.left), ("arrived", self.arriving), ("gone", self.gone)):
+        tables: dict[str, Collection[int]] = {"left": self.left, "arrived": self.arriving, "gone": self.gone}
+        for step, queue_ids in {**tables, "came": {**self.firsts, **self.epoch_shifts}}.items():
             yield from ((step, queue_id) for queue_id in sorted(queue_ids))
 
     def state(self, part: MovePart) -> MoveState | None:
@@ -205,6 +249,10 @@ class QueueMoves:
         step, queue_id = part
         if step == "gone":
             return MoveState(queue_id, step)
+        if step == "came":
+            first, epochs = self.firsts.get(queue_id, 0), self.epoch_shifts.get(queue_id, 0)
+            there = (first or epochs) and not self.is_incomplete(queue_id)
+            return MoveState(queue_id, step, first=first, epochs=epochs) if there else None
         if step == "arrived":
             each = self.arriving.get(queue_id)
             if each is None or not each.arrived:
@@ -214,7 +262,9 @@ class QueueMoves:
         if left is None:
             return None
         step = "freed" if left.freed else "over" if left.handed_over else step
-        return MoveState(queue_id, step, left.move, left.target, left.next_queue_offset)
+        return MoveState(
+            queue_id, step, left.move, left.target, left.next_queue_offset, first=left.first, name=left.name
+        )
 
     # --- inside ---
 
@@ -226,13 +276,16 @@ class QueueMoves:
             self.arriving.get(queue_id),
             self._known.by_id.get(queue_id),
             self.aside.get(queue_id),
+            self.firsts.get(queue_id, 0),
+            self.epoch_shifts.get(queue_id, 0),
         )
         self.undo.append(before)
         return before
 
     def _take_back(self, before: _Before) -> None:
-        _, queue_id, left, arriving, here, aside = before
+        _, queue_id, left, arriving, here, aside, first, epoch_shift = before
         self._set(queue_id, left, arriving)
+        self._came(queue_id, first, epoch_shift)
         there = self._known.by_id.get(queue_id)
         if there is not None and there is not here:
             self._known.remove(there)
@@ -252,3 +305,10 @@ class QueueMoves:
             self.arriving.pop(queue_id, None)
         else:
             self.arriving[queue_id] = arriving
+
+    def _came(self, queue_id: int, first: int, epoch_shift: int) -> None:
+        for there, number in ((self.firsts, first), (self.epoch_shifts, epoch_shift)):
+            if number > 0:
+                there[queue_id] = number
+            else:
+                there.pop(queue_id, None)

@@ -45,9 +45,8 @@ from mirrorlog.queues.changes import (
     encode_change,
 )
 from mirrorlog.queues.checkpoint_states import CheckpointBegan, MoveState, QueueStartsState, QueueState, State
-from mirrorlog.queues.ids import IDS_PER_LOG, IdBlock
 from mirrorlog.queues.moves import MovePart, QueueMoves
-from mirrorlog.queues.queue_table import Queue, QueueTable
+from mirrorlog.queues.queue_table import IDS_PER_LOG, IdBlock, Queue, QueueTable
 from mirrorlog.wire.names import check_new
 
 _NAME: Final = re.compile(r"[^\x00-\x1f\x7f]{1,255}")
@@ -102,6 +101,7 @@ class QueueRegistry:
         self.limits, self.work_queues, self.lengths = known.limits, known.work_queues, known.lengths
         self.ttls, self.lifetimes = known.ttls, known.lifetimes
         self.moves = QueueMoves(known)
+        self.epoch_shifts = self.moves.epoch_shifts
         self._unconfirmed: deque[_Unconfirmed] = deque()
         self.start_offsets: dict[int, int] = {}
         """The logged start offsets as appended, by queue id; see QueueStartsMoved."""
@@ -140,6 +140,18 @@ class QueueRegistry:
                 f"no queue has the id {queue_id}; ask for the queue's metadata again", queue_id=queue_id
             )
         return queue
+
+    def name_of(self, queue_id: int) -> str:
+        """Of a queue that is here, or has left records here. Raises as `find_id`."""
+        queue = self.by_id.get(queue_id)
+        if queue is None and (left := self.moves.left.get(queue_id)) is not None and left.name:
+            return left.name
+        return (queue or self.find_id(queue_id)).name
+
+    def check_read(self, queue_id: int, queue_offset: int) -> None:
+        """Whether records of the queue may be read here from that one on. Raises as `find_id`."""
+        if queue_id not in self.by_id and not self.moves.has_left_there(queue_id, queue_offset):
+            self.find_id(queue_id)
 
     def has_id(self, queue_id: int) -> bool:
         return queue_id in self.by_id
@@ -362,6 +374,8 @@ class QueueRegistry:
             if leaving.log_offset > log_offset:
                 break
             del self._leaving[queue_id]
+            self.moves.firsts.pop(queue_id, None)
+            self.epoch_shifts.pop(queue_id, None)
             self.start_offsets.pop(queue_id, None)
             self._confirmed_start_offsets.pop(queue_id, None)
             self._ids.gone(queue_id)
@@ -455,10 +469,10 @@ class QueueRegistry:
     def _move(self, header: BatchHeader, change: MoveChange) -> None:
         self.moves.follow(header, change)
         left = self.moves.left.get(change.queue_id)
-        if left is not None and left.freed:
-            # What it left here is dead, also when it comes back.
-            begin = change.first if isinstance(change, QueueArriving) else left.next_queue_offset
-            self._starts_moved(header, {change.queue_id: begin})
+        if isinstance(change, QueueArriving):
+            self._starts_moved(header, {change.queue_id: change.begin})
+        elif left is not None and left.freed:
+            self._starts_moved(header, {change.queue_id: left.next_queue_offset})
 
     def _find_newest(self, queue_ids: Set[int]) -> None:
         """After a cut: the newest positions of some queues, and the start offsets, from the confirmed ones and those

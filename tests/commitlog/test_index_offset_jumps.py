@@ -88,6 +88,26 @@ def test_a_queue_that_comes_from_another_log_goes_on_there_and_has_no_gap(before
     assert log.index.gap_end(1, 20) is None
 
 
+def test_a_loss_while_a_queue_was_elsewhere_is_none_of_its() -> None:
+    """A copy that did not know that the queue had left lets it jump with the others, confirmed or not, before it comes
+    back; the arrival is cut, and comes again."""
+    for confirm in (True, False):
+        log = Log()
+        log.data()
+        log.jump(confirm=confirm)
+        end = log.end
+        for _ in range(2):
+            log.cut(end)
+            assert log.index.next_appended(1) == FAR
+            log.jump(go_on_at=40, confirm=False, lost=False)
+            assert log.index.next_appended(1) == 40
+            log.data(confirm=False)
+            log.cut(log.end - LENGTH)
+            assert log.index.next_appended(1) == 40
+        log.data()
+        assert (log.index.next_confirmed(1), log.index.gaps_of(1), bases(log.index, 40)) == (50, (), [40])
+
+
 def test_what_stands_on_both_sides_of_a_gap_is_found() -> None:
     """Goal: queue offsets below and above stay valid. Records before, right behind and later than a leap that is
     confirmed together with them; a look-up in the gap finds the first one behind it, before there is one nothing."""

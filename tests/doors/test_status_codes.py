@@ -56,7 +56,7 @@ STATUSES = {
     "UNAVAILABLE": [
         "ConnectionLost", "DirectoryGone", "DiskFailed", "DiskFull", "FileRefused", "InSyncReplicasNotEnough",
         "IndexDoubtful", "LogRecovering", "LogUnavailable", "NodeStopping", "NotCurrent", "NotLeader", "NotMaster",
-        "Overloaded", "Refused", "TierUnreachable",
+        "Overloaded", "QueueMoving", "Refused", "TierUnreachable",
     ],
 }  # fmt: skip
 

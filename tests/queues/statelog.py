@@ -18,11 +18,11 @@ from mirrorlog.queues.changes import (
 from mirrorlog.queues.checkpoint import CheckpointTracker, CheckpointWriter, decode_checkpoint
 from mirrorlog.queues.dead_letters.forwarding import ForwardingTable
 from mirrorlog.queues.groups.table import GroupTable
-from mirrorlog.queues.ids import id_base_of
 from mirrorlog.queues.limits.attributes import RunTable
 from mirrorlog.queues.limits.holds import HoldTable
 from mirrorlog.queues.log_state import DerivedState
 from mirrorlog.queues.producers import EXPIRY_US, ProducerTable
+from mirrorlog.queues.queue_table import id_base_of
 from mirrorlog.queues.registry import QueueRegistry
 
 Stored = tuple[BatchHeader, bytes]

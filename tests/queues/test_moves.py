@@ -24,8 +24,8 @@ from mirrorlog.queues.changes import (
     encode_change,
 )
 from mirrorlog.queues.checkpoint_states import QueueState, encode_checkpoint, encode_state
-from mirrorlog.queues.ids import id_base_of
 from mirrorlog.queues.limits.holds import HoldRequest
+from mirrorlog.queues.queue_table import id_base_of
 from tests.queues.statelog import Derived, Master
 
 VISITOR = id_base_of(7) + 5
@@ -59,7 +59,7 @@ def facts(derived: Derived) -> object:
         sorted(moves.gone),
         {each: (queue.name, queue.newest) for each, queue in moves.aside.items()},
         derived.registry.any_gone,
-        dict(derived.registry.start_offsets),
+        {each: at for each, at in derived.registry.start_offsets.items() if not derived.registry.is_gone(each)},
     )
 
 

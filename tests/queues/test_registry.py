@@ -18,7 +18,7 @@ from mirrorlog.queues.changes import (
     decode_changes,
     encode_change,
 )
-from mirrorlog.queues.ids import IDS_PER_LOG, id_base_of, log_number_of
+from mirrorlog.queues.queue_table import IDS_PER_LOG, id_base_of, log_number_of
 from mirrorlog.queues.registry import QueueRegistry
 from tests.queues.statelog import follow_batch
 

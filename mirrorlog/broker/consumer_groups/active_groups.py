@@ -349,9 +349,9 @@ _LEASES_MAX: Final = (1 << EPOCH_BITS) - 1
 
 
 class LeaseNumbers:
-    """`epoch`: of the mastership, asked for with each."""
+    """`epoch`: of a queue's grants, by its id, asked for with each; see `QueueMoves.epoch_shifts`."""
 
-    def __init__(self, epoch: Callable[[], int]) -> None:
+    def __init__(self, epoch: Callable[[int], int]) -> None:
         self._epoch = epoch
         self._leases = 0
 
@@ -360,11 +360,11 @@ class LeaseNumbers:
         """Whether there is none left."""
         return self._leases >= _LEASES_MAX
 
-    @property
-    def last(self) -> int:
-        """The highest number that was given to a lease; below all that will be."""
-        return self._epoch() << EPOCH_BITS | self._leases
+    def last(self, queue_id: int) -> int:
+        """The highest number that was given to a lease of a queue, or might have been; below all that will be."""
+        return self._epoch(queue_id) << EPOCH_BITS | self._leases
 
-    def next(self) -> int:
+    def next(self, queue_id: int) -> int:
+        """For a lease of that queue."""
         self._leases += 1
-        return self.last
+        return self.last(queue_id)

@@ -68,7 +68,9 @@ class Deliverer:
         self._due = False
         self._works = works = ActiveGroups(self._soon)
         self._log = GroupLog(replica, publisher, works)
-        self.lease_numbers = LeaseNumbers(lambda: replica.log.epochs.current)
+        self.lease_numbers = LeaseNumbers(
+            lambda queue_id: replica.log.epochs.current + replica.queues.epoch_shifts.get(queue_id, 0)
+        )
         self.forwardings = GroupForwarding(replica)
         """How records leave for other queues."""
         context = GroupContext(

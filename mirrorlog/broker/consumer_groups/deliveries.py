@@ -371,7 +371,7 @@ class Deliveries:
 
     def _make_group(self, key: Key, queue: Queue) -> None:
         queue_id, group = key
-        begin, void = self._replica.index.begin(queue_id), self._leases.last + 1
+        begin, void = self._replica.index.begin(queue_id), self._leases.last(queue_id) + 1
         made = self._replica.groups.reset(queue_id, group, begin, streams=queue.newest, void=void)
         self._log.append(queue_id, [made])
         if self._jumped:  # it may have been there before, and its making be a part of what was lost
@@ -384,10 +384,10 @@ class Deliveries:
             group,
             ledger,
             Rules.of(queue.arguments),
-            epoch=self._replica.log.epochs.current,
+            epoch=self._replica.log.epochs.current + self._replica.queues.epoch_shifts.get(queue_id, 0),
             found_watermark=self._found.setdefault(key, ledger.watermark),
             reach=partial(self._reached.reach, queue_id),
-            next_lease=self._leases.next,
+            next_lease=partial(self._leases.next, queue_id),
             runs=partial(self._replica.runs.of, queue_id),
             appended=partial(self._replica.index.next_appended, queue_id),
             now=self._now(),

@@ -222,7 +222,7 @@ class DeliverFrames:
         queue_id, size = pushed.work.key[0], sum(map(len, parts))
         head = deliver_head(
             subscription=number,
-            epoch=self._replica.log.epochs.current,
+            epoch=self._replica.log.epochs.current + self._replica.queues.epoch_shifts.get(queue_id, 0),
             next_confirmed=self._replica.index.next_confirmed(queue_id),
             grants=grants,
             batch_count=len(sent),

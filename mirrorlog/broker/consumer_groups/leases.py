@@ -167,7 +167,7 @@ class Leasing:
     def _answer(self, queue_id: int, leased: list[LeasedRange]) -> Leases:
         return Leases(
             log_id=str(self._replica.log_id),
-            epoch=self._replica.log.epochs.current,
+            epoch=self._replica.log.epochs.current + self._replica.queues.epoch_shifts.get(queue_id, 0),
             queue_id=queue_id,
             next=self._replica.index.next_confirmed(queue_id),
             leased=leased,

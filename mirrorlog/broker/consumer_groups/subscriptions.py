@@ -67,7 +67,7 @@ class Subscribing:
         return Subscribed(
             subscription=facts.number,
             log_id=str(replica.log_id),
-            epoch=replica.log.epochs.current,
+            epoch=replica.log.epochs.current + replica.queues.epoch_shifts.get(queue_id, 0),
             queue_id=queue_id,
             prefetch_records=facts.prefetch_records,
             prefetch_bytes=facts.prefetch_bytes,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from mirrorlog.broker.hosting.hosted_log import HostedLog
 from mirrorlog.broker.hosting.states import HostedState
 from mirrorlog.errors import MirrorlogError, NoSuchQueue
-from mirrorlog.queues.ids import IDS_PER_LOG
+from mirrorlog.queues.queue_table import IDS_PER_LOG
 
 
 class HostedLogs:
@@ -80,6 +80,18 @@ class HostedLogs:
         raise NoSuchQueue(
             f"no queue has the id {queue_id} in a log that this node holds; ask for the queue's metadata again"
         )
+
+    def to_read(self, queue_id: int, queue_offset: int) -> HostedLog:
+        """The log of those here that has this record of the queue; where none is known to have it, as `of_queue`."""
+        log = self.of_queue(queue_id)
+        if queue_offset >= log.replica.queues.moves.firsts.get(queue_id, 0):
+            return log
+        spans = [
+            (each.replica.queues.moves.left[queue_id].next_queue_offset, each)
+            for each in self
+            if each.replica.queues.moves.has_left_there(queue_id, queue_offset)
+        ]
+        return min(spans, key=lambda span: span[0])[1] if spans else log
 
     def _moved_to(self, queue_id: int) -> HostedLog | None:
         """The log that the queue has come to, else one that it has left, of those here. Asked for nothing that is where

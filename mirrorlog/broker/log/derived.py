@@ -37,11 +37,11 @@ from mirrorlog.queues.checkpoint import CheckpointTracker
 from mirrorlog.queues.checkpoint_states import GapsState, QueueState, decode_checkpoint
 from mirrorlog.queues.dead_letters.forwarding import ForwardingTable
 from mirrorlog.queues.groups.table import GroupTable
-from mirrorlog.queues.ids import id_base_of
 from mirrorlog.queues.limits.attributes import RunTable
 from mirrorlog.queues.limits.holds import HoldTable
 from mirrorlog.queues.log_state import DerivedState, LogStartTracker
 from mirrorlog.queues.producers import ProducerTable
+from mirrorlog.queues.queue_table import id_base_of
 from mirrorlog.queues.registry import QueueRegistry
 
 logger = logging.getLogger(__name__)
@@ -162,7 +162,7 @@ class DerivedTables:
             if isinstance(change, OffsetsJumped):
                 # Also of queues that only records tell of: a start, or a copy that begins late, may come to the
                 # checkpoint that declares them behind the jump.
-                queue_ids = {*self.queues.queue_ids(), *self.index.queue_ids()}
+                queue_ids = {*self.queues.queue_ids(), *self.index.queue_ids()} - self.queues.moves.ids_elsewhere
                 self.index.jump(header.log_offset, queue_ids, change.go_on_at)
 
     def _apply_checkpoint(self, header: BatchHeader, batch: memoryview) -> None:

@@ -85,7 +85,7 @@ class Fetcher:
 
     def fetch(self, fetch: Fetch, endpoint: Endpoint, correlation_id: int) -> None:
         """Answer with BATCHES now or later. Raises NoSuchQueue, OffsetOutOfRange, PositionLost or Overloaded."""
-        self._replica.queues.find_id(fetch.queue_id)
+        self._replica.queues.check_read(fetch.queue_id, fetch.queue_offset)
         if self._has_records(fetch):
             self._answer(fetch, endpoint, correlation_id)
         elif not fetch.wait_ms:
@@ -294,7 +294,10 @@ class Fetcher:
             next=following,
         )
 
-    def _lost(self, fetch: Fetch, go_on_at: int) -> PositionLost:
+    def _lost(self, fetch: Fetch, go_on_at: int) -> MirrorlogError:
+        elsewhere = self._replica.queues.moves.elsewhere(fetch.queue_id, fetch.queue_offset)
+        if elsewhere is not None and self._replica.index.gap_end(fetch.queue_id, fetch.queue_offset) is None:
+            return elsewhere
         # Without `begin`: it says nothing of a gap, and readers take it for what retention has left.
         return PositionLost(
             f"what stood from queue offset {fetch.queue_offset} on is lost, confirmed records perhaps: a loss of the "

@@ -222,7 +222,8 @@ class QueueLengths:
         groups = self._replica.groups
         if groups.get(queue_id, OWN_GROUP) is None:
             begin, streams = self._replica.index.begin(queue_id), self._replica.queues.find_id(queue_id).newest
-            yield groups.reset(queue_id, OWN_GROUP, begin, streams=streams, void=self._deliverer.lease_numbers.last + 1)
+            void = self._deliverer.lease_numbers.last(queue_id) + 1
+            yield groups.reset(queue_id, OWN_GROUP, begin, streams=streams, void=void)
 
     def _length(self, queue_id: int) -> QueueLength:
         length = self._known.get(queue_id)

@@ -87,6 +87,7 @@ class NativeDoor:
         self.refused: Counter[str] = Counter()
         """Publishes of which nothing was stored, by the error's code."""
         self.log_of = logs.of_queue
+        self.log_to_read = logs.to_read
         self._logs = logs
         self.places: PortPlaces[PortPlace] = PortPlaces(
             strangers_max=settings.limits.max_strangers,
@@ -125,7 +126,7 @@ class NativeDoor:
         ), self.places, tls, lines=self._lines)  # fmt: skip
 
     def _key_of(self, queue_id: int) -> str:
-        return self.log_of(queue_id).replica.queues.find_id(queue_id).name
+        return self.log_of(queue_id).replica.queues.name_of(queue_id)
 
     def forget(self, session: ClientSession) -> None:
         """Its connection is gone."""
@@ -371,7 +372,7 @@ class ClientSession:
             self.gate.check_fetch(fetch.queue_id)
             if self._meter_of_user is not None:
                 fetch = self._meter_of_user.clipped(fetch)
-            log = self._door.log_of(fetch.queue_id)
+            log = self._door.log_to_read(fetch.queue_id, fetch.queue_offset)
             self._door.requests.lifetimes.read(log, fetch.queue_id, self)
             log.fetcher.fetch(fetch, self.endpoint, frame_.correlation_id)
         elif frame_.type == FrameType.REQUEST:

@@ -188,7 +188,7 @@ class GroupResets:
                     move.group,
                     target.queue_offset,
                     streams=self._queue.newest,
-                    void=self._deliverer.lease_numbers.last + 1,
+                    void=self._deliverer.lease_numbers.last(self._queue.queue_id) + 1,
                 )
             else:
                 yield PositionCommitted(

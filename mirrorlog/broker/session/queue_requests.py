@@ -26,9 +26,8 @@ from mirrorlog.config import Settings
 from mirrorlog.errors import AccessRefused, BadRequest, LogUnavailable, MirrorlogError, NotMaster, QueueExists
 from mirrorlog.queues.arguments import check_declaration, log_group_of, version_needed
 from mirrorlog.queues.changes import PositionCommitted
-from mirrorlog.queues.ids import IDS_PER_LOG
 from mirrorlog.queues.limits.lifetime import is_transient
-from mirrorlog.queues.queue_table import Queue
+from mirrorlog.queues.queue_table import IDS_PER_LOG, Queue
 from mirrorlog.queues.registry import no_such_queue
 from mirrorlog.wire.messages.base import Message
 from mirrorlog.wire.messages.queues import (

@@ -41,9 +41,9 @@ from mirrorlog.errors import (
 )
 from mirrorlog.ha.group_transfer import ALL_MEMBERS
 from mirrorlog.queues.changes import Change, encode_changes
-from mirrorlog.queues.ids import log_number_of
 from mirrorlog.queues.limits.credit import Key
 from mirrorlog.queues.producers import REMEMBERED_BATCHES, Landed, ProducerTable
+from mirrorlog.queues.queue_table import log_number_of
 from mirrorlog.queues.ranges import RangeSet
 from mirrorlog.wire.frames import CONFIRM_DUPLICATE, How, Level, Settle
 from mirrorlog.wire.names import shown

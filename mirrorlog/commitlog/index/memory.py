@@ -108,12 +108,12 @@ class QueueIndex:
             self.confirm(self._confirmed)
 
     def jump(self, log_offset: int, queue_ids: Iterable[int], go_on_at: int, *, lost: bool = True) -> None:
-        """The batch at `log_offset`, which was just added, says that these queues go on at the queue offset `go_on_at`,
-        or stay beyond. What comes in between was `lost`, or is in another log."""
+        """The batch at `log_offset`, which was just added, says that these queues go on at the queue offset `go_on_at`:
+        what comes in between was `lost`, of those that are below; or they come from another log, which has it."""
         stood: dict[int, int] = {}
         for queue_id in queue_ids:
             following = self.next_appended(queue_id)
-            if following < go_on_at:
+            if following < go_on_at or not lost:
                 stood[queue_id] = following
                 self._order(queue_id).next_appended = go_on_at
         self._jumps.append(_OffsetJump(log_offset, go_on_at, stood, lost))
@@ -172,8 +172,10 @@ class QueueIndex:
             queue.cut(count)
             pending = len(queue.bases) > queue.visible
             following = self._next_of(queue, -1) if pending else queue.next_confirmed
-            jumps = [jump.go_on_at for jump in self._jumps if queue_id in jump.stood]
-            queue.next_appended = max(following, *jumps) if jumps else following
+            for jump in self._jumps:
+                if queue_id in jump.stood and (following < jump.go_on_at or not (jump.lost or pending)):
+                    following = jump.go_on_at
+            queue.next_appended = following
 
     def set_queue(self, queue_id: int, *, begin: int, next_offset: int) -> None:
         """What the past knows of a queue, before its batches from `next_offset` on are added: nothing of it is in
@@ -202,8 +204,7 @@ class QueueIndex:
 
     def set_jump(self, queue_id: int, queue_offset: int) -> None:
         """From there on the past has the queue without a gap; what is below may be missing, or be copies."""
-        queue = self._queues.get(queue_id)
-        if queue is not None:
+        if (queue := self._queues.get(queue_id)) is not None:
             queue.jump = max(queue.jump, queue_offset)
 
     def set_gap(self, queue_id: int, gap: Gap) -> None:
@@ -262,8 +263,7 @@ class QueueIndex:
         """The log now begins at `log_offset` and the queues of `begins` at these queue offsets; nothing goes back."""
         self.evict(log_offset)
         for queue_id, begin in begins.items():
-            queue = self._queues.get(queue_id)
-            if queue is not None:
+            if (queue := self._queues.get(queue_id)) is not None:
                 queue.begin = max(queue.begin, min(begin, queue.next_confirmed))
         self._rows.forget_past(log_offset)
 
@@ -405,8 +405,7 @@ class QueueIndex:
     def records_between(self, first_log_offset: int, last_log_offset: int) -> int:
         """The number of records in the batches that begin in [first, last), pending ones included: exact from
         `hot_from` on, below it true to a chunk of 4096 batches or, after a restart, to a segment."""
-        first = self._rows.records_before(first_log_offset)
-        return max(0, self._rows.records_before(last_log_offset) - first)
+        return max(0, self._rows.records_before(last_log_offset) - self._rows.records_before(first_log_offset))
 
     def append_time_from(self, log_offset: int) -> int | None:
         """When the first batch at or after `log_offset` was appended (µs UTC), pending ones included, copied ones not;
@@ -432,15 +431,16 @@ class QueueIndex:
         gained: set[int] = set()
         for queue_id in jump.stood:
             queue = self._queues[queue_id]
-            if queue.next_confirmed < jump.go_on_at:
+            if not jump.lost:
+                queue.arrive(jump.go_on_at)
+            elif queue.next_confirmed < jump.go_on_at:
                 if queue.begin >= queue.next_confirmed:
                     queue.begin = jump.go_on_at  # it is empty
-                if jump.lost:
-                    queue.gaps = with_gap(queue.gaps, (queue.next_confirmed, jump.go_on_at))
-                    self._gapped.add(queue_id)
+                queue.gaps = with_gap(queue.gaps, (queue.next_confirmed, jump.go_on_at))
                 self._jumped(queue, jump.go_on_at)
                 queue.next_confirmed = jump.go_on_at
                 gained.add(queue_id)
+        self._gapped |= gained
         return gained
 
     @staticmethod

@@ -62,6 +62,15 @@ class QueueOrder:
             self.bases.insert(index, base)
             self.numbers.insert(index, number)
 
+    def arrive(self, first: int) -> None:
+        """It comes from another log, and that is confirmed: its next record here is `first`, and none is at or behind
+        it. What is before is in that log, or behind it in this one; what a loss had let it jump over here, while it was
+        elsewhere, was none of its."""
+        if self.begin >= self.next_confirmed:
+            self.begin = first
+        self.hot_start = self.jump = self.next_confirmed = first
+        self.gaps = tuple(gap for gap in self.gaps if gap[1] <= first)
+
     def cut(self, count: int) -> None:
         """Forget the pending batches with numbers from `count` on."""
         while self.numbers and self.numbers[-1] >= count:
