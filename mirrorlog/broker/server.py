@@ -38,6 +38,7 @@ from mirrorlog.commitlog.files import OS_FILES, Files
 from mirrorlog.config import LogAssignment, Settings
 from mirrorlog.errors import MirrorlogError
 from mirrorlog.ha.accept import AcceptSocketService
+from mirrorlog.ha.pace import MovePace
 from mirrorlog.ha.service import TICK_S, HAService
 from mirrorlog.wire.auth.credentials import OPEN, Credentials
 from mirrorlog.wire.fairness.lines import LoopLines
@@ -101,7 +102,8 @@ class Server:
                 helper=self.helpers.read,
                 credentials=credentials,
                 lines=self._lines,
-            )
+            ),
+            MovePace(settings.cluster.move_bytes_per_s),
         )
         self.dead_letters = DeadLetterLinks(
             settings.node.id,

@@ -147,8 +147,7 @@ class CoordinatorRunner:
     def _ask_sizes(self) -> None:
         """Of every node, now and then. While each log is on every node it makes no difference, and nobody is asked."""
         now, state = asyncio.get_running_loop().time(), self._member.state
-        known = self.sizes or not _somewhere_only(state)
-        if state.cluster_version < versions.PLACEMENTS or now - self._sizes_at < (SIZES_S if known else ASK_S):
+        if state.cluster_version < versions.PLACEMENTS or now - self._sizes_at < (SIZES_S if self.sizes else ASK_S):
             return
         self._sizes_at = now
         self.sizes.clear()

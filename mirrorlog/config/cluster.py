@@ -119,6 +119,12 @@ class ClusterSettings(SettingsSection):
     replace_after_ms: int = Field(
         600_000, ge=1_000, description="a copy whose node is gone for so long is made on another one"
     )
+    move_bytes_per_s: int = Field(
+        100 * 1024 * 1024,
+        ge=0,
+        description="that a node sends to copies that are made because a log moves, all together; 0: no limit. Above "
+        "what is published to such a log, or its new copy never catches up",
+    )
     homes: bool = Field(
         False, description="every node is home to a log of its own; always so when no [[cluster.logs]] are given"
     )

@@ -195,6 +195,7 @@ class MasterLink:
         self.waits = None
         log.mastership.check_member(node_id)
         connection = log.link(node_id, start_id, now)
+        connection.pace = log.mastership.pace_of(node_id)
         try:
             actions = connection.follow(message, now)
         except MirrorAhead as error:

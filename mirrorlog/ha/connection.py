@@ -36,6 +36,7 @@ from mirrorlog.errors import (
 )
 from mirrorlog.ha.actions import Action, Close, ReadCold, Send
 from mirrorlog.ha.links import DeclaredLoss, losses_since, lost_from
+from mirrorlog.ha.pace import LinkPace
 from mirrorlog.wire.frames import TRANSFER_FLUSH, Ack, FrameType, frame, transfer_head
 from mirrorlog.wire.messages.codec import encode
 from mirrorlog.wire.messages.replication import EpochEntry, FollowRequest, History, Pull
@@ -208,6 +209,8 @@ class HAConnection:
         self._epoch = log.epochs.current
         self._from = 0
         self._begin = 0
+        self.pace: LinkPace | None = None
+        """Of a mirror that is filled for a move, until that is over."""
 
     @property
     def proven(self) -> bool:
@@ -308,6 +311,8 @@ class HAConnection:
         self.write_half.reading_cold = False
         if self.state is not LinkState.TRANSFER:
             return []
+        if self.pace is not None:
+            self.pace.spend(len(run))
         return [self.write_half.transfer(self._log, run, self._epoch, now), *self.pump(now)]
 
     def tick(self, now: float) -> list[Action]:
@@ -317,6 +322,8 @@ class HAConnection:
         interval_ms = self._settings.housekeeping_interval_ms
         if (now - self.read_half.last_read) * 1000 >= interval_ms:
             return [Close(StalledFrame(f"mirror {self.node_id} said nothing for {interval_ms} ms"))]
+        if self.pace is not None and self.proven and (actions := self._push(now, announce=False)):
+            return actions  # nothing else tells when it may go on
         silent_ms = (now - self.write_half.last_write) * 1000
         if self.state is LinkState.TRANSFER and silent_ms >= self._settings.send_heartbeat_interval_ms:
             return [self.write_half.transfer(self._log, b"", self._epoch, now)]
@@ -331,15 +338,21 @@ class HAConnection:
         actions: list[Action] = []
         log, half = self._log, self.write_half
         end = log.end
+        if self.pace is not None and self.pace.over:
+            self.pace = None
         while half.next_transfer < end and half.next_transfer - self.read_half.acked < self._in_flight_bytes_max:
             if half.reading_cold:
                 return actions
+            if self.pace is not None and self.pace.holds(now):
+                break
             run = log.read(half.next_transfer, self._transfer_bytes, until=end)
             if run is None:
                 half.reading_cold = True
                 job = log.read_cold(half.next_transfer, self._transfer_bytes, until=end)
                 return [*actions, ReadCold(job)]
             actions.append(half.transfer(log, run, self._epoch, now))
+            if self.pace is not None:
+                self.pace.spend(len(run))
         flush_due = half.flush_told < half.flush_wanted <= half.next_transfer
         if flush_due or (announce and not actions):
             actions.append(half.transfer(log, b"", self._epoch, now))

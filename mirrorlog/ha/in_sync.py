@@ -31,7 +31,8 @@ class InSyncSet:
     `version`: the log's, raised by every change of it. `replicas`: nodes that hold copies, the home first. `members`:
     by node, the run (start id) in which it is in sync; the master is always one. `marked`: members that may have lost
     something. `copies_wanted`: whole members without which nothing is confirmed. `starts`: by node, the run that the
-    cluster knows of it now; it changes without a new version for a node that is no member.
+    cluster knows of it now; it changes without a new version for a node that is no member. `target`: the nodes that the
+    log is on its way to; `paused`: no such copy is filled.
     """
 
     version: int
@@ -40,6 +41,8 @@ class InSyncSet:
     marked: frozenset[str]
     copies_wanted: int
     starts: Mapping[str, str]
+    target: tuple[str, ...] = ()
+    paused: bool = False
 
     @property
     def whole(self) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from mirrorlog.errors import InSyncReplicasNotEnough, LogRecovering, MirrorAhead
 from mirrorlog.ha.connection import HAConnection
 from mirrorlog.ha.group_transfer import Answer, GroupTransferService, Progress, PutStatus
 from mirrorlog.ha.in_sync import Candidate, CatchUp, Grow, InSyncSet, LagClocks, Wish, Wishes
+from mirrorlog.ha.pace import LinkPace, MovePace
 from mirrorlog.wire.frames import Ack, Durability, Level
 
 
@@ -41,9 +42,11 @@ class Mastership:
         lossy: bool = False,
         in_sync: InSyncSet,
         lag_s: float = math.inf,
+        pace: MovePace | None = None,
     ) -> None:
         """`in_sync`: as the cluster decided it, with or after the promotion of this mastership. `lag_s`: how long a
-        member may be behind before it is to leave."""
+        member may be behind before it is to leave. `pace`: of what this node sends to copies that are made for a move,
+        of all its logs."""
         self.state = LogState.SERVING
         self.reason = ""
         self.links: dict[str, HAConnection] = {}
@@ -56,6 +59,7 @@ class Mastership:
         self.name = name
         self.own = own
         self._in_sync = in_sync
+        self._pace = pace
         self._up: frozenset[str] = frozenset()
         self.copies_up = 1
         """The master, and the whole members whose live, proven link is of the run in which they are in sync."""
@@ -269,6 +273,20 @@ class Mastership:
             self.progress.settle(self._in_sync)
         self._recount()
         return self._transfers.progressed(self.progress)
+
+    @property
+    def paused(self) -> bool:
+        """Whether nothing is sent to copies that are made for a move."""
+        return self._in_sync.paused
+
+    def pace_of(self, node: str) -> LinkPace | None:
+        """For a link to it that begins now; None when nothing holds it back."""
+        return LinkPace(self._pace, self, node) if self._pace is not None and self.holds_back(node) else None
+
+    def holds_back(self, node: str) -> bool:
+        """Whether a mirror is filled for a move: it is wished, no member, and confirms do not wait for it either."""
+        facts, waited = self._in_sync, self._wishes.proposed or self.awaited
+        return node in facts.target and node not in facts.members and (waited is None or waited.node != node)
 
     @property
     def awaited(self) -> Candidate | None:

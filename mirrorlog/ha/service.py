@@ -11,6 +11,7 @@ from typing import Final
 
 from mirrorlog.ha.accept import AcceptSocketService
 from mirrorlog.ha.client_service import HAClientService
+from mirrorlog.ha.pace import MovePace
 
 # How often the machines are told the time; deadlines and heartbeats are exact to this.
 TICK_S: Final = 0.05
@@ -19,8 +20,10 @@ TICK_S: Final = 0.05
 class HAService:
     """The two sides of replication of one node."""
 
-    def __init__(self, accept: AcceptSocketService) -> None:
+    def __init__(self, accept: AcceptSocketService, pace: MovePace | None = None) -> None:
+        """`pace`: of what is sent to copies that are made for a move."""
         self.accept = accept
+        self.pace = pace
         self.clients: list[HAClientService] = []
         """One per log that the node mirrors now."""
 

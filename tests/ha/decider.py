@@ -37,7 +37,7 @@ class Decider:
         return self.state.logs[str(log.log_id)]
 
     def in_sync(self, log: HostedLog) -> InSyncSet:
-        return in_sync_set(self.facts(log), self.state.nodes)
+        return in_sync_set(self.state, str(log.log_id))
 
     # --- runs ---
 

@@ -88,7 +88,7 @@ class LogKeeper:
         facts = state.logs.get(self.log_id)
         role = self.log.mastering if self.log is not None else None
         if facts is not None and role is not None and self._done == Lead(facts.epoch):
-            role.learned(in_sync_set(facts, state.nodes))
+            role.learned(in_sync_set(state, self.log_id))
         self._changed.set()
 
     async def fence(self, epoch: int, *, gently: bool = False) -> FenceReport:
@@ -333,7 +333,7 @@ class Hosting:
     def in_sync(self, log_id: str) -> InSyncSet:
         """The in-sync set of a log that there is."""
         assert self.state is not None
-        return in_sync_set(self.state.logs[log_id], self.state.nodes)
+        return in_sync_set(self.state, log_id)
 
     def is_transient(self, log_id: str) -> bool:
         """Whether what is in a log goes with this node's run."""
@@ -347,7 +347,8 @@ class Hosting:
 
     def ids_from(self, log_id: str) -> int:
         """See `LogPlace.ids_from`."""
-        return self.state.placing.place(log_id).ids_from if self.state is not None else 0
+        places = self.state.places if self.state is not None else None
+        return places.place(log_id).ids_from if places is not None else 0
 
     def place_queues(self, log_id: str, log: HostedLog) -> None:
         """The cluster shall know of every queue of a log, also of one that was there before it, and of the ids that

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from typing import Final, Protocol
@@ -40,7 +40,7 @@ from mirrorlog.broker.retention.holds import HoldKeeper
 from mirrorlog.broker.retention.length_limits import QueueLengths
 from mirrorlog.broker.retention.queue_retention import QueueRetention, Retention
 from mirrorlog.cluster.state.commands import Command, Holder, InSyncGrown, InSyncShrunk, Seen
-from mirrorlog.cluster.state.state import LogFacts, NodeFacts
+from mirrorlog.cluster.state.state import ClusterState
 from mirrorlog.commitlog.epochs import ENTRIES_MAX
 from mirrorlog.commitlog.retention import RetentionLimits
 from mirrorlog.config import Member, Settings
@@ -130,6 +130,7 @@ class MasterRole:
             waiting_max=settings.limits.max_waiting_confirms,
             in_sync=in_sync,
             lag_s=settings.cluster.mirror_lag_time_ms / 1000,
+            pace=host.ha.pace,
         )
         # The loop's clock; asked for by way of the loop it has whole milliseconds, too few for a confirm.
         now = time.monotonic
@@ -475,8 +476,10 @@ class InSyncKeeper:
         return InSyncShrunk(log_id=self._log_id, seen=seen, nodes=wish.nodes)
 
 
-def in_sync_set(log: LogFacts, nodes: Mapping[str, NodeFacts]) -> InSyncSet:
+def in_sync_set(state: ClusterState, log_id: str) -> InSyncSet:
     """What the cluster has decided, for the log's master."""
+    log, nodes, places = state.logs[log_id], state.nodes, state.places
+    target = places.place(log_id).target if places is not None else ()
     return InSyncSet(
         version=log.version,
         replicas=log.replicas,
@@ -484,4 +487,6 @@ def in_sync_set(log: LogFacts, nodes: Mapping[str, NodeFacts]) -> InSyncSet:
         marked=log.marked,
         copies_wanted=log.copies_wanted,
         starts={node: nodes[node].start_id for node in log.replicas if node in nodes},
+        target=target,
+        paused=places is not None and places.paused,
     )

@@ -238,6 +238,7 @@ def _mirror(
         lag_records_estimated=held.written < replica.index.hot_from,
         lag_seconds=_lag_seconds(replica, held.written, now_us),
         bytes_per_second=link.write_half.rate.per_second(now) if link else 0.0,
+        move_bytes_per_s=link.pace.bytes_per_s if link and link.pace else 0,
         last_read_us=_wall(link, now, now_us, read=True),
         last_write_us=_wall(link, now, now_us, read=False),
     )

@@ -381,6 +381,7 @@ class NodeView:
         if service is None:
             return None
         state, waits = service.state, service.coordination.waits
+        places = state.places
         own = state.nodes.get(service.identity.node)
         return ClusterStatus(
             version=state.version,
@@ -394,13 +395,13 @@ class NodeView:
                 replace(
                     _placed(log_id, log, waits.get(log_id, ())),
                     transient=holds_transient(state, log_id),
-                    target=list(state.placing.place(log_id).target),
+                    target=list(places.place(log_id).target) if places is not None else [],
                 )
                 for log_id, log in state.logs.items()
             ],
             advice=advice(state),
             cluster_version=state.cluster_version,
-            moving_paused=state.placing.paused,
+            moving_paused=places is not None and places.paused,
         )
 
 

@@ -38,6 +38,7 @@ _NUMBERS = 256
 HANDOVER_AGAIN_S = 1.0
 """A handover that came to nothing, because the other copy did not come to the master's end in time, is tried again."""
 
+QUIET_S = 0.1
 PLAN_AGAIN_S = 1.0
 """How often it is looked what should move while nothing changes."""
 
@@ -107,6 +108,7 @@ class Coordinator:
         self._copies_of_logs = LogCopies(wanted.replace_after_s)
         self._handover_at: dict[str, float] = {}
         self._planned_for, self._planned_at = -1, 0.0
+        self._changed_to, self._changed_at = -1, 0.0
         # A step is made many times a second, and there may be 100,000 queues: in which logs none of them is.
         self._searched: Mapping[str, str] | None = None
         self._empty: set[str] = set()
@@ -235,9 +237,13 @@ class Coordinator:
         return Outlook(seen.life, lambda node, log_id: self._copies_of_logs.gone(node, log_id, state), seen.sizes)
 
     def _moves(self, state: ClusterState, seen: Observation) -> Iterator[Action]:
-        """Where the next log shall go. Asked for after each change, and else now and then: with many logs it takes
-        longer than the rest."""
-        if state.version == self._planned_for and seen.now - self._planned_at < PLAN_AGAIN_S:
+        """Where the next log shall go. Looked for a moment after a change, and else now and then: with many logs it
+        takes longer than the rest, and a failover has other things to do."""
+        if state.version != self._changed_to:
+            self._changed_to, self._changed_at = state.version, seen.now
+            self._planned_at = self._planned_at or seen.now
+        quiet = state.version != self._planned_for and seen.now - self._changed_at >= QUIET_S
+        if not quiet and seen.now - self._planned_at < PLAN_AGAIN_S:
             return
         self._planned_for, self._planned_at = state.version, seen.now
         if (move := next_move(state, self.outlook(state, seen))) is not None:
@@ -288,8 +294,10 @@ class Coordinator:
 
 def _home_to_be(log_id: str, state: ClusterState) -> str:
     """Of a log that is on its way to other nodes; empty when it is not."""
-    target = state.placing.place(log_id).target
-    return target[0] if target and not state.placing.paused else ""
+    places = state.places
+    if places is None or places.paused or log_id not in places.logs:
+        return ""
+    return next(iter(places.logs[log_id].target), "")
 
 
 def _holders(state: ClusterState) -> list[str]:

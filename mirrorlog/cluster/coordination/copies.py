@@ -24,7 +24,7 @@ from mirrorlog.cluster.state.commands import (
     ReplicaRemoved,
     ReplicaRetired,
 )
-from mirrorlog.cluster.state.log_rules import copies_of, homes_for, promised, spares
+from mirrorlog.cluster.state.log_rules import homes_for, promised, promised_of, spares
 from mirrorlog.cluster.state.placements import NO_PLACES, LogPlaces
 from mirrorlog.cluster.state.state import ClusterState, LogFacts
 
@@ -66,15 +66,21 @@ class LogCopies:
         down = [node for node in log.in_sync if node not in state.nodes or life(node) is Life.DOWN]
         if leaving := log.may_leave([*down, *log.marked]):
             return InSyncShrunk(log_id=log_id, seen=log.seen, nodes=leaving)
-        place = state.placing.place(log_id)
-        if place.target and not state.placing.paused:
-            return _towards(log_id, log, state, life)
-        return self._whole(log_id, log, state, life) or self._unused(log_id, log, state)
+        places = state.places
+        if places is not None and log_id in places.logs:
+            if places.logs[log_id].target and not places.paused:
+                return _towards(log_id, log, state, life)
+            if (since := self._unused_since.get(log_id)) is not None and self._now - since >= REMOVE_AFTER_S:
+                return LogRemoved(log_id=log_id, seen=log.seen)
+        return self._whole(log_id, log, state, life)
 
     def _whole(self, log_id: str, log: LogFacts, state: ClusterState, life: Callable[[str], Life]) -> Command | None:
-        lasting = [node for node in log.replicas if not self.gone(node, log_id, state)]
-        able = [node for node in homes_for(state, log_id) if not state.nodes[node].draining]
-        wanted = min(copies_of(state.rule(log_id)), promised(state, log_id), len(able))
+        gone = self._gone_since
+        lasting = [node for node in log.replicas if node not in gone or not self.gone(node, log_id, state)]
+        able = homes_for(state, log_id)
+        wanted = promised_of(state.rule(log_id), able)
+        able = [node for node in able if not state.nodes[node].draining]
+        wanted = min(wanted, len(able))
         if len(lasting) < wanted and (node := _least_used(log, able, state, life)) is not None:
             return ReplicaAdded(log_id=log_id, seen=log.seen, node=node)
         replaced = [
@@ -88,7 +94,9 @@ class LogCopies:
 
     def _note_unused(self, state: ClusterState) -> None:
         """Since when nothing needs them; of those that were made for a placement."""
-        places = state.placing
+        places = state.places
+        if places is None:
+            return
         made = [log_id for log_id, place in places.logs.items() if place.rule is not None and log_id in state.logs]
         if not made:
             self._unused_since.clear()
@@ -101,12 +109,6 @@ class LogCopies:
             self._used.update(each for move in places.moves.values() for each in (move.source, move.target))
         since = self._unused_since
         self._unused_since = {each: since.get(each, self._now) for each in made if each not in self._used}
-
-    def _unused(self, log_id: str, log: LogFacts, state: ClusterState) -> Command | None:
-        since = self._unused_since.get(log_id)
-        if since is None or self._now - since < REMOVE_AFTER_S:
-            return None
-        return LogRemoved(log_id=log_id, seen=log.seen)
 
 
 def _towards(log_id: str, log: LogFacts, state: ClusterState, life: Callable[[str], Life]) -> Command | None:

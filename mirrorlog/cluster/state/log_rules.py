@@ -5,7 +5,7 @@ A command that names a log says in which (epoch, version) its sender saw it: it 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final, TypeVar
 
 from msgspec.structs import replace
@@ -121,14 +121,20 @@ def copies_of(rule: Placement) -> int:
 
 def homes_for(state: ClusterState, log_id: str) -> list[str]:
     """Nodes that may hold a log, by its rule and for good, by name; where none of those is there that it names, all."""
-    staying = sorted(node for node, facts in state.nodes.items() if not facts.witness and not facts.leaving)
-    named = [node for node in state.rule(log_id).nodes if node in staying]
-    return named or staying
+    staying = sorted([node for node, facts in state.nodes.items() if not facts.witness and not facts.leaving])
+    place = state.places.logs.get(log_id) if state.places is not None else None
+    if place is None or place.rule is None or not place.rule.nodes:
+        return staying
+    return [node for node in place.rule.nodes if node in staying] or staying
 
 
 def promised(state: ClusterState, log_id: str) -> int:
     """How many copies a log has: as many as its rule says, or as there are nodes for it."""
-    rule, able = state.rule(log_id), homes_for(state, log_id)
+    return promised_of(state.rule(log_id), homes_for(state, log_id))
+
+
+def promised_of(rule: Placement, able: Collection[str]) -> int:
+    """The same; `able`: who may hold it."""
     if rule.nodes and not set(rule.nodes) & set(able):
         return 1
     return max(1, min(copies_of(rule), len(able)))

@@ -15,8 +15,9 @@ class GetStatus(Message, frozen=True):
 class MirrorStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One mirror as its master sees it. Offsets are log offsets, -1 before the first; times are µs UTC.
 
-    `lag_records_estimated`: the records are counted in whole batches from the index where it reaches, and scaled by
-    bytes where it does not.
+    `move_bytes_per_s`: what the master sends to all copies together that are made for a move, of which this is one; 0
+    for no limit, -1 while nothing is sent because moving is paused. `lag_records_estimated`: the records are counted in
+    whole batches from the index where it reaches, and scaled by bytes where it does not.
     """
 
     node_id: str
@@ -32,6 +33,7 @@ class MirrorStatus(msgspec.Struct, frozen=True, kw_only=True):
     lag_records_estimated: bool
     lag_seconds: float
     bytes_per_second: float
+    move_bytes_per_s: int = 0
     last_read_us: int | None = None
     last_write_us: int | None = None
 
