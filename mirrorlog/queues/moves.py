@@ -144,6 +144,20 @@ class QueueMoves:
             queue_id=queue_id,
         )
 
+    def refusal_of(self, name: str) -> QueueMoving | None:
+        """The same, by its name, as long as that is known here."""
+        named = [queue_id for queue_id, queue in self.aside.items() if queue.name == name]
+        named += [queue_id for queue_id, left in self.left.items() if left.name == name]
+        return self.refusal(named[0]) if named else None
+
+    def leaving(self) -> list[Queue]:
+        """Those that have left, and may come back."""
+        return [queue for queue_id, queue in self.aside.items() if queue_id not in self.arriving]
+
+    def leaving_as(self, name: str) -> Queue | None:
+        """The same, by name."""
+        return next((queue for queue in self.leaving() if queue.name == name), None)
+
     def check_name(self, name: str) -> None:
         """Whether no queue of that name is aside. Raises QueueMoving."""
         for queue_id, queue in self.aside.items():

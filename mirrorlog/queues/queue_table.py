@@ -38,27 +38,23 @@ class IdBlock:
 
     def __init__(self, base: int) -> None:
         self.base = base
-        self._first = base
-        self.highest = self._first
+        self.first = base
+        """Below all that this log gives out: numbers up to there were an earlier log's."""
+        self.highest = self.first
         """The largest id that was ever given out; none is below that of an earlier log's."""
         # The largest of queues that are gone for good.
-        self._gone = self._first
+        self._gone = self.first
         # (log offset, largest id) of the newest confirmed checkpoint or jump, and of those behind it.
         self.told_at: deque[tuple[int, int]] = deque()
 
     def given_before(self, number: int) -> None:
         """An earlier log of the same number has given out those up to this number."""
-        self._first = max(self._first, self.base + number)
-        self.highest = max(self.highest, self._first)
+        self.first = max(self.first, self.base + number)
+        self.highest = max(self.highest, self.first)
 
     def owns(self, queue_id: int) -> bool:
         """Whether it is for this log to give out."""
-        return self._first < queue_id < self.base + IDS_PER_LOG
-
-    @property
-    def count(self) -> int:
-        """How many this log has given out."""
-        return self.highest - self._first
+        return self.first < queue_id < self.base + IDS_PER_LOG
 
     @property
     def next(self) -> int | None:
@@ -90,8 +86,8 @@ class IdBlock:
         """The log now ends at `log_offset`; `left`: the ids of all queues that it has told of."""
         while self.told_at and self.told_at[-1][0] >= log_offset:
             self.told_at.pop()
-        told = self.told_at[-1][1] if self.told_at else self._first
-        self.highest = max(told, self._gone, *(each for each in left if self.owns(each)), self._first)
+        told = self.told_at[-1][1] if self.told_at else self.first
+        self.highest = max(told, self._gone, *(each for each in left if self.owns(each)), self.first)
 
 
 @dataclass(slots=True)

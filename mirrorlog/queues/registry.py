@@ -25,11 +25,7 @@ from typing import Any, ClassVar, Final, NamedTuple, get_args
 
 from mirrorlog.commitlog.format.header import BatchHeader
 from mirrorlog.errors import BadRequest, NoSuchQueue, Overloaded, QueueExists
-from mirrorlog.queues.arguments import (
-    check_declaration,
-    check_names,
-    difference_of,
-)
+from mirrorlog.queues.arguments import check_declaration, check_names, difference_of
 from mirrorlog.queues.changes import (
     Change,
     GroupDeleted,
@@ -122,15 +118,18 @@ class QueueRegistry:
     # --- asking ---
 
     def find(self, name: str) -> Queue:
-        """Raises NoSuchQueue, or QueueMoving for one that is aside."""
+        """Raises NoSuchQueue, or QueueMoving for one that is aside, or has left records here."""
         queue = self._by_name.get(name)
         if queue is None:
-            self.moves.check_name(name)
-            raise no_such_queue(name)
+            raise self.moves.refusal_of(name) or no_such_queue(name)
         return queue
 
     def get(self, name: str) -> Queue | None:
         return self._by_name.get(name)
+
+    def named(self, name: str) -> Queue | None:
+        """One that is here, or has left, and may come back as long as the cluster has it placed here."""
+        return self._by_name.get(name) or (self.moves.leaving_as(name) if self.moves.aside else None)
 
     def find_id(self, queue_id: int) -> Queue:
         """Raises NoSuchQueue, or QueueMoving for one that has left, or is arriving."""
@@ -183,7 +182,7 @@ class QueueRegistry:
         moves = self.moves
         if self.visitors or moves.left or moves.arriving or moves.gone:
             return True
-        return self._ids.count > len(self.by_id) + len(self._leaving)
+        return self._ids.highest - self._ids.first > len(self.by_id) + len(self._leaving)
 
     @property
     def queue_id_max(self) -> int:
@@ -387,16 +386,18 @@ class QueueRegistry:
         """The log now ends at `log_offset`."""
         if self.moves.undo or self.moves.aside:
             self.moves.cut(log_offset)
-        for queue in [queue for queue in self if queue.declared_at >= log_offset]:
+        left, undone = len(self._leaving), [queue for queue in self if queue.declared_at >= log_offset]
+        for queue in undone:
             self._known.remove(queue)
         self._bring_back(log_offset)
         for queue in self:
             queue.used_at = queue.used_at if queue.used_at < log_offset else -1
-        self._ids.cut(log_offset, [*self.by_id, *self._leaving, *self.moves.left])
-        undone = set()
+        if undone or len(self._leaving) < left or self._ids.told_at or self.moves.left:
+            self._ids.cut(log_offset, [*self.by_id, *self._leaving, *self.moves.left])
+        changed = set()
         while self._unconfirmed and self._unconfirmed[-1].log_offset > log_offset:
-            undone.add(self._unconfirmed.pop().queue_id)
-        self._find_newest(undone)
+            changed.add(self._unconfirmed.pop().queue_id)
+        self._find_newest(changed)
 
     # --- inside ---
 
@@ -468,10 +469,9 @@ class QueueRegistry:
 
     def _move(self, header: BatchHeader, change: MoveChange) -> None:
         self.moves.follow(header, change)
-        left = self.moves.left.get(change.queue_id)
         if isinstance(change, QueueArriving):
             self._starts_moved(header, {change.queue_id: change.begin})
-        elif left is not None and left.freed:
+        elif (left := self.moves.left.get(change.queue_id)) is not None and left.freed:
             self._starts_moved(header, {change.queue_id: left.next_queue_offset})
 
     def _find_newest(self, queue_ids: Set[int]) -> None:

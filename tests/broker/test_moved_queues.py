@@ -64,3 +64,24 @@ def test_a_visitor_that_left_again_is_told_of_by_the_log_that_had_it() -> None:
     assert logs.of_queue(queue_id) is second
     with pytest.raises(QueueMoving, match="log three"):
         second.replica.queues.find_id(queue_id)
+
+
+def test_a_record_is_read_where_it_is() -> None:
+    """A queue has been in three logs of one node, and two of them have records of it."""
+    one, other, third = Master(number=1), Master(number=2), Master(number=3)
+    queue_id = one.declare("q")
+    logs, (first, second, last) = hosted(one, other, third)
+    say(one, QueueLeft(queue_id=queue_id, move=5, target="two", next_queue_offset=40))
+    arrive(other, queue_id, move=5)
+    say(other, QueueOpened(queue_id=queue_id, move=5))
+    say(one, QueueHandedOver(queue_id=queue_id, move=5))
+    assert [logs.to_read(queue_id, at) for at in (0, 39, 40, 99)] == [first, first, second, second]
+    say(other, QueueLeft(queue_id=queue_id, move=6, target="three", next_queue_offset=60))
+    arrive(third, queue_id, move=6, first=60)
+    say(third, QueueOpened(queue_id=queue_id, move=6))
+    assert [logs.to_read(queue_id, at) for at in (0, 39, 40, 59, 60)] == [first, first, second, second, last]
+    say(one, QueueHandedOver(queue_id=queue_id, move=5, freed=True))
+    refusal = second.replica.queues.moves.elsewhere(queue_id, 39)
+    assert isinstance(refusal, QueueMoving)
+    assert second.replica.queues.moves.elsewhere(queue_id, 40) is None
+    assert logs.to_read(queue_id, 0) is second

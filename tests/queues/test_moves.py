@@ -39,11 +39,11 @@ def left(master: Master, queue_id: int, move: int = 3) -> BatchHeader:
     return say(master, QueueLeft(queue_id=queue_id, move=move, target="log-b", next_queue_offset=9))
 
 
-def arrive(master: Master, queue_id: int = VISITOR, move: int = 3) -> None:
+def arrive(master: Master, queue_id: int = VISITOR, move: int = 3, first: int = 40) -> None:
     """Up to where all of its states are there."""
-    say(master, QueueArriving(queue_id=queue_id, move=move, source="log-a", first=40, producer_epoch_floor=6))
+    say(master, QueueArriving(queue_id=queue_id, move=move, source="log-a", first=first, producer_epoch_floor=6))
     state = QueueState(
-        queue_id, "v", "i", {"x-message-ttl": 50}, 40, {"g": ("l", 1, 7)}, master.log.end, master.log.end
+        queue_id, "v", "i", {"x-message-ttl": 50}, first, {"g": ("l", 1, 7)}, master.log.end, master.log.end
     )
     master.append(encode_checkpoint([encode_state(state)]))
     say(master, QueueArrived(queue_id=queue_id, move=move))
@@ -72,6 +72,9 @@ def test_a_queue_that_left_is_told_of_and_takes_nothing_until_it_returns() -> No
         with pytest.raises(QueueMoving):
             refused()
     assert registry.find_id(master.declare("another")).name == "another"
+    named = registry.named("q")
+    assert named is not None
+    assert named.queue_id == queue_id, "whoever asks where it is is told so, until it is elsewhere"
     assert not registry.is_gone(queue_id)
     assert registry.keeps(queue_id)
     say(master, QueueReturned(queue_id=queue_id, move=3))
@@ -87,11 +90,20 @@ def test_one_that_is_handed_over_is_known_to_be_elsewhere_when_its_records_are_d
     registry = master.derived.registry
     with pytest.raises(QueueMoving, match="has moved to log log-b"):
         registry.find_id(queue_id)
+    with pytest.raises(QueueMoving):
+        registry.find("q")
+    assert registry.named("q") is None
+    assert registry.name_of(queue_id) == "q"
+    registry.check_read(queue_id, 8)
+    with pytest.raises(QueueMoving):
+        registry.check_read(queue_id, 9)
     assert registry.left_ids() == [queue_id]
     assert registry.declare("q", {}) is not None, "the name may be another queue's by now"
     say(master, QueueHandedOver(queue_id=queue_id, move=3, freed=True))
     assert registry.left_ids() == []
     assert registry.start_offsets == {queue_id: 9}
+    with pytest.raises(NoSuchQueue):
+        registry.find("q")
     master.confirm_all()
     with pytest.raises(QueueMoving):
         registry.find_id(queue_id)

@@ -136,9 +136,19 @@ class MetadataAnswers:
         )  # fmt: skip
         kept = self._of_logs.get(log.log_id)
         if kept is None or kept[0] is not replica or kept[1] != stamp:
-            kept = self._of_logs[log.log_id] = replica, stamp, self._infos(log, replica.queues)
+            kept = self._of_logs[log.log_id] = replica, stamp, self._infos(log, self._here(log))
             self._drop_gone()
         return kept[2]
+
+    def _here(self, log: HostedLog) -> Iterable[Queue]:
+        """Those that the cluster has placed in a log, as far as it has placed them: one that is moving is here until it
+        is elsewhere, and a copy that is behind has some that have moved."""
+        queues = log.replica.queues
+        if self._view.cluster_version() < versions.PLACEMENTS:
+            return queues
+        placed = set(self._view.placed_in(log.log_id))
+        there = [*queues, *queues.moves.leaving()]
+        return [each for each in there if each.name in placed or self._view.placed(each.name) is None]
 
     def _drop_gone(self) -> None:
         there = {log.log_id for log in self._logs}

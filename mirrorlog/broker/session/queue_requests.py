@@ -414,10 +414,12 @@ class Requests:
     def _place(self, name: str) -> tuple[HostedLog, Queue] | None:
         """Where the queue is: in a log that this node writes, or where the cluster has placed it, if it is in several:
         a mirror that is behind has what was deleted."""
-        found = [(log, queue) for log in self._logs if (queue := log.replica.queues.get(name)) is not None]
+        found = [(log, queue) for log in self._logs if (queue := log.replica.queues.named(name)) is not None]
         found = [(log, queue) for log, queue in found if self.lifetimes.is_there(log, queue)]
-        if len(found) > 1:
+        if len(found) > 1 or (found and (not found[0][0].masters or found[0][0].replica.queues.moves.aside)):
             placed = self._view.placed(name)
+            if placed is not None and self._view.cluster_version() >= versions.PLACEMENTS:
+                found = [each for each in found if each[0].log_id == placed]  # a copy that is behind has what has moved
             found.sort(key=lambda each: (not each[0].masters, each[0].log_id != placed))
         return found[0] if found else None
 
