@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from mirrorlog import __version__
 from mirrorlog.broker.door_process import DoorProcess, GrpcDoorProcess, HttpDoorProcess, tls_flags
+from mirrorlog.broker.hosting.former import FormerCopies, FormerDisk
 from mirrorlog.broker.hosting.hosted_logs import HostedLogs
 from mirrorlog.broker.hosting.hosting import Hosting, assignment_of
 from mirrorlog.broker.log.clock import now_us
@@ -37,6 +38,7 @@ from mirrorlog.broker.resources.disk_watch import measure
 from mirrorlog.broker.server import Server
 from mirrorlog.broker.session.operator_requests import Operations
 from mirrorlog.cluster.coordination.coordinator import CoordinatorSettings
+from mirrorlog.cluster.coordination.liveness import Life
 from mirrorlog.cluster.membership.fenced_epochs import FencedEpochs
 from mirrorlog.cluster.membership.joining import JoinRecord
 from mirrorlog.cluster.membership.multicast import Responder
@@ -108,6 +110,7 @@ class BrokerNode:
         self._starts: RunHistory | None = None
         self._server: Server | None = None
         self._hosting: Hosting | None = None
+        self._former: FormerCopies | None = None
         self._service: ClusterService | None = None
         cluster = settings.cluster
         self._view = NodeView(
@@ -208,7 +211,9 @@ class BrokerNode:
         await self._on_disk(lambda: JoinRecord.remove(files, path))
         self._view.service = service
         service.chronicle = events = EventRing(now_us=now_us, known_to=service.driver.raft.log.last_index)
-        server.operations = Operations(service, events)
+        self._former = former = self._former_copies(hosting, service, server)
+        hosting.former, server.former = former, former.told
+        server.operations = Operations(service, events, former)
         server.chronicle = events.happened
         accept = server.ha.accept
         accept.welcome = replace(accept.welcome, incarnation=service.state.incarnation, runs=starts.known)
@@ -254,6 +259,19 @@ class BrokerNode:
             helper=server.helpers.cluster,
             credentials=self._credentials,
             configured={member.id: member.replication for member in cluster.members},
+        )
+
+    def _former_copies(self, hosting: Hosting, service: ClusterService, server: Server) -> FormerCopies:
+        return FormerCopies(
+            FormerDisk(self._files, self._settings.node.data_dir),
+            node=self._settings.node.id,
+            keep_ms=self._settings.cluster.former_keep_ms,
+            helper=server.helpers.flush.lane(),
+            state=lambda: hosting.state,
+            held=hosting.held,
+            is_up=lambda node: service.life(node) is Life.UP,
+            up_to_date=self._view.up_to_date,
+            now_us=now_us,
         )
 
     def _warn_if_open(self) -> None:
@@ -401,6 +419,8 @@ class BrokerNode:
         """The cluster knows of this run: the disk shall, too."""
         assert self._starts is not None
         self._registered.set()
+        if self._former is not None:
+            self._former.start()
         assert self._service is not None
         if self._first_admin is not None:
             self._spawn(self._first_admin.make(self._service))

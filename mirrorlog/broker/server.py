@@ -45,7 +45,7 @@ from mirrorlog.wire.fairness.lines import LoopLines
 from mirrorlog.wire.frames import PROTOCOL_VERSION_MAX
 from mirrorlog.wire.listening import check_free
 from mirrorlog.wire.messages.handshake import NodeLimits, Welcome
-from mirrorlog.wire.messages.status import NodeCounts, Status
+from mirrorlog.wire.messages.status import FormerStatus, NodeCounts, Status
 
 logger = logging.getLogger(__name__)
 
@@ -130,6 +130,8 @@ class Server:
             OutgoingBudget(settings.limits.outgoing_bytes_total),
             lambda: self.logs.opened,
         )
+        self.former: Callable[[], list[FormerStatus]] = list
+        """The copies that this node is not named for any more."""
         self._door: NativeDoor | None = None
         self._requests: Requests | None = None
         self._ticker: asyncio.Task[None] | None = None
@@ -292,6 +294,7 @@ class Server:
             counts=self._counts(),
             memory=memory_status(self._memory.report),
             certificate_expires_s=self._credentials.certificate_expires_s,
+            former=self.former(),
         )
 
     def _counts(self) -> NodeCounts:

@@ -29,10 +29,12 @@ from mirrorlog.errors import (
     InSyncReplicasNotEnough,
     MasterChanged,
     MirrorlogError,
+    NoSuchLog,
     NoSuchQueue,
     NotLeader,
     NotMaster,
     QueueExists,
+    Refused,
     UnsupportedVersion,
 )
 from mirrorlog.wire.messages.base import Message
@@ -55,6 +57,9 @@ from mirrorlog.wire.messages.operators import (
     DrainNode,
     Events,
     ForgetNode,
+    FormerFreed,
+    FormerKept,
+    FreeFormer,
     GetCopyMoves,
     GetEvents,
     PauseMoving,
@@ -76,6 +81,7 @@ from mirrorlog.wire.messages.queues import (
     HoldsFound,
     ListHolds,
     Metadata,
+    NodeInfo,
     Position,
     QueueInfo,
     SetHold,
@@ -83,6 +89,7 @@ from mirrorlog.wire.messages.queues import (
 from mirrorlog.wire.messages.status import GetStatus, Status
 from mirrorlog.wire.names import split
 
+_FREE_TIMEOUT_MS: Final = 60_000  # removing large files takes its time
 _DELETE_TIMEOUT_MS: Final = 6_000
 """A node that hangs holds the first step of a deletion up for two seconds, and may have to be replaced."""
 
@@ -371,6 +378,25 @@ class Admin:
         Refused, ConnectionLost, OutcomeUnknown or UnsupportedVersion."""
         await self._change_by_any(PauseMoving(paused=paused), Done)
 
+    async def free_former(self, log: str = "") -> list[FormerFreed]:
+        """Free what nodes hold of logs that they are not named for any more (`Status.former`), or that of one log (name
+        or id). By node, also one that does not answer: what was freed, and what was not, with the reason. Raises
+        NoSuchLog without a copy of the log, Refused when each is one that the cluster names, ConnectionLost."""
+        nodes = (await self.metadata([])).nodes
+        answers = await asyncio.gather(*(self._free_former(node, log) for node in nodes))
+        if not log or any(answer.freed or _formers(answer) for answer in answers):
+            return [replace(answer, kept=_formers(answer)) for answer in answers]
+        if named := [kept for answer in answers for kept in answer.kept if kept.named]:
+            raise Refused(named[0].reason)
+        raise NoSuchLog(f"no node that answers holds a former copy of {log!r}; mqtool free-former --dry-run lists them")
+
+    async def _free_former(self, node: NodeInfo, log: str) -> FormerFreed:
+        try:
+            link = await self._client.connection_to(node.client)
+            return await link.request(FreeFormer(log=log), FormerFreed, timeout_ms=_FREE_TIMEOUT_MS)
+        except MirrorlogError as error:
+            return FormerFreed(node=node.node_id, kept=[FormerKept(log_id="", name="", reason=error.message)])
+
     async def promote(self, log: str, *, to: str = "", accept_loss: bool = False) -> CopyPromoted:
         """Master a log (name or id) from a copy that may lack what was confirmed; without `accept_loss` nothing is
         done, and what would be is told. Raises Refused while the cluster can promote without a loss, NoSuchLog,
@@ -467,3 +493,8 @@ def _reset_target(
     if to not in ("earliest", "latest"):
         raise BadRequest(f'a reset is to "earliest", "latest", a queue offset or a datetime, not {to!r}')
     return {"to": to}
+
+
+def _formers(answer: FormerFreed) -> list[FormerKept]:
+    """What was not freed of them; not copies that the cluster names, which are none."""
+    return [kept for kept in answer.kept if not kept.named]

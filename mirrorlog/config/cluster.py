@@ -125,6 +125,11 @@ class ClusterSettings(SettingsSection):
         description="that a node sends to copies that are made because a log moves, all together; 0: no limit. Above "
         "what is published to such a log, or its new copy never catches up",
     )
+    former_keep_ms: int = Field(
+        86_400_000,
+        ge=0,
+        description="a copy that its node is not named for any more is freed after so long; 0: only by command",
+    )
     homes: bool = Field(
         False, description="every node is home to a log of its own; always so when no [[cluster.logs]] are given"
     )

@@ -1,4 +1,4 @@
-"""`mqtool nodes`, `mqtool events`: who belongs to the cluster, what each does in it, and what happened."""
+"""`mqtool nodes`, `events`, `free-former`: who is in the cluster, what each does and still holds, and what happened."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from mirrorlog.tools.common.options import AsJson, parse_time
 from mirrorlog.tools.common.output import NOTHING, bytes_text, emit, print_json, print_json_line, table, time_text
 from mirrorlog.tools.common.session import session_of
 from mirrorlog.versions import version_of
-from mirrorlog.wire.messages.operators import ClusterEvent, Events
-from mirrorlog.wire.messages.status import DiskStatus, MemoryStatus, NodeStatus, Status
+from mirrorlog.wire.messages.operators import ClusterEvent, Events, FormerFreed
+from mirrorlog.wire.messages.status import DiskStatus, FormerStatus, MemoryStatus, NodeStatus, Status
 
 if TYPE_CHECKING:
     from mirrorlog.client import Client
@@ -324,3 +324,68 @@ def event_line(event: ClusterEvent) -> str:
     """One line: time, kind, text. Pure."""
     when = time_text(event.time_us) if event.time_us else NOTHING.ljust(24)
     return f"{when}  {event.kind:<20} {event.text}"
+
+
+# --- Former copies --------------------------------------------------------------------------------------------------
+
+_FORMER_COLUMNS: Final = ("log", "node", "bytes", "since", "goes by itself", "")
+
+
+def free_former(
+    context: typer.Context,
+    log: Annotated[str, typer.Argument(help="Of this log, name or id; by default all.", show_default=False)] = "",
+    *,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list them.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Free former copies: what nodes still hold of logs that are none of theirs any more (replaced, retired, removed).
+
+    Refused (exit code 3) for copies that the cluster names, and kept while no node that is up has a whole copy of the
+    log in sync. One of a log of which the cluster knows nothing goes by its name only. They go by themselves after
+    cluster.former_keep_ms; until then a log that comes back to the node goes on with what is there.
+
+    Example: mqtool free-former --dry-run
+    """
+    session = session_of(context)
+    if dry_run:
+        status = session.run(gather)
+        found = [FormerFreed(node=node.node_id, freed=_of_log(node.former, log)) for node in status.nodes]
+        emit(as_json, {"nodes": found, "done": False}, former_view(found, done=False))
+        return
+    answers = session.run(lambda client: client.admin.free_former(log))
+    emit(as_json, {"nodes": answers, "done": True}, former_view(answers, done=True))
+    if log and not any(answer.freed for answer in answers):
+        raise Refused(next(kept.reason for answer in answers for kept in answer.kept))
+
+
+def _of_log(former: Sequence[FormerStatus], log: str) -> list[FormerStatus]:
+    return [each for each in former if log in ("", each.name, each.log_id)]
+
+
+def former_view(answers: Sequence[FormerFreed], *, done: bool) -> RenderableType:
+    """What is freed, or would be, and what is not. Pure."""
+    rows = [former_row(answer.node, each) for answer in answers for each in answer.freed]
+    kept = [
+        f"{f'{each.name} on ' if each.name else ''}{answer.node}: {each.reason}"
+        for answer in answers
+        for each in answer.kept
+    ]
+    title = "FREED" if done else "FORMER copies"
+    parts: list[RenderableType] = [former_table(rows, title)] if rows else [Text("nothing to free")]
+    return Group(*parts, *(Text(line, style="yellow") for line in kept))
+
+
+def former_table(
+    rows: Sequence[Sequence[str]], title: str = "FORMER copies: mqtool free-former frees them"
+) -> RenderableType:
+    """Of `former_row`s."""
+    return table(title, _FORMER_COLUMNS, rows, numbers=("bytes",))
+
+
+def former_row(node_id: str, former: FormerStatus) -> tuple[str, ...]:
+    """What a node holds of a log that is none of its own any more."""
+    goes = time_text(former.goes_us) if former.goes_us else "never"
+    log_is = "the log was removed" if former.removed else ""
+    return (
+        former.name or former.log_id, node_id, bytes_text(former.size_bytes), time_text(former.since_us), goes, log_is,
+    )  # fmt: skip

@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from mirrorlog.tools.common.cluster_status import AllStatuses, LogCopy, authorities, newest_view
+from mirrorlog.tools.common.output import bytes_text
 from mirrorlog.tools.common.records import printable
 from mirrorlog.wire.messages.groups import GroupInfo, GroupsFound
 from mirrorlog.wire.messages.queues import QueueInfo, QueueOutage
@@ -62,6 +63,7 @@ _ADVICE: Final[Mapping[tuple[str, str], str]] = {
     ("node", "connections-capped"): "raise the hard limit of open files of its process (LimitNOFILE=65536, or ulimit "
     "-Hn) and start it again, or lower these settings",
     ("node", "certificate"): "put a new one in its place (tls.certificate, tls.key) and send the node a SIGHUP",
+    ("node", "former-copies"): "they go by themselves after cluster.former_keep_ms; mqtool free-former frees them now",
     ("log", "no-master"): "start {}; " + _LOST,
     ("log", "recovering"): "bring that node back; mqtool promote decides without it",
     ("log", "corrupt"): "it is repaired from another copy when there is one; mqtool verify says what is bad",
@@ -136,6 +138,7 @@ def _nodes(status: AllStatuses) -> Iterator[Diagnosis]:
     for node in status.nodes:
         yield from _resources(node)
         yield from _certificate(node)
+        yield from _former(node)
         if node.cluster is not None and not node.cluster.coordinator:
             text = f"node {node.node_id} knows of no coordinator: a majority of the nodes is not in touch"
             yield _say("node", node.node_id, "no-coordinator", text, stops=True)
@@ -155,6 +158,16 @@ def _resources(node: Status) -> Iterator[Diagnosis]:
         lower = ", ".join(f"limits.{name} is {number}" for name, number in sorted(capped.items()))
         text = f"node {node.node_id} may not open as many files as its settings ask for: {lower}"
         yield _say("node", node.node_id, "connections-capped", text)
+
+
+def _former(node: Status) -> Iterator[Diagnosis]:
+    if node.former:
+        names = ", ".join(each.name or each.log_id for each in node.former[:_NAMED_MAX])
+        text = (
+            f"node {node.node_id} still holds {bytes_text(sum(each.size_bytes for each in node.former))} of "
+            f"{len(node.former)} logs that are none of its own any more: {names}"
+        )
+        yield _say("node", node.node_id, "former-copies", text)
 
 
 def _certificate(node: Status) -> Iterator[Diagnosis]:

@@ -13,7 +13,7 @@ import typer
 
 from mirrorlog import __version__
 from mirrorlog.errors import MirrorlogError
-from mirrorlog.tools.cluster import events, nodes
+from mirrorlog.tools.cluster import events, free_former, nodes
 from mirrorlog.tools.common.options import parse_servers
 from mirrorlog.tools.common.session import (
     DEFAULT_SERVERS,
@@ -118,7 +118,7 @@ for command in (
     *(doctor, producers, rates),
     *(exchanges, bind, unbind, bindings, vhosts, users),
     *(exchange_declare, exchange_delete, vhost_add, vhost_delete, user_set, user_delete, user_permissions, user_limits),
-    *(find_offset, landing_end, group_delete, delete, group_reset, forget_node, recover_cluster),
+    *(find_offset, landing_end, group_delete, delete, group_reset, forget_node, free_former, recover_cluster),
 ):
     app.command()(command)
 for job in JOBS:

@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.text import Text
 
 from mirrorlog.errors import AccessRefused, LoginFailed, MirrorlogError
+from mirrorlog.tools.cluster import former_row, former_table
 from mirrorlog.tools.common.cluster_status import (
     AllStatuses,
     LogCopy,
@@ -52,6 +53,7 @@ def offsets_view(status: AllStatuses) -> RenderableType:
     """All tables that have rows, with a blank line between, and what is wrong in plain words below the first."""
     best = authorities(status)
     parts = [_logs(status), *_notes(status, best), *_placement(status), *_mirrors(best), *_queues(best), *_groups(best)]
+    parts += _former(status)
     return Group(*_spaced(parts))
 
 
@@ -129,6 +131,11 @@ def _placement(status: AllStatuses) -> list[RenderableType]:
         table("MASTERS and in-sync sets, as the cluster has decided", columns, rows, numbers=numbers),
         *(Text(line, style="yellow") for line in lines),
     ]
+
+
+def _former(status: AllStatuses) -> list[RenderableType]:
+    rows = [former_row(node.node_id, each) for node in status.nodes for each in node.former]
+    return [former_table(rows)] if rows else []
 
 
 def _in_sync_text(log: PlacedLog) -> list[str]:

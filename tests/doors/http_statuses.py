@@ -13,6 +13,7 @@ from mirrorlog.wire.messages.status import (
     ClusterStatus,
     DiskStatus,
     DurationCounts,
+    FormerStatus,
     GroupStatus,
     LogCounts,
     LogStatus,
@@ -189,6 +190,7 @@ def scraped(
         counts=counted,
         memory=memory,
         certificate_expires_s=1_900_000_000,
+        former=[FormerStatus(log_id="former", name="was main", size_bytes=1_000, since_us=2_000_000)],
     )
     answer = StatusScrape(NodeReport("mirrorlog 1.2.3", status), took_s=0.5, failures=failures)
     return families(metrics_text(answer).decode())

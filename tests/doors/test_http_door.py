@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -73,9 +74,13 @@ pytestmark = pytest.mark.process
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """Two copies with a queue of three records, of which a group has passed one and a landing holds two. A publish was
-    refused, and one was not confirmed in time."""
+    refused, and one was not confirmed in time. On the node's disk lies a copy of a log that is none of its own."""
     with fast_cluster(2) as started:
         started.wait_in_sync()
+        node = started.nodes[NODE]
+        former = node.data_dir / "logs" / str(uuid4())
+        former.mkdir()
+        (former / "log.json").write_text('{"name": "formerly"}')
         queue = declare(started.nodes[NODE].client, "flights")
         with Raw(started.nodes[NODE].client) as raw:
             raw.produce(batch_of([b"a", b"b", b"c"], queue))
@@ -90,6 +95,7 @@ def cluster() -> Iterator[Cluster]:
                 raw.produce(batch_of([b"d"], late), deadline_ms=50)
             started.nodes[MIRROR].resume()
         started.wait_confirmed()
+        eventually(lambda: bool(node.status().former), "the former copy is found")
         yield started
 
 
@@ -120,6 +126,8 @@ def test_a_scrape_tells_what_the_node_says(cluster: Cluster, door: HttpDoor) -> 
     assert value(found, "mirrorlog_mirror_lag_bytes", log="main", mirror=MIRROR) == 0
     assert value(found, "mirrorlog_queue_confirmed_offset", log="main", queue="flights") == 3
     assert value(found, "mirrorlog_group_lag_records", log="main", queue="flights", group="landing") == 2
+    ((labels, size),) = samples(found, "mirrorlog_former_copy_bytes")
+    assert (labels["log"], size) == ("formerly", len('{"name": "formerly"}'))
     assert value(found, "mirrorlog_hold_lag_records", log="main", queue="flights", landing="lake") == 2
     ((labels, _),) = samples(found, "mirrorlog_node_info")
     assert (labels["node"], labels["version"]) == (NODE, __version__)

@@ -14,6 +14,7 @@ from mirrorlog.wire.messages.queues import HoldInfo, QueueInfo, QueueOutage
 from mirrorlog.wire.messages.status import (
     ClusterStatus,
     DiskStatus,
+    FormerStatus,
     LogStatus,
     MemoryStatus,
     MirrorStatus,
@@ -413,3 +414,15 @@ def test_no_certificate_and_one_that_lasts_are_nothing_to_tell(ends_s: int) -> N
         node_status("n1"), now_us=1_900_000_000 * 10**6, certificate_expires_s=ends_s
     )
     assert findings(Facts(status=cluster_status(node))) == []
+
+
+def test_former_copies_are_told_with_what_they_take() -> None:
+    former = [
+        FormerStatus(log_id=f"id {name}", name=name, size_bytes=512 * 1024, since_us=1) for name in ("one", "two")
+    ]
+    node: Status = msgspec.structs.replace(node_status("n1"), former=former)
+    (found,) = findings(Facts(status=cluster_status(node)))
+    assert (found.what, found.name, found.reason, found.weight) == ("node", "n1", "former-copies", NOTED)
+    assert "1.0 MiB of 2 logs" in found.text
+    assert "one, two" in found.text
+    assert "mqtool free-former" in found.advice

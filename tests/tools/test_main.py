@@ -24,7 +24,7 @@ RUNNER = CliRunner()
 COMMANDS = [
     *("offsets", "nodes", "queues", "groups", "declare", "publish", "consume", "find-offset"),
     *("tail", "dump", "verify", "recover"),
-    *("events", "drain", "rebalance", "promote", "forget-node", "recover-cluster"),
+    *("events", "drain", "rebalance", "promote", "forget-node", "free-former", "recover-cluster"),
     *("reconcile", "audit", "replay", "analysis", "upkeep"),
     *("land", "landings", "landing-end"),
     *("exchange-declare", "exchange-delete", "exchanges", "bind", "unbind", "bindings"),

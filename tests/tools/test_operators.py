@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from rich.console import RenderableType
 
 from mirrorlog.errors import Refused
-from mirrorlog.tools.cluster import UnseenEvents, event_line, nodes_of
+from mirrorlog.tools.cluster import UnseenEvents, event_line, former_view, nodes_of
 from mirrorlog.tools.common.output import page
 from mirrorlog.tools.masters import (
     PromotionReport,
@@ -22,10 +22,13 @@ from mirrorlog.wire.messages.operators import (
     CopyPromoted,
     CopyReport,
     Events,
+    FormerFreed,
+    FormerKept,
     MasterMove,
     PlannedMove,
     Rebalanced,
 )
+from mirrorlog.wire.messages.status import FormerStatus
 from tests.tools.goldens import golden
 from tests.tools.statuses import LOG_ID, NOW_US, OUTAGE, VIEW, placed
 
@@ -65,11 +68,27 @@ DONE = CopyPromoted(
     lost_from=12_345_678_912,
     copies=COPIES,
 )
+FORMER = [
+    FormerStatus(
+        log_id=LOG_ID, name="main", size_bytes=12_345_678_912, since_us=NOW_US, goes_us=NOW_US + 86_400_000_000
+    ),
+    FormerStatus(log_id="two", name="other", size_bytes=1000, since_us=NOW_US, removed=True),
+]
+KEPT = [FormerKept(log_id="three", name="third", reason="no node that is up has a whole copy of log third in sync")]
+ABSENT = [FormerKept(log_id="", name="", reason="no connection to 127.0.0.1:7403")]
 
 
 @pytest.mark.parametrize(
     ("name", "view"),
     [
+        ("former_dry.txt", former_view([FormerFreed(node="n1", freed=FORMER), FormerFreed(node="n2")], done=False)),
+        (
+            "former_freed.txt",
+            former_view(
+                [FormerFreed(node="n1", freed=FORMER[:1], kept=KEPT), FormerFreed(node="n3", kept=ABSENT)], done=True
+            ),
+        ),
+        ("former_none.txt", former_view([FormerFreed(node="n1")], done=True)),
         ("rebalance_dry.txt", rebalance_view(Rebalanced(moves=MOVES, done=False), waited=False)),
         ("rebalance.txt", rebalance_view(Rebalanced(moves=MOVES, done=True), waited=True)),
         ("rebalance_plan.txt", plan_view(PLAN, waited=False)),

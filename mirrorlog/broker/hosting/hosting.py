@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol
 from uuid import UUID
 
 from mirrorlog import versions
+from mirrorlog.broker.hosting.former import FormerCopies
 from mirrorlog.broker.hosting.hosted_log import HostedLog
 from mirrorlog.broker.hosting.hosted_logs import HostedLogs
 from mirrorlog.broker.hosting.roles import in_sync_set
@@ -240,6 +241,9 @@ class LogKeeper:
             self._hosting.logs.remove(self.log)
             await self.log.close()
             self.log = None
+            self._hosting.left(self.log_id)
+        if self._hosting.facts(self.log_id) is None:
+            await self._hosting.forget(self.log_id)
 
 
 class Hosting:
@@ -267,6 +271,8 @@ class Hosting:
         self._failed = failed
         self._keepers: dict[str, LogKeeper] = {}
         self._stopped = False
+        self.former: FormerCopies | None = None
+        """The copies that are none of this node's any more; set before the cluster is heard."""
         self.ask_election: Callable[[str, int], None] = _nobody_asks
         self.propose_soon: Callable[[Command], None] = _nobody_decides
         self.on_registered: Callable[[], None] = _nobody_waits
@@ -319,6 +325,8 @@ class Hosting:
     async def stop(self) -> None:
         """No role changes any more. Idempotent."""
         self._stopped = True
+        if self.former is not None:
+            await self.former.stop()
         tasks = [task for keeper in self._keepers.values() for task in keeper.tasks]
         for task in tasks:
             task.cancel()
@@ -374,7 +382,25 @@ class Hosting:
     async def open(self, assignment: LogAssignment, log_id: UUID) -> HostedLog:
         """The copy: opened at the start, or now."""
         known = self.logs.held(str(log_id))
-        return known if known is not None else await self._opener(assignment, log_id)
+        if known is not None:
+            return known
+        if self.former is not None:
+            await self.former.wanted(str(log_id))
+        return await self._opener(assignment, log_id)
+
+    def held(self) -> set[str]:
+        """The logs whose copies are open here, or are about to be."""
+        return {str(log.log_id) for log in self.logs.everyone()} | self._keepers.keys()
+
+    async def forget(self, log_id: str) -> None:
+        """There is no such log any more: what was promised for it takes the room of others."""
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._helper, self._promises.forget, log_id)
+
+    def left(self, log_id: str) -> None:
+        """Its copy is closed: the cluster names this node for it no more."""
+        if self.former is not None:
+            self.former.left(log_id)
 
     def elect(self, log_id: str, epoch: int) -> None:
         """Somebody shall be promoted above what was promised here, in `epoch` at least."""

@@ -14,6 +14,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from mirrorlog.attempts import outcome_of
+from mirrorlog.broker.hosting.former import FormerCopies
 from mirrorlog.broker.log.clock import now_us
 from mirrorlog.broker.membership.events import WAIT_MS_MAX, EventRing
 from mirrorlog.broker.session.topology_requests import RoutingRequests
@@ -55,6 +56,7 @@ from mirrorlog.wire.messages.operators import (
     DrainNode,
     Events,
     ForgetNode,
+    FreeFormer,
     GetCopyMoves,
     GetEvents,
     MasterMove,
@@ -78,9 +80,10 @@ class Operations:
     """`handlers`: by request, what answers it, at once where nothing has to be waited for: then it is done in the turn
     of who asks. Each raises MirrorlogError as the answer."""
 
-    def __init__(self, service: ClusterService, events: EventRing) -> None:
+    def __init__(self, service: ClusterService, events: EventRing, former: FormerCopies) -> None:
         self._service = service
         self._events = events
+        self._former = former
         self.handlers: Mapping[type[Message], Callable[[Any], Awaitable[Message] | Message]] = {
             DrainNode: self._drain,
             ForgetNode: self._forget,
@@ -89,6 +92,7 @@ class Operations:
             PauseMoving: self._pause,
             PromoteCopy: self._promote,
             GetEvents: self._get_events,
+            FreeFormer: self._free_former,
             **RoutingRequests(service).handlers,
         }
 
@@ -114,6 +118,9 @@ class Operations:
             )
         await self._decide(NodeForgotten(node=asked.node, member=facts.member))
         return Done()
+
+    async def _free_former(self, asked: FreeFormer) -> Message:
+        return await self._former.free(asked.log)
 
     # --- logs ---
 

@@ -76,5 +76,6 @@ class BlockingAdmin(Face[Admin]):
     rebalance = changes(Admin.rebalance)
     copy_moves = waits(Admin.copy_moves)
     pause_moving = changes(Admin.pause_moving)
+    free_former = changes(Admin.free_former)
     promote = changes(Admin.promote)
     events = waits(Admin.events)

@@ -34,6 +34,7 @@ from mirrorlog.wire.messages.status import (
     ClusterStatus,
     DiskStatus,
     DurationCounts,
+    FormerStatus,
     GroupStatus,
     LogCounts,
     LogStatus,
@@ -265,6 +266,13 @@ _TABLE: Final[Sequence[_Group[Any]]] = (
     _Group[int]((), lambda answer: _one(answer.told.status.certificate_expires_s or None), [  # none without TLS
         ("mirrorlog_certificate_expiry_timestamp_seconds", float,
          "When the node's certificate that is in use expires, in seconds since 1970, UTC"),
+    ]),
+    _Group[FormerStatus](("log", "log_id"),
+                         lambda answer: [((each.name, each.log_id), each) for each in answer.told.status.former], [
+        ("mirrorlog_former_copy_bytes", lambda former: former.size_bytes,
+         "What the node still holds of a log that the cluster does not name it for any more"),
+        ("mirrorlog_former_copy_since_timestamp_seconds", lambda former: former.since_us / 1e6,
+         "Since when it is such a copy, in seconds since 1970, UTC"),
     ]),
     _Group[LogStatus](("log", "log_id", "flush"),
                       lambda answer: [((*name, log.log_id, log.flush), log) for name, log in _all_logs(answer)], [

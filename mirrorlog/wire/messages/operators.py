@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from mirrorlog.wire.messages.base import Message
+from mirrorlog.wire.messages.status import FormerStatus
 
 
 class DrainNode(Message, frozen=True):
@@ -157,3 +158,26 @@ class Events(Message, frozen=True):
     first: int
     last: int
     events: list[ClusterEvent]
+
+
+class FreeFormer(Message, frozen=True):
+    """Free the former copies of the node that is asked, or that of one log (name or id). Answered with FormerFreed."""
+
+    log: str = ""
+
+
+class FormerKept(msgspec.Struct, frozen=True, kw_only=True):
+    """A copy that is not freed. `named`: the cluster names the node for it, so it is no former one."""
+
+    log_id: str
+    name: str
+    reason: str
+    named: bool = False
+
+
+class FormerFreed(Message, frozen=True):
+    """Of one node."""
+
+    node: str
+    freed: list[FormerStatus] = []
+    kept: list[FormerKept] = []

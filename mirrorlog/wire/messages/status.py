@@ -268,10 +268,22 @@ class NodeCounts(msgspec.Struct, frozen=True, kw_only=True):
     users_held_s: dict[str, float] = {}
 
 
+class FormerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node still holds of a log that the cluster does not name it for any more. `since_us`: µs UTC, since it is
+    known to be such a copy; `removed`: the cluster has no such log; `goes_us`: when it is freed by itself, 0: never."""
+
+    log_id: str
+    name: str
+    size_bytes: int
+    since_us: int
+    removed: bool = False
+    goes_us: int = 0
+
+
 class Status(Message, frozen=True):
     """`disk`, `memory`: None when it could not be measured; `cluster`: None for a node that is in none; `counts`,
     `memory`: None from a node that is older than they are. `certificate_expires_s`: s since 1970, of the node's
-    certificate that is in use; 0 without TLS."""
+    certificate that is in use; 0 without TLS. `former`: copies that it holds and is not named for any more."""
 
     cluster_id: str
     cluster_name: str
@@ -284,3 +296,4 @@ class Status(Message, frozen=True):
     counts: NodeCounts | None = None
     memory: MemoryStatus | None = None
     certificate_expires_s: int = 0
+    former: list[FormerStatus] = []
