@@ -15,7 +15,8 @@ from typing import Final
 
 from bench.workload import MIB, WorkloadFailed
 from mirrorlog.client import Client
-from mirrorlog.config import LogSettings
+from mirrorlog.commitlog.segments.preallocation import first_file_bytes
+from mirrorlog.config import LimitSettings, LogSettings
 from mirrorlog.testing import Cluster, Node
 
 PREPARED_SECONDS_MAX: Final = 60.0
@@ -53,7 +54,8 @@ def prepared_cluster(
         cluster.wait_in_sync()
         for node in cluster.nodes.values():
             # A node prepares the active segment and a spare, no more; some pages of them it has written itself.
-            wait_prepared(node, min(total_bytes, 2 * segment_bytes - _STEP_BYTES))
+            first = first_file_bytes(segment_bytes, LimitSettings().max_batch_bytes)
+            wait_prepared(node, min(total_bytes, first + segment_bytes - _STEP_BYTES))
         asyncio.run(_declare(cluster.servers, queue))
         try:
             yield cluster
