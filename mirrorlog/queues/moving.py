@@ -64,7 +64,7 @@ from mirrorlog.queues.registry import QueueRegistry
 PIECE_BYTES_MAX: Final = 256 * 1024
 """A piece of several states ends below this. One state alone may be larger, by the arguments of its queue."""
 PIECE_STATES_MAX: Final = 250
-PIECE_WORK_BYTES: Final = 32 * 1024
+PIECE_WORK_BYTES: Final = 16 * 1024
 """A piece is full by then: about 1 ms of the loop, of whichever states."""
 
 PRODUCERS_AT_ONCE: Final = 5_000

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from mirrorlog.client import Client
-from mirrorlog.errors import NoSuchQueue
+from mirrorlog.errors import NoSuchQueue, QueueMoving
+from mirrorlog.queues.moving import hand_over, leave
 from tests.broker.hosting import KIB, SEGMENT_BYTES
 from tests.broker.test_holds import Landing, landing, run, settings_of
 from tests.ha.nodes import Node, hosted_by, replica_of, running
@@ -69,6 +70,40 @@ def test_the_records_of_a_deleted_queue_are_dead_and_nothing_else_is(tmp_path: P
             assert queue_id not in replica.index.queue_ids()
             with pytest.raises(NoSuchQueue):
                 await it.client.consumer("q", start=0).start()
+
+    run(test)
+
+
+def test_the_records_of_a_queue_that_has_moved_stay_until_they_are_freed(tmp_path: Path) -> None:
+    """Goal: the log that a queue was in keeps what it has left there, whatever else goes, until it is told. Method: a
+    queue leaves a log that is limited to a MiB, and is handed over: the log's begin passes its records, which are
+    copied and stay; freed, there are none."""
+
+    async def test() -> None:
+        async with landing(settings_of(tmp_path, retention_bytes=4 * SEGMENT_BYTES)) as (it, (node,)):
+            await it.publish(4 * KIB, "q")
+            log = hosted_by(node)
+            replica, queue_id = log.replica, log.replica.queues.find("q").queue_id
+            following = replica.index.next_appended(queue_id)
+            log.publisher.append_control(leave(replica.queues, queue_id, 1, "another", next_queue_offset=following))
+            log.publisher.append_control(hand_over(replica.queues, queue_id, 1) or bytearray())
+            await it.admin.declare("kept")
+            await begins_above(it, node, 2 * SEGMENT_BYTES)
+            index = replica.index
+            until, found = index.past_until(queue_id, 0), index.entries
+            runs = (
+                found(queue_id, 0, 1 << 30)
+                if until is None
+                else await log.past.entries(queue_id, 0, 1 << 30, until=until)
+            )
+            assert (runs[0].base_queue_offset, runs[-1].next_queue_offset) == (0, following)
+            assert runs[0].log_offset >= replica.log.begin
+            with pytest.raises(QueueMoving):
+                replica.queues.find_id(queue_id)
+            log.publisher.append_control(hand_over(replica.queues, queue_id, 1, freed=True) or bytearray())
+            await begins_above(it, node, replica.log.end)
+            assert index.begin(queue_id) == following
+            assert hand_over(replica.queues, queue_id, 1, freed=True) is None
 
     run(test)
 

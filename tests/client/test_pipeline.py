@@ -27,6 +27,7 @@ from mirrorlog.errors import (
     NotMaster,
     OutcomeUnknown,
     OutOfSequence,
+    QueueMoving,
     Refused,
     SentToDeadLetters,
     StaleProducerEpoch,
@@ -37,7 +38,7 @@ from mirrorlog.wire.frames import CONFIRM_DUPLICATE, Confirm
 QUEUE_ID = 3
 PRODUCER_ID = 77
 DELIVERY_S = 30.0
-REFUSALS: list[type[MirrorlogError]] = [InSyncReplicasNotEnough, NotMaster, DiskFull]
+REFUSALS: list[type[MirrorlogError]] = [InSyncReplicasNotEnough, NotMaster, QueueMoving, DiskFull]
 
 
 def batch_of(*numbers: int, deadline: float = DELIVERY_S) -> PendingBatch:

@@ -14,6 +14,7 @@ from mirrorlog.errors import (
     NoSuchQueue,
     NotMaster,
     Overloaded,
+    QueueMoving,
     SubscriptionCancelled,
 )
 
@@ -26,7 +27,7 @@ def begun(*, cancel_on_failover: bool = False) -> Resumption:
     return made
 
 
-@pytest.mark.parametrize("error", [ConnectionLost("gone"), NotMaster("another")])
+@pytest.mark.parametrize("error", [ConnectionLost("gone"), NotMaster("another"), QueueMoving("another log")])
 def test_a_lost_session_is_looked_for_again(error: MirrorlogError) -> None:
     """Goal: transparent resumption. Method: lose it, find it; nobody who waits hears of it in time."""
     made = begun()

@@ -35,6 +35,7 @@ from mirrorlog.errors import (
     NotMaster,
     OutcomeUnknown,
     Overloaded,
+    QueueMoving,
     RecordTooLarge,
 )
 from mirrorlog.queues.producers import ProducerTable
@@ -193,7 +194,7 @@ async def test_a_batch_that_its_connection_does_not_take_ends_at_once() -> None:
     assert node.values == [b"second"]
 
 
-@pytest.mark.parametrize("kind", [NotMaster, MasterChanged])
+@pytest.mark.parametrize("kind", [NotMaster, QueueMoving, MasterChanged])
 async def test_a_batch_goes_to_the_next_master(kind: type[MirrorlogError]) -> None:
     """Whatever the former master says of its going, the batch is sent to the next one, and not to it again."""
     node = Node()
