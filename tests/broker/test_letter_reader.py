@@ -17,7 +17,8 @@ from mirrorlog.commitlog.format.body import Record
 from mirrorlog.commitlog.format.codec import compress_draft
 from mirrorlog.commitlog.format.drafts import draft_columns, encode_batch
 from mirrorlog.commitlog.format.header import HEADER_SIZE, Codec
-from mirrorlog.errors import BadBatch, LogUnavailable, OffsetOutOfRange
+from mirrorlog.errors import BadBatch, LogUnavailable, OffsetOutOfRange, QueueMoving
+from mirrorlog.queues.registry import QueueRegistry
 
 RECORDS = 1000
 
@@ -26,7 +27,7 @@ class Stored:
     """A queue of batches, each of so many records with this value; what is below `begin` was freed."""
 
     def __init__(self, count: int, *, value: bytes = b"v", priorities: tuple[int, ...] = (0,)) -> None:
-        self.begin = 0
+        self.begin = self.came_from = 0
         self.next_confirmed = count * RECORDS
         self.gap: tuple[int, int] | None = None
         self.reads = 0
@@ -47,7 +48,7 @@ class Stored:
             begin=lambda _: self.begin,
             next_confirmed=lambda _: self.next_confirmed,
             gap_end=lambda _, at: self.gap[1] if self.gap and self.gap[0] <= at < self.gap[1] else None,
-            past_until=lambda *_: None,
+            past_until=lambda _, at: self.came_from if at < self.came_from else None,
             find=self._find,
         )
 
@@ -72,7 +73,11 @@ def reading(
 ) -> Leaving:
     async def run() -> Leaving:
         with ThreadPoolExecutor(1) as helper:
-            replica: Any = SimpleNamespace(index=stored.index, past=None, log=SimpleNamespace(read=stored.read))
+            queues = QueueRegistry(queues_max=1, groups_max=1)
+            queues.moves.firsts[1] = stored.came_from
+            replica: Any = SimpleNamespace(
+                index=stored.index, past=None, log=SimpleNamespace(read=stored.read), queues=queues
+            )
             return await read(
                 DeadLetterReader(replica, helper=helper, past_helper=helper, body_bytes_max=body_bytes_max)
             )
@@ -175,3 +180,10 @@ def test_a_body_that_was_let_in_under_a_larger_limit_is_opened() -> None:
     stored._batches[0] = sealed([bytes(100)] * RECORDS)
     found = reading(stored, lambda reader: reader.read(1, [(0, 2)], Room(600)), body_bytes_max=64 * 1024)
     assert [record.value for _, record in found.records] == [bytes(100)] * 2
+
+
+def test_what_is_in_a_log_that_the_queue_was_in_before_is_waited_for_and_is_not_gone() -> None:
+    stored = Stored(2)
+    stored.came_from, stored.next_confirmed = 20 * RECORDS, 21 * RECORDS
+    with pytest.raises(QueueMoving):
+        reading(stored, lambda reader: reader.read(1, [(19 * RECORDS, 19 * RECORDS + 1)], Room(256)))

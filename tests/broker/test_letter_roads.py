@@ -25,12 +25,12 @@ from mirrorlog.commitlog.format.drafts import encode_batch
 from mirrorlog.config import Member
 from mirrorlog.errors import (
     BatchTooLarge,
-    ConnectionLost,
     LogUnavailable,
     MirrorlogError,
     NoSuchQueue,
     NotLeader,
     Overloaded,
+    QueueMoving,
     SentToDeadLetters,
 )
 
@@ -167,13 +167,21 @@ def test_a_queue_whose_log_nobody_masters_any_more_is_gone_once_its_place_is_tak
     run(test)
 
 
-def test_so_is_one_whose_node_is_not_reached_and_whose_name_leads_elsewhere() -> None:
+def test_what_is_for_a_queue_that_has_moved_goes_where_it_is_and_there_it_is_told_whether_it_is_another_one() -> None:
+    """By a node that hears of the move only when the log that the queue was in refuses the batch."""
+
     async def test(cluster: Cluster, roads: DeadLetterLinks) -> None:
+        moved = UUID(int=8)
+        cluster.masters[moved] = "b"
         cluster.open.set()
-        cluster.refusal = ConnectionLost("nobody there")
-        with pytest.raises(ConnectionLost):
+        cluster.undecided.append(lambda: cluster.queues.update(q=moved))
+        cluster.refusal = QueueMoving("it has left")
+        with pytest.raises(QueueMoving):
             await roads.hand_over(str(LOG), b"batch", name="q")
-        cluster.queues["q"] = UUID(int=8)
+        cluster.refusal = None
+        await roads.hand_over(str(LOG), b"batch", name="q")
+        assert [each.log_id for each in cluster.asked] == [str(LOG), str(moved)]
+        cluster.refusal = NoSuchQueue("no queue has that id")
         with pytest.raises(NoSuchQueue):
             await roads.hand_over(str(LOG), b"batch", name="q")
 

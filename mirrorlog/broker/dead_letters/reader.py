@@ -135,6 +135,9 @@ class DeadLetterReader:
     async def _batch_at(self, queue_id: int, at: int) -> tuple[QueuedBatch, bytes] | None:
         run = await self._run_at(queue_id, at)
         if run is None or not run.base_queue_offset <= at < run.next_queue_offset:
+            index, elsewhere = self._replica.index, self._replica.queues.moves.elsewhere(queue_id, at)
+            if elsewhere is not None and at >= index.begin(queue_id) and index.gap_end(queue_id, at) is None:
+                raise elsewhere
             return None
         end = run.log_offset + run.length
         view = self._replica.log.read(run.log_offset, run.length, until=end)

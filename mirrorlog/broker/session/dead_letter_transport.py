@@ -150,13 +150,15 @@ class DeadLetterLinks:
         return (str(log_id), found.queue_id) if found.queue_id else None
 
     async def hand_over(self, log_id: str, batch: bytes, *, name: str = "") -> None:
-        """Have the batch of a producer appended, by whoever masters the log, and wait until all copies have it. `name`:
-        of the queue, qualified. Raises what a publish is refused with, NoSuchQueue when it is for a queue that has left
-        the log, or MirrorlogError when nobody knows."""
+        """Have the batch of a producer appended, by whoever masters the log, or the one that the queue has moved to,
+        and wait until all copies have it. `name`: of the queue, qualified. Raises what a publish is refused with,
+        NoSuchQueue when it is for a queue that is gone, or MirrorlogError when nobody knows."""
+        if name and (place := self._places.placed(name)) is not None:
+            log_id = str(place)
         try:
             await self._ask(AskTake(log_id=log_id, batch=batch), Noted)
         except _NOBODY as error:
-            if name and await self._is_gone(log_id, name):
+            if name and await self._is_gone(name):
                 raise NoSuchQueue(f"queue {shown(name)!r} is gone") from error
             raise
 
@@ -181,14 +183,15 @@ class DeadLetterLinks:
             self._taken -= 1
         return Noted()
 
-    async def _is_gone(self, log_id: str, name: str) -> bool:
+    async def _is_gone(self, name: str) -> bool:
         """A log that nobody masters may never have a master again: then the cluster has taken the queue's place away,
-        and nobody else would ever say that it is gone."""
+        and nobody else would ever say that it is gone. One that has a place in another log by now has moved, or is
+        another one: that log says which."""
         try:
             await self._places.up_to_date()
         except MirrorlogError:
             return False  # a place that is not known here yet is none that was taken away
-        return self._places.placed(name) != UUID(log_id)
+        return self._places.placed(name) is None
 
     async def _ask(self, question: AskQueue | AskTake, kind: type[_A]) -> _A:
         master = self._places.master(UUID(question.log_id))
@@ -224,8 +227,10 @@ def _table(host: VirtualHost) -> RoutingTable:
 
 
 def _found(log: HostedLog, name: str) -> QueueFound:
-    """Raises LogUnavailable for one whose declaration may not stay."""
+    """Raises LogUnavailable for one whose declaration may not stay, QueueMoving for one that is on its way."""
     queue = log.replica.queues.get(name)
+    if queue is None and (moving := log.replica.queues.moves.refusal_of(name)) is not None:
+        raise moving
     if queue is not None and queue.declared_at >= log.replica.log.confirmed:
         raise LogUnavailable("that queue is being declared; ask again")
     return QueueFound(queue_id=0 if queue is None else queue.queue_id)

@@ -116,7 +116,8 @@ class Deletions:
         await _confirmed(self._publisher(log).when_confirmed)
         queues = log.replica.queues
         left = [name for name in self._cluster.placed_in(log.log_id) if queues.get(name) is None]
-        left = [name for name in left if not self.is_under_way(name)]
+        # One that has left, or has arrived and is not open yet, was not deleted.
+        left = [name for name in left if not self.is_under_way(name) and queues.moves.refusal_of(name) is None]
         with self._begun(left):
             for at in range(0, len(left), AT_ONCE_MAX):
                 logger.info("places_without_queues log=%s count=%s", log.name, len(left[at : at + AT_ONCE_MAX]))
@@ -152,6 +153,8 @@ class Deletions:
         self._publisher(log)
         queue = log.replica.queues.get(message.name)
         if queue is None:
+            if (moving := log.replica.queues.moves.refusal_of(message.name)) is not None:
+                raise moving
             if self._cluster.placed(message.name) != log.log_id:
                 raise no_such_queue(message.name)
             return 0
