@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from mirrorlog.tools.common.cluster_status import AllStatuses, LogCopy, authorities, newest_view
+from mirrorlog.tools.common.cluster_status import AllStatuses, LogCopy, UnreachedLog, authorities, newest_view
 from mirrorlog.tools.common.output import bytes_text
 from mirrorlog.tools.common.records import printable
 from mirrorlog.wire.messages.groups import GroupInfo, GroupsFound
@@ -65,6 +65,7 @@ _ADVICE: Final[Mapping[tuple[str, str], str]] = {
     ("node", "certificate"): "put a new one in its place (tls.certificate, tls.key) and send the node a SIGHUP",
     ("node", "former-copies"): "they go by themselves after cluster.former_keep_ms; mqtool free-former frees them now",
     ("log", "no-master"): "start {}; " + _LOST,
+    ("log", "not-reached"): "start {}; " + _LOST,
     ("log", "recovering"): "bring that node back; mqtool promote decides without it",
     ("log", "corrupt"): "it is repaired from another copy when there is one; mqtool verify says what is bad",
     ("log", "below-min-in-sync"): "start the missing nodes, or wait until they have caught up (mqtool offsets)",
@@ -121,6 +122,7 @@ def findings(facts: Facts) -> list[Diagnosis]:
     found = [
         *_nodes(facts.status),
         *_placed(facts.status),
+        *(each for log in facts.status.unreached for each in _unreached(log)),
         *(each for copy in authorities(facts.status) for each in _log(copy)),
         *_queues(facts, statuses),
         *(each for told in facts.groups.values() for each in _groups(told, arguments, statuses.get(told.queue))),
@@ -206,6 +208,11 @@ def _placed(status: AllStatuses) -> Iterator[Diagnosis]:
                 "what was confirmed"
             )
             yield _say("log", log.name, "no-master", text, stops=True, start=whole)
+
+
+def _unreached(log: UnreachedLog) -> Iterator[Diagnosis]:
+    text = f"no node that answers has log {log.name}: {log.reason}"
+    yield _say("log", log.name, "not-reached", text, stops=True, start=" or ".join(log.nodes) or "a node that had it")
 
 
 def _has_no_heir(log: PlacedLog, lives: Mapping[str, str]) -> bool:

@@ -14,11 +14,11 @@ from rich.text import Text
 from mirrorlog.errors import AccessRefused, BadInput, NoSuchGroup, UnsupportedVersion
 from mirrorlog.tools.common.cluster_status import authorities, gather, select
 from mirrorlog.tools.common.options import AsJson, QueueName, VirtualHost, parse_time
-from mirrorlog.tools.common.output import NOTHING, emit, print_json, show, table, yes_no
+from mirrorlog.tools.common.output import NOTHING, emit, emit_with_outages, table, yes_no
 from mirrorlog.tools.common.records import printable
 from mirrorlog.tools.common.session import session_of
 from mirrorlog.wire.messages.groups import GroupInfo, GroupMove, GroupsFound, GroupsReset
-from mirrorlog.wire.messages.queues import Position
+from mirrorlog.wire.messages.queues import Position, QueueOutage
 from mirrorlog.wire.messages.status import GroupStatus
 from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, qualified, shown
 
@@ -46,14 +46,15 @@ def groups(
     """List the positions of all consumer groups, and how many confirmed records each has not yet passed.
 
     With a queue's name also its groups that ack: below their floor all is settled; ready records wait, others are out
-    with subscribers, leased, or parked until a delay's end. The queue's own group has no name.
+    with subscribers, leased, or parked until a delay's end. The queue's own group has no name. Queues of
+    which no node can tell come last, with the reason.
 
     Example: mqtool groups flights
     """
 
     name = None if queue is None else qualified(vhost, queue)
 
-    async def ask(client: Client) -> tuple[list[GroupStatus], list[GroupInfo]]:
+    async def ask(client: Client) -> tuple[list[GroupStatus], list[GroupInfo], list[QueueOutage]]:
         # The queue's master first: it says what is wrong with the queue, and asks for no right to see nodes' states.
         found = None if name is None else await _found(client, name)
         try:
@@ -61,17 +62,16 @@ def groups(
         except AccessRefused:
             if found is None:
                 raise
-            return stands_of(found), _acking(found)
+            return stands_of(found), _acking(found), []
         stands = [group for copy in authorities(status) for group in copy.log.groups]
-        return stands, [] if found is None else _acking(found)
+        return stands, [] if found is None else _acking(found), status.outages
 
-    stands, acking = session_of(context).run(ask)
-    if as_json:
-        print_json([*stands, *(_fields(queue or "", each) for each in acking)])
-    elif queue is None:
-        show(groups_view(stands))
-    else:
-        show(Group(groups_view(stands), acking_view(acking), *consumers_view(acking)))
+    stands, acking, outages = session_of(context).run(ask)
+    rows = [*stands, *(_fields(queue or "", each) for each in acking)]
+    view = groups_view(stands)
+    if queue is not None:
+        view = Group(view, acking_view(acking), *consumers_view(acking))
+    emit_with_outages(as_json, rows, view, outages)
 
 
 async def _found(client: Client, queue: str) -> GroupsFound | None:

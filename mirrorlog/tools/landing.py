@@ -18,7 +18,7 @@ from typer.core import TyperCommand
 from mirrorlog.errors import MissingDependency, NoSuchHold
 from mirrorlog.tools.common.cluster_status import of_queues
 from mirrorlog.tools.common.options import AsJson, OnlyVirtualHost, VirtualHost
-from mirrorlog.tools.common.output import NOTHING, bytes_text, emit, table
+from mirrorlog.tools.common.output import NOTHING, bytes_text, emit_with_outages, table
 from mirrorlog.tools.common.session import session_of
 from mirrorlog.wire.messages.queues import HoldInfo
 from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, qualified, shown
@@ -48,8 +48,10 @@ def landings(
 
     Example: mqtool landings flights
     """
-    found = session_of(context).run(lambda client: of_queues(client, lambda log: log.holds, queue=queue, vhost=vhost))
-    emit(as_json, found, landings_view(found))
+    found, outages = session_of(context).run(
+        lambda client: of_queues(client, lambda log: log.holds, queue=queue, vhost=vhost)
+    )
+    emit_with_outages(as_json, found, landings_view(found), outages)
 
 
 def landings_view(found: Sequence[HoldInfo]) -> RenderableType:

@@ -70,7 +70,7 @@ def _spaced(parts: list[RenderableType]) -> Iterator[RenderableType]:
 
 
 def _logs(status: AllStatuses) -> RenderableType:
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
             log.name,
             copy.node_id,
@@ -85,6 +85,9 @@ def _logs(status: AllStatuses) -> RenderableType:
         for copy in copies(status)
         for log in [copy.log]
     ]
+    for unreached in status.unreached:
+        where = ", ".join(unreached.nodes) or NOTHING
+        rows.append((unreached.name, where, NOTHING, "not reached", *[NOTHING] * 5))
     numbers = ("epoch", "begin", "end", "flushed", "confirmed")
     return table(f"LOGS of {status.cluster_name}", ("log", "node", "role", "state", *numbers), rows, numbers=numbers)
 
@@ -93,6 +96,8 @@ def _notes(status: AllStatuses, best: list[LogCopy]) -> Iterator[Text]:
     """What a reader of the table must know."""
     for node in status.unreachable:
         yield Text(unreachable_text(node), style="red")
+    for log in status.unreached:
+        yield Text(f"log {log.name} is not reached: {log.reason}", style="red")
     for outage in status.outages:
         yield Text(outage.reason, style="red")
     for copy in copies(status):

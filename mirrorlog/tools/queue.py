@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import typer
@@ -21,10 +21,10 @@ from mirrorlog.tools.common.options import (
     parse_arguments,
     parse_time,
 )
-from mirrorlog.tools.common.output import NOTHING, bytes_text, emit, print_json, table
+from mirrorlog.tools.common.output import NOTHING, bytes_text, emit, emit_with_outages, print_json, table
 from mirrorlog.tools.common.session import session_of
 from mirrorlog.wire.messages.groups import REDRIVE_MAX
-from mirrorlog.wire.messages.queues import Metadata, QueueInfo, QueueOutage
+from mirrorlog.wire.messages.queues import Metadata, QueueInfo
 from mirrorlog.wire.messages.status import ProducerStatus, QueueCounts, QueueStatus
 from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, qualified, shown, split
 
@@ -47,11 +47,7 @@ def queues(
     _refuse_missing(metadata)
     if vhost is not None:
         metadata = within(metadata, vhost)
-    emit(
-        as_json,
-        [*metadata.queues, *map(outage_fields, metadata.outages)],
-        Group(queues_view(metadata.queues), *outages_view(metadata.outages)),
-    )
+    emit_with_outages(as_json, metadata.queues, queues_view(metadata.queues), metadata.outages)
 
 
 def within(metadata: Metadata, vhost: str) -> Metadata:
@@ -81,17 +77,6 @@ def queues_view(found: Sequence[QueueInfo]) -> RenderableType:
         return view
     # A mirror that began late shows less than there is; that it did, it does not know.
     return Group(view, Text("\nfirst: where a master does not answer, as a mirror has it; the master may have more"))
-
-
-def outages_view(outages: Sequence[QueueOutage]) -> list[RenderableType]:
-    """Why queues cannot be asked for now, a line each; nothing when there are none. Pure."""
-    return [Text(f"\n{outages[0].reason}"), *(Text(outage.reason) for outage in outages[1:])] if outages else []
-
-
-def outage_fields(outage: QueueOutage) -> dict[str, Any]:
-    """The same for programs. Pure."""
-    told = {"node": outage.node, "since_us": outage.since_us, "reason": outage.reason}
-    return {"name": outage.name, "log_id": outage.log_id, "outage": told}
 
 
 def _refuse_missing(metadata: Metadata) -> None:
@@ -248,11 +233,14 @@ def rates(
     """List how many records a second are published to each queue, given out, given out again and acked.
 
     Of the last five to ten seconds, as the master of the queue counts them; then the counts since its process began.
+    Queues of which no node can tell come last, with the reason.
 
     Example: mqtool rates flights
     """
-    found = session_of(context).run(lambda client: of_queues(client, lambda log: log.queues, queue=queue, vhost=vhost))
-    emit(as_json, found, rates_view(found))
+    found, outages = session_of(context).run(
+        lambda client: of_queues(client, lambda log: log.queues, queue=queue, vhost=vhost)
+    )
+    emit_with_outages(as_json, found, rates_view(found), outages)
 
 
 def rates_view(found: Sequence[QueueStatus]) -> RenderableType:
@@ -280,10 +268,10 @@ def producers(
 
     Example: mqtool producers flights
     """
-    found = session_of(context).run(
+    found, outages = session_of(context).run(
         lambda client: of_queues(client, lambda log: log.producers, queue=queue, vhost=vhost)
     )
-    emit(as_json, found, producers_view(found))
+    emit_with_outages(as_json, found, producers_view(found), outages)
 
 
 def producers_view(found: Sequence[ProducerStatus]) -> RenderableType:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mirrorlog.tools.common.output import page
-from mirrorlog.tools.queue import outage_fields, outages_view, queues_view, within
+from mirrorlog.tools.common.output import outage_fields, outages_view, page
+from mirrorlog.tools.queue import queues_view, within
 from mirrorlog.wire.messages.queues import Metadata, QueueInfo, QueueOutage
 from mirrorlog.wire.names import qualified
 

@@ -15,7 +15,7 @@ from mirrorlog.pb.v1 import admin_pb2 as pb
 from mirrorlog.pb.v1 import admin_pb2_grpc as pb_grpc
 from mirrorlog.pb.v1 import common_pb2 as common
 from mirrorlog.pb.v1 import status_pb2 as status_pb
-from mirrorlog.wire.messages.queues import NodeInfo, Position, QueueInfo
+from mirrorlog.wire.messages.queues import NodeInfo, Position, QueueInfo, QueueOutage
 from mirrorlog.wire.messages.status import GetStatus, LogStatus, QueueStatus, Status
 
 _Message = TypeVar("_Message", bound=Message)
@@ -42,6 +42,10 @@ def queue_message(queue: QueueInfo) -> pb.QueueInfo:
         gaps=[pb.OffsetRange(first=first, next=following) for first, following in queue.gaps],
         spans=[_like(pb.Span, span) for span in queue.spans],
     )
+
+
+def outage_message(outage: QueueOutage) -> pb.QueueOutage:
+    return _like(pb.QueueOutage, outage)
 
 
 def node_message(node: NodeInfo) -> pb.NodeInfo:
@@ -164,11 +168,15 @@ class AdminService(pb_grpc.AdminServicer):
         if not 0 <= request.page_size <= PAGE_SIZE_MAX:
             raise BadRequest(f"page_size {request.page_size} is not within 0 and {PAGE_SIZE_MAX}")
         size = request.page_size or PAGE_SIZE
-        queues = sorted(await client.admin.queues(), key=lambda queue: queue.name)
+        metadata = await client.metadata(None)
+        queues = sorted(metadata.queues, key=lambda queue: queue.name)
         rest = [queue for queue in queues if queue.name > request.page_token]
         page = rest[:size]
+        is_last = len(rest) <= size
         return pb.ListQueuesResponse(
-            queues=[queue_message(queue) for queue in page], next_page_token=page[-1].name if len(rest) > size else ""
+            queues=[queue_message(queue) for queue in page],
+            next_page_token="" if is_last else page[-1].name,
+            outages=[outage_message(outage) for outage in metadata.outages] if is_last else [],
         )
 
     async def _describe(self, client: Client, request: pb.DescribeQueuesRequest) -> pb.DescribeQueuesResponse:
@@ -182,6 +190,7 @@ class AdminService(pb_grpc.AdminServicer):
             cluster_name=metadata.cluster_name,
             node_id=metadata.node_id,
             nodes=[node_message(node) for node in metadata.nodes],
+            outages=[outage_message(outage) for outage in metadata.outages],
         )
 
     async def _status(self, client: Client) -> pb.GetStatusResponse:

@@ -166,12 +166,28 @@ class ListQueuesRequest(_message.Message):
     def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
 
 class ListQueuesResponse(_message.Message):
-    __slots__ = ("queues", "next_page_token")
+    __slots__ = ("queues", "next_page_token", "outages")
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    OUTAGES_FIELD_NUMBER: _ClassVar[int]
     queues: _containers.RepeatedCompositeFieldContainer[QueueInfo]
     next_page_token: str
-    def __init__(self, queues: _Optional[_Iterable[_Union[QueueInfo, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+    outages: _containers.RepeatedCompositeFieldContainer[QueueOutage]
+    def __init__(self, queues: _Optional[_Iterable[_Union[QueueInfo, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., outages: _Optional[_Iterable[_Union[QueueOutage, _Mapping]]] = ...) -> None: ...
+
+class QueueOutage(_message.Message):
+    __slots__ = ("name", "log_id", "node", "reason", "since_us")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    LOG_ID_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    SINCE_US_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    log_id: str
+    node: str
+    reason: str
+    since_us: int
+    def __init__(self, name: _Optional[str] = ..., log_id: _Optional[str] = ..., node: _Optional[str] = ..., reason: _Optional[str] = ..., since_us: _Optional[int] = ...) -> None: ...
 
 class DescribeQueuesRequest(_message.Message):
     __slots__ = ("names",)
@@ -180,20 +196,22 @@ class DescribeQueuesRequest(_message.Message):
     def __init__(self, names: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class DescribeQueuesResponse(_message.Message):
-    __slots__ = ("queues", "missing", "cluster_id", "cluster_name", "node_id", "nodes")
+    __slots__ = ("queues", "missing", "cluster_id", "cluster_name", "node_id", "nodes", "outages")
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     MISSING_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_NAME_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
+    OUTAGES_FIELD_NUMBER: _ClassVar[int]
     queues: _containers.RepeatedCompositeFieldContainer[QueueInfo]
     missing: _containers.RepeatedScalarFieldContainer[str]
     cluster_id: str
     cluster_name: str
     node_id: str
     nodes: _containers.RepeatedCompositeFieldContainer[NodeInfo]
-    def __init__(self, queues: _Optional[_Iterable[_Union[QueueInfo, _Mapping]]] = ..., missing: _Optional[_Iterable[str]] = ..., cluster_id: _Optional[str] = ..., cluster_name: _Optional[str] = ..., node_id: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeInfo, _Mapping]]] = ...) -> None: ...
+    outages: _containers.RepeatedCompositeFieldContainer[QueueOutage]
+    def __init__(self, queues: _Optional[_Iterable[_Union[QueueInfo, _Mapping]]] = ..., missing: _Optional[_Iterable[str]] = ..., cluster_id: _Optional[str] = ..., cluster_name: _Optional[str] = ..., node_id: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeInfo, _Mapping]]] = ..., outages: _Optional[_Iterable[_Union[QueueOutage, _Mapping]]] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
     __slots__ = ()

@@ -47,12 +47,23 @@ class Unreachable(msgspec.Struct, frozen=True, kw_only=True):
     message: str
 
 
+class UnreachedLog(msgspec.Struct, frozen=True, kw_only=True):
+    """A log that the cluster has and of which no node that answers has a copy to tell of. `nodes`: those that should;
+    `reason`: what each of them says, or that it says nothing."""
+
+    log_id: str
+    name: str
+    nodes: list[str]
+    reason: str
+
+
 class AllStatuses(msgspec.Struct, frozen=True, kw_only=True):
     """What `mqtool offsets --json` prints; fields may be added, none changes its meaning.
 
     `nodes`: each answering node's Status as in `mirrorlog.wire.messages`, in the order of the assignment; its logs hold
     `mirrors` only where its role is master. Log offsets are bytes, queue offsets records, -1 is "none yet", times are
-    µs UTC, `lag_seconds` seconds. `outages`: queues all of whose nodes are down, so that no status has them.
+    µs UTC, `lag_seconds` seconds. `outages`: queues all of whose nodes are down, so that no status has them;
+    `unreached`: logs that no status has.
     """
 
     cluster_id: str
@@ -60,6 +71,7 @@ class AllStatuses(msgspec.Struct, frozen=True, kw_only=True):
     nodes: list[Status]
     unreachable: list[Unreachable]
     outages: list[QueueOutage] = []
+    unreached: list[UnreachedLog] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +92,39 @@ async def gather(client: Client, metadata: Metadata | None = None) -> AllStatuse
     # One that knows the users of yesterday may refuse whom the others let in: it hides nothing of them.
     if refused and not any(isinstance(answer, Status) for answer in answers):
         raise refused[0]
+    nodes = [answer for answer in answers if isinstance(answer, Status)]
+    unreachable = [
+        Unreachable(node_id=node.node_id, client=node.client, error=answer.code, message=answer.message)
+        for node, answer in zip(metadata.nodes, answers, strict=True)
+        if isinstance(answer, MirrorlogError)
+    ]
     return AllStatuses(
         cluster_id=metadata.cluster_id,
         cluster_name=metadata.cluster_name,
-        nodes=[answer for answer in answers if isinstance(answer, Status)],
-        unreachable=[
-            Unreachable(node_id=node.node_id, client=node.client, error=answer.code, message=answer.message)
-            for node, answer in zip(metadata.nodes, answers, strict=True)
-            if isinstance(answer, MirrorlogError)
-        ],
+        nodes=nodes,
+        unreachable=unreachable,
         outages=metadata.outages,
+        unreached=unreached_logs(nodes, unreachable),
     )
+
+
+def unreached_logs(nodes: Sequence[Status], unreachable: Sequence[Unreachable]) -> list[UnreachedLog]:
+    """What the cluster has and no node that answers tells of, by the newest view; not what goes with its node's run.
+    Pure."""
+    view = newest_view(nodes)
+    told = {log.log_id for node in nodes for log in node.logs}
+    silent = {each.node_id: f"{each.node_id} does not answer ({each.message})" for each in unreachable}
+    return [
+        UnreachedLog(
+            log_id=log.log_id,
+            name=log.name,
+            nodes=list(log.replicas),
+            reason="; ".join(silent.get(node, f"{node} does not have it open") for node in log.replicas)
+            or "no node has a copy of it any more",
+        )
+        for log in (view.logs if view is not None else [])
+        if log.log_id not in told and not log.transient
+    ]
 
 
 async def _ask(client: Client, node: NodeInfo) -> Status | MirrorlogError:
@@ -160,6 +194,11 @@ def select(
         nodes=nodes,
         unreachable=[each for each in status.unreachable if node in (None, each.node_id)],
         outages=[] if log else [each for each in status.outages if node in (None, each.node) and wanted(each.name)],
+        unreached=[
+            each
+            for each in status.unreached
+            if log in (None, each.name, each.log_id) and (node is None or node in each.nodes) and queue is None
+        ],
     )
 
 
@@ -191,10 +230,11 @@ def _logs(
 
 async def of_queues(
     client: Client, part: Callable[[LogStatus], Sequence[_T]], *, queue: str | None, vhost: str | None
-) -> list[_T]:
-    """A part of the status of each log, as the copy that knows most has it, of one queue, a virtual host, or all."""
+) -> tuple[list[_T], list[QueueOutage]]:
+    """A part of the status of each log, as the copy that knows most has it, of one queue, a virtual host, or all; and
+    the queues of which no node can tell it."""
     status = select(await gather(client), queue=key_of(vhost, queue), vhost=vhost)
-    return [each for copy in authorities(status) for each in part(copy.log)]
+    return [each for copy in authorities(status) for each in part(copy.log)], status.outages
 
 
 def _refuse_unknown(status: AllStatuses, node: str | None, log: str | None, queue: str | None) -> None:
@@ -202,7 +242,9 @@ def _refuse_unknown(status: AllStatuses, node: str | None, log: str | None, queu
     members = [each.node_id for each in status.nodes] + [each.node_id for each in status.unreachable]
     if node is not None and node not in members:
         raise BadInput(f"no node {node!r}; the cluster has {', '.join(members)}")
-    if log is not None and not any(log in (each.name, each.log_id) for each in logs):
+    names = {name for each in logs for name in (each.name, each.log_id)}
+    names |= {name for each in status.unreached for name in (each.name, each.log_id)}
+    if log is not None and log not in names:
         raise NoSuchLog(f"no log {log!r} on the nodes that answer; they have {_names(each.name for each in logs)}")
     if queue is not None and not any(queue == one.name for each in logs for one in each.queues):
         for outage in status.outages:

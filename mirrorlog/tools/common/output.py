@@ -15,9 +15,11 @@ from typing import Any, Final
 
 import msgspec
 import typer
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
+
+from mirrorlog.wire.messages.queues import QueueOutage
 
 PAGE_COLUMNS: Final = 100
 NOTHING: Final = "-"
@@ -66,6 +68,23 @@ def print_json_line(value: Any) -> None:
     """`value` as one line of JSON, at once: for streams."""
     sys.stdout.write(_JSON.encode(value).decode() + "\n")
     sys.stdout.flush()
+
+
+def emit_with_outages(as_json: bool, rows: Sequence[Any], view: RenderableType, outages: Sequence[QueueOutage]) -> None:
+    """A list, and below it the queues of which no node can tell what it lists, each with the reason; in JSON they have
+    `outage` in place of what a node would tell."""
+    emit(as_json, [*rows, *map(outage_fields, outages)], Group(view, *outages_view(outages)))
+
+
+def outages_view(outages: Sequence[QueueOutage]) -> list[RenderableType]:
+    """Why queues cannot be asked for now, a line each; nothing when there are none. Pure."""
+    return [Text(f"\n{outages[0].reason}"), *(Text(outage.reason) for outage in outages[1:])] if outages else []
+
+
+def outage_fields(outage: QueueOutage) -> dict[str, Any]:
+    """The same for programs. Pure."""
+    told = {"node": outage.node, "since_us": outage.since_us, "reason": outage.reason}
+    return {"name": outage.name, "log_id": outage.log_id, "outage": told}
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Iterable[str] = ()) -> Table:
