@@ -75,6 +75,7 @@ def check_all(outside: Outside) -> None:
     """Raises AssertionError naming the first invariant that does not hold."""
     for check in (
         losses_have_a_reason,
+        copies_stay_as_many_as_promised,
         one_writer_per_epoch,
         same_offset_same_byte,
         copies_read_the_same,
@@ -104,6 +105,16 @@ def losses_have_a_reason(outside: Outside) -> None:
         assert not log.losses or len(outside.damage) >= outside.plan.copies_wanted, (
             f"losses have a reason: log {log.name} ({log.flush}) reports {_told(log.losses)}, and only "
             f"{', '.join(outside.damage) or 'no disk'} was damaged; a confirm needs {outside.plan.copies_wanted} copies"
+        )
+
+
+def copies_stay_as_many_as_promised(outside: Outside) -> None:
+    """When a copy is taken away on purpose, as many whole ones stay as the log has, or as there are nodes."""
+    for log, node, whole, staying in sorted(outside.observer.retired):
+        promised = min(outside.plan.copies, staying)
+        assert whole >= promised, (
+            f"copies stay as many as promised: log {log} lost its copy on {node} on purpose, and {whole} whole ones "
+            f"stayed of {promised}"
         )
 
 

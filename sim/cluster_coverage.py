@@ -28,6 +28,8 @@ BRANCHES: Final[Mapping[str, str]] = {
     "a duty waits": "duty_waits",
     "a segment is sealed": "segment_sealed",
     "a node is let in": "let_in",
+    "a log goes to other nodes": "replicas_wished",
+    "a copy retires": "replica_retired",
     "a mirror waits for space": "mirror_waits_for_space",
 }
 """By the first word of a log line."""
@@ -51,7 +53,8 @@ class Observer:
     """Watches a trace. `opened`: by (log, epoch), which runs opened it; `opened_at`: when the first did, in s of the
     run; `master`: by log, the node that opened the last epoch; `coordinator`: the node that coordinated last;
     `coordinators`: all that did, and since when; `registered`: by node, the last run that the cluster knew;
-    `counts`: log lines by their first word, and rare branches."""
+    `counts`: log lines by their first word, and rare branches; `retired`: copies that were taken away: log, node, how
+    many whole ones stayed, and how many nodes that do not leave."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -62,6 +65,7 @@ class Observer:
         self.master: dict[str, str] = {}
         self.coordinator = ""
         self.without_master: set[str] = set()
+        self.retired: set[tuple[str, str, int, int]] = set()
         self._epochs: dict[str, int] = {}
         self._term = 0
 
@@ -95,6 +99,10 @@ class Observer:
 
     def _fenced(self, at: float, who: str, facts: Mapping[str, str]) -> None:
         self.without_master.add(facts["log"])
+
+    def _replica_retired(self, at: float, who: str, facts: Mapping[str, str]) -> None:
+        whole, staying = (len(facts[name].split(",")) for name in ("whole", "staying"))
+        self.retired.add((facts["log"], facts["node"], whole, staying))
 
     def _coordinating(self, at: float, who: str, facts: Mapping[str, str]) -> None:
         self.coordinators.append((at, facts["node"]))

@@ -13,11 +13,13 @@ from itertools import cycle
 from random import Random
 from typing import Final
 
+from mirrorlog import versions
 from mirrorlog.client import Client
+from mirrorlog.cluster.state.commands import Command, ReplicaRetired, ReplicasWished, Seen
 from mirrorlog.cluster.state.state import ClusterState
 from mirrorlog.errors import BadRequest, DiskFailed, MirrorlogError, NotAMember, NotLeader, Refused
 from mirrorlog.wire.messages.base import Message
-from mirrorlog.wire.messages.operators import Drained, DrainNode, ForgetNode, Rebalance, Rebalanced
+from mirrorlog.wire.messages.operators import Drained, DrainNode, ForgetNode, PauseMoving, Rebalance, Rebalanced
 from mirrorlog.wire.messages.queues import Done
 from sim.cluster_clients import AGAIN_S
 from sim.cluster_coverage import Observer
@@ -50,6 +52,8 @@ _ASK_MS: Final = 2_000
 _CONNECT_MS: Final = 300
 _STOP_S: Final = 5.0
 _DRAIN_S: Final = 1.0
+_EMPTY_S: Final = 12.0
+"""How long a node is waited for that is to be emptied before it leaves; then it goes all the same, if it may."""
 
 
 class SimulatedCluster:
@@ -179,6 +183,11 @@ class SimulatedCluster:
         state = self.decided()
         return state.logs[log_id].name if state is not None and log_id in state.logs else ""
 
+    def holds(self, name: str) -> bool:
+        """Whether a copy of some log is there, as far as anybody knows."""
+        state = self.decided()
+        return state is None or any(name in log.replicas for log in state.logs.values())
+
     def lets_in_unknown_to(self, name: str) -> bool:
         """Whether the cluster has let a copy into a log that this node masters, and it does not know yet."""
         own, newest = self.nodes[name].decided, self.decided(but=name)
@@ -232,8 +241,12 @@ class SimulatedCluster:
     async def _leave(self, name: str) -> None:
         if len(self.present) <= self.plan.copies:
             return  # it is needed
-        await self.ask(DrainNode(node=name), Drained)
+        await self.ask(DrainNode(node=name, empty=self.plan.moves), Drained)
         await asyncio.sleep(_DRAIN_S)
+        end = self.world.now + (_EMPTY_S if self.plan.moves else 0.0)
+        while self.holds(name) and self.world.now < end:  # noqa: ASYNC110  (a program of another machine tells nobody)
+            await asyncio.sleep(LOOK_S)
+        self.seen["emptied"] += self.plan.moves and not self.holds(name)
         node = self.nodes[name]
         self.hold(name)
         if node.node is not None:
@@ -637,6 +650,43 @@ class Faults:
         await asyncio.sleep(for_s)
         await self._cluster.ask(DrainNode(node=name, draining=False), Drained)
         return drained
+
+    async def _empty(self, target: str, for_s: float) -> bool:
+        """It leaves, and stays after all."""
+        name = self._node(target).name
+        leaves = await self._cluster.ask(DrainNode(node=name, empty=True), Drained, within_s=2.0)
+        await asyncio.sleep(for_s)
+        if name not in (*self._cluster.to_leave, *self._cluster.left):
+            await self._cluster.ask(DrainNode(node=name, draining=False), Drained)
+        return leaves
+
+    async def _halt(self, for_s: float) -> bool:
+        halted = await self._cluster.ask(PauseMoving(paused=True), Done, within_s=2.0)
+        await asyncio.sleep(for_s)
+        await self._cluster.ask(PauseMoving(paused=False), Done)
+        return halted
+
+    async def _wish(self, number: int, nodes: str) -> bool:
+        """A log shall be there."""
+        return self._propose(
+            number,
+            lambda state, log_id, seen: ReplicasWished(
+                log_id=log_id, seen=seen, nodes=tuple(node for node in nodes if node in state.nodes)
+            ),
+        )
+
+    async def _retire(self, number: int, node: str) -> bool:
+        """A copy shall go, whether others are there or not."""
+        return self._propose(number, lambda _, log_id, seen: ReplicaRetired(log_id=log_id, seen=seen, node=node))
+
+    def _propose(self, number: int, command: Callable[[ClusterState, str, Seen], Command]) -> bool:
+        """Somebody proposes it of a log, by what he knows, sensible or not."""
+        node = self._random.choice(self._cluster.present)
+        state = node.decided
+        if state is None or not state.logs or state.cluster_version < versions.PLACEMENTS:
+            return False
+        log_id, log = sorted(state.logs.items())[number % len(state.logs)]
+        return node.propose(command(state, log_id, log.seen))
 
     async def _rebalance(self) -> bool:
         return await self._cluster.ask(Rebalance(), Rebalanced, within_s=2.0)

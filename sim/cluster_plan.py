@@ -46,7 +46,8 @@ class Plan:
     there are takers of acking groups; `queues`: and queues of other sorts, see `cluster_queues`; `records`: and those
     whose records have limits; `transactions`: and those that transactions fill, see `cluster_sorts`; `letters`: and
     those whose dead records leave for others, see `cluster_dead_letters`; `lifetimes`: and those that go by
-    themselves, see `cluster_lifetimes`; `credit`: whether producers have little of it, see `cluster_credit`."""
+    themselves, see `cluster_lifetimes`; `credit`: whether producers have little of it, see `cluster_credit`; `moves`:
+    whether copies are moved on purpose, and the plan of the cluster has to come to its end."""
 
     seed: str
     kind: str
@@ -66,6 +67,7 @@ class Plan:
     letters: bool = False
     lifetimes: bool = False
     credit: bool = False
+    moves: bool = False
 
     @property
     def clients(self) -> tuple[str, ...]:
@@ -124,6 +126,7 @@ class Kind:
     letters: bool = False
     lifetimes: bool = False
     credit: bool = False
+    moves: bool = False
     logs: tuple[tuple[str, ...], ...] = (("memory",), ("memory",), ("disk",), ("memory", "disk"))
 
 
@@ -195,6 +198,18 @@ CREDIT_KINDS: Final[Mapping[str, Kind]] = {
     for name, kind in KINDS.items()
 }
 """With producers that have little credit, and copies that are slow to give it back."""
+COPY_KINDS: Final[Mapping[str, Kind]] = {
+    f"copies: {name}": replace(
+        kind,
+        faults={**kind.faults, "wish": 8, "retire": 4, "empty": 2, "halt": 1, "join": 2, "leave": 2},
+        nodes=(2, 3, 3, 3, 4, 5),
+        seconds=6.0,
+        moves=True,
+        logs=(("memory", "disk", "memory"), ("memory", "memory", "disk", "disk")),
+    )
+    for name, kind in KINDS.items()
+}
+"""With more logs, which are wished elsewhere at random, and nodes that are emptied, join and leave."""
 ALL_KINDS: Final[Mapping[str, Kind]] = {
     **KINDS,
     **GROUP_KINDS,
@@ -204,6 +219,7 @@ ALL_KINDS: Final[Mapping[str, Kind]] = {
     **LETTER_KINDS,
     **LIFETIME_KINDS,
     **CREDIT_KINDS,
+    **COPY_KINDS,
 }
 
 
@@ -237,6 +253,7 @@ def draw(seed: int | str, *, kind: str | None = None) -> Plan:
         letters=chosen.letters,
         lifetimes=chosen.lifetimes,
         credit=chosen.credit,
+        moves=chosen.moves,
     )
 
 
@@ -266,7 +283,7 @@ class _Draw:
     def _kill(self) -> tuple[Argument, ...]:
         return self._node(), self._for_s()
 
-    _pause = _power = _stop = _drain = _kill
+    _pause = _power = _stop = _drain = _empty = _kill
 
     def _blackout(self) -> tuple[Argument, ...]:
         """How long each machine is without power at most."""
@@ -348,6 +365,18 @@ class _Draw:
 
     def _join(self) -> tuple[Argument, ...]:
         return ()
+
+    def _wish(self) -> tuple[Argument, ...]:
+        """Which of the logs, and for whom, the home first."""
+        return self._random.randrange(4), "".join(self._random.sample(NAMES[:6], self._random.randint(1, 4)))
+
+    def _retire(self) -> tuple[Argument, ...]:
+        """From which of the logs, and whose copy."""
+        return self._random.randrange(4), self._random.choice(NAMES[:6])
+
+    def _halt(self) -> tuple[Argument, ...]:
+        """For how long nothing moves."""
+        return (self._for_s(),)
 
     def _rebalance(self) -> tuple[Argument, ...]:
         return ()

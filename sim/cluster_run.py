@@ -275,9 +275,15 @@ class _Settling:
                     while not self.settled:
                         statuses = {node.name: await client.admin.status(node.name) for node in self._cluster.present}
                         self.waits_for = next(self._open_points(statuses), "")
-                        self.settled = not self.waits_for
+                        self.settled = not self.waits_for and not self._cluster.plan.moves
                         for node in _draining(statuses):  # by a request of unknown outcome, decided after its undoing
                             await client.admin.drain(node, draining=False)
+                        if self._cluster.plan.moves and not self.waits_for:
+                            moves = await client.admin.copy_moves()
+                            if moves.paused:
+                                await client.admin.pause_moving(False)
+                            self.waits_for = f"it is planned that {moves.moves} move" if moves.moves else ""
+                            self.settled = not moves.moves and not moves.paused
                         await asyncio.sleep(AGAIN_S)
             except MirrorlogError as error:
                 self.waits_for = f"{type(error).__name__}: {error}"
@@ -296,10 +302,13 @@ class _Settling:
                 wanted = min(log.copies, len(present))
                 if not log.master or len(log.replicas) < wanted or set(log.in_sync) != set(log.replicas) or log.marked:
                     yield f"for {name} log {log.name} is {log}"
+                if log.target:
+                    yield f"for {name} log {log.name} is on its way to {log.target}"
                 if any(not loss.leapt for loss in log.losses):
                     yield f"for {name} log {log.name} has still to leap: {log.losses}"
 
 
 def _draining(statuses: dict[str, Status]) -> set[str]:
     views = [status.cluster for status in statuses.values() if status.cluster is not None]
-    return {node.node_id for view in views for node in view.nodes if node.draining and node.node_id in statuses}
+    nodes = [node for view in views for node in view.nodes if node.node_id in statuses]
+    return {node.node_id for node in nodes if node.draining or node.leaving}

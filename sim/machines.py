@@ -125,6 +125,11 @@ class Machine:
             self._note("asked to stop")
             self._loop.enter(self.process, self.process.context.copy(), how)
 
+    def have(self, what: Callable[[], None]) -> None:
+        """Done by the program, of its own accord, if it runs."""
+        if self.process is not None and self.up:
+            self._loop.enter(self.process, self.process.context.copy(), what)
+
     def pause(self) -> None:
         """As SIGSTOP does. Idempotent."""
         if self.process is not None and self.up:

@@ -9,6 +9,7 @@ from typing import Any, Final
 from mirrorlog.broker.node import BrokerNode
 from mirrorlog.broker.resources.disk_limits import DiskSpace
 from mirrorlog.cluster.service import ClusterService
+from mirrorlog.cluster.state.commands import Command
 from mirrorlog.cluster.state.state import ClusterState
 from mirrorlog.config import Settings, load_settings
 from mirrorlog.errors import MirrorlogError
@@ -71,6 +72,14 @@ class SimulatedNode:
         """Its run's part in the cluster, once it has one."""
         service = self.node._service if self.node is not None and self.machine.up else None
         return service if service is not None and service._driver is not None else None
+
+    def propose(self, command: Command) -> bool:
+        """Its run has it decided, whatever comes of it; False when it does not run."""
+        service = self._service
+        if service is None or self.machine.paused:
+            return False
+        self.machine.have(lambda: service.propose_soon(command))
+        return True
 
     def flushed(self, log_id: str) -> int:
         """Up to which log offset its run has the log on disk; 0 when it does not hold it."""

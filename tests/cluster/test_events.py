@@ -37,7 +37,7 @@ from mirrorlog.cluster.state.commands import (
     StartKind,
     VersionRaised,
 )
-from mirrorlog.cluster.state.events import Event, events_of
+from mirrorlog.cluster.state.events import Event, events_of, line_of
 from mirrorlog.cluster.state.machine import Machine
 from mirrorlog.cluster.state.placements import Placement
 from mirrorlog.cluster.state.state import ClusterState, encode_state
@@ -161,6 +161,8 @@ def test_a_log_that_moves_is_told() -> None:
         ("log_removed", "", "log main, number 0, was removed: nothing was in it"),
     ]
     assert told[0].details == {"copies": 2}
+    assert line_of(told[4]) == "replica_retired log=main node=b replicas=a,c whole=a,c staying=a,b,c"
+    assert line_of(told[5]) == "moving_paused"
     assert told[1].details == {"from": ["a", "b"], "to": ["c", "a"]}
 
 

@@ -16,6 +16,7 @@ import pytest
 from sim.cluster_main import Batch, Totals, attempt, coverage, report, shrunk
 from sim.cluster_plan import (
     ALL_KINDS,
+    COPY_KINDS,
     CREDIT_KINDS,
     GROUP_KINDS,
     LETTER_KINDS,
@@ -128,6 +129,19 @@ def test_producers_with_little_credit_come_through_any_storm(kind: str, tmp_path
     assert kind in CREDIT_KINDS
     counts = _come_through(kind, GROUP_SCHEDULES, tmp_path)
     assert counts["credit: a producer is held"]
+
+
+@pytest.mark.long_after(1)
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", ["copies: operators", "copies: anything", "copies: falling masters"])
+def test_copies_move_in_any_storm(kind: str, tmp_path: Path) -> None:
+    """Schedules in which logs are wished elsewhere at random, nodes are emptied, join and leave, and moving is paused,
+    on two processes; as many copies stay as are promised, and in peace the cluster's plan comes to its end."""
+    assert kind in COPY_KINDS
+    counts = _come_through(kind, RECORD_SCHEDULES, tmp_path)
+    assert counts["branch: a copy retires"]
+    assert counts["branch: a log goes to other nodes"]
+    assert counts["fault: wish"]
 
 
 def test_a_plan_survives_being_saved() -> None:

@@ -286,7 +286,10 @@ class NodeView:
             raise BadRequest(outcome.refusal)
         if outcome.refusal:
             raise NotLeader(f"{outcome.refusal}; ask again")
-        return UUID(service.state.queues[queue])
+        if (placed := service.state.queues.get(queue)) is None:
+            # A master that found a place without a queue has taken it away, between the decision and this look.
+            raise NotLeader(f"queue {shown(queue)!r} was placed, and its place taken away; ask again")
+        return UUID(placed)
 
     async def _place_here(self, queue: str, service: ClusterService) -> UUID:
         """In the log of what goes with this node's run, which is made when it is needed first."""

@@ -55,6 +55,26 @@ def events_of(step: AppliedEntry) -> list[Event]:
     return [_asked_for(event, by) for event in found] if by else found
 
 
+MOVES: Final = (
+    commands.ReplicasWished,
+    commands.ReplicaRetired,
+    commands.LogAltered,
+    commands.LogRemoved,
+    commands.NodeLeaving,
+    commands.MovingPaused,
+)
+"""What each node logs besides: where copies go is decided by no one of them."""
+
+
+def line_of(event: Event) -> str:
+    """As a log line has it: `kind key=value …`."""
+    facts = {"log": event.log, "node": event.node, **event.details}
+    told = {
+        name: ",".join(map(str, value)) if isinstance(value, list | tuple) else value for name, value in facts.items()
+    }
+    return " ".join([event.kind, *(f"{name}={value}" for name, value in told.items() if value != "")])
+
+
 def _asked_for(event: Event, by: str) -> Event:
     """It says who wanted it."""
     return msgspec.structs.replace(event, text=f"{event.text}; {by} asked for it", details={**event.details, "by": by})
@@ -278,7 +298,11 @@ def _replica_retired(step: AppliedEntry, command: commands.ReplicaRetired) -> It
         text=f"log {log.name} has no copy on {command.node} any more; {len(log.in_sync)} others are in sync",
         node=command.node,
         log=log.name,
-        details={"replicas": list(log.replicas)},
+        details={
+            "replicas": list(log.replicas),
+            "whole": list(log.promotable),
+            "staying": [node for node, facts in step.after.nodes.items() if not facts.witness and not facts.leaving],
+        },
     )
 
 
