@@ -24,6 +24,7 @@ from bench import (
     w5_catch_up,
     w6_work_queue,
     w7_delivery,
+    w8_moving_queue,
 )
 from bench.publishing import WAYS
 from bench.workload import KIB, MIB, Measured, Workload
@@ -45,6 +46,7 @@ def own(*, quick: bool) -> list[Measured]:
         *_w5(quick),
         *_w6(quick),
         *_w7(quick),
+        *_w8(quick),
         *_scale(quick),
         *_open_loop(quick),
     ]
@@ -202,6 +204,12 @@ def _w6(quick: bool) -> Iterator[Measured]:
 def _w7(quick: bool) -> Iterator[Measured]:
     case = w7_delivery.Case(KIB, _QUICK_SECONDS if quick else 2.0)
     yield Measured("W7", str(case), partial(w7_delivery.run, case), compared=True)
+
+
+def _w8(quick: bool) -> Iterator[Measured]:
+    for group in (False, True):
+        case = w8_moving_queue.Case(KIB, 5 if quick else 40, group=group)
+        yield Measured("W8", str(case), partial(w8_moving_queue.run, case))
 
 
 def _scale(quick: bool) -> Iterator[Measured]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
 from mirrorlog.cluster.state.commands import Command
-from mirrorlog.cluster.state.placements import MovingQueue, Span
+from mirrorlog.cluster.state.placements import MovingQueue, Placement, Span
 from mirrorlog.cluster.state.state import LogFacts, Outcome
 from mirrorlog.cluster.state.topology import User, VirtualHost
 from mirrorlog.cluster.state.topology_commands import PasswordRenewed
@@ -79,11 +79,30 @@ class ClusterView(Protocol):
     def spans(self, queue: str) -> Sequence[Span]:
         """Of a queue that has moved all of them, the oldest first; none of another one. The last one is where it is."""
 
+    def all_spans(self) -> Mapping[str, Sequence[Span]]:
+        """Of all queues that have moved, by name; another object after each change."""
+
     def moves(self) -> Mapping[str, MovingQueue]:
         """Queues that are on their way from one log to another, by name; another object after each change."""
 
     def log_facts(self, log_id: str) -> LogFacts | None:
         """What the cluster has decided of a log."""
+
+    def rule_of(self, log_id: UUID) -> Placement:
+        """By which a log is on its nodes."""
+
+    def rule_for(self, arguments: Mapping[str, Any]) -> Placement:
+        """The one that a queue with these asks for. Raises BadRequest."""
+
+    def copies_of(self, rule: Placement) -> int:
+        """How many there would be now."""
+
+    def may_alter(self, log_id: UUID, rule: Placement) -> bool:
+        """Whether the log itself may get this rule: it was made by one, with the same flush mode."""
+
+    async def wanted_log(self, queue: str, arguments: Mapping[str, Any], log_id: UUID, *, make: bool) -> UUID | None:
+        """The log that a queue with these belongs in, that one if it will do; it is made if need be. None: without
+        `make` it would be. Raises as `place`."""
 
     def in_group(self, queue: str, log_group: str) -> bool:
         """Whether a queue is where its `x-log-group` is."""

@@ -21,6 +21,8 @@ from mirrorlog.broker.hosting.hosted_logs import HostedLogs
 from mirrorlog.broker.hosting.status import disk_status, memory_status, with_warnings
 from mirrorlog.broker.log.clock import now_us
 from mirrorlog.broker.log.host import Helpers, Host
+from mirrorlog.broker.moves.alter_requests import AlterRequests
+from mirrorlog.broker.moves.move_service import MoveService
 from mirrorlog.broker.ports import ClusterView
 from mirrorlog.broker.resources.budgets import OutgoingBudget
 from mirrorlog.broker.resources.disk_limits import DiskReport, DiskSpace
@@ -132,6 +134,7 @@ class Server:
         )
         self.former: Callable[[], list[FormerStatus]] = list
         """The copies that this node is not named for any more."""
+        self.moves = MoveService(settings.node.id, self.logs, view)
         self._door: NativeDoor | None = None
         self._requests: Requests | None = None
         self._ticker: asyncio.Task[None] | None = None
@@ -151,6 +154,7 @@ class Server:
         settings = self._settings
         await self.ha.start(settings.replication_bind)
         self._requests = requests = Requests(settings, self.logs, self._view, self._status, self.operations)
+        requests.handlers |= AlterRequests(requests, self._view).handlers
         self._door = NativeDoor(
             welcome=self.welcome, host=self._host, logs=self.logs, requests=requests, lines=self._lines
         )
@@ -169,6 +173,7 @@ class Server:
         asked for that is answered: a decision is applied whole, whatever it leads to here."""
         if self._door is not None:
             asyncio.get_running_loop().call_soon(self._door.look_at_rights)
+            self.moves.look_soon()
 
     async def end_run(self) -> None:
         """The node is about to stop: queues that are not to outlive its run are deleted. A moment only."""
@@ -195,6 +200,7 @@ class Server:
         """Close the ports, then the logs."""
         if self._door is not None:
             self._door.close()
+        await self.moves.stop()
         await self.ha.stop()
         await self._disk.stop()
         await self._memory.stop()
@@ -249,6 +255,7 @@ class Server:
             for log in self.logs:
                 log.tick(now)
             self._requests.lifetimes.tick(now)
+            self.moves.tick(now)
             await asyncio.sleep(TICK_S)
 
     def _ticker_ended(self, ticker: asyncio.Task[None]) -> None:

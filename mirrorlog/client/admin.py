@@ -3,39 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import partial
 from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
 from mirrorlog.attempts import Attempts
-from mirrorlog.client.connection.backoff import Backoff
-from mirrorlog.client.connection.cluster import ClusterClient
 from mirrorlog.client.connection.copies import Copies
 from mirrorlog.client.connection.copy_refusals import NO_ANSWER
-from mirrorlog.client.connection.finder import first_answer
-from mirrorlog.client.connection.liveness import SILENCE_S
 from mirrorlog.client.connection.masters import ask_master, ask_placed_at, ask_until_placed, change_at_master
+from mirrorlog.client.operator_admin import OperatorAdmin
 from mirrorlog.client.producer.record import as_timestamp_us
 from mirrorlog.client.publisher.topology import Topology
 from mirrorlog.errors import (
     BadRequest,
-    ConnectionLost,
     HoldTaken,
     InSyncReplicasNotEnough,
     MasterChanged,
     MirrorlogError,
-    NoSuchLog,
     NoSuchQueue,
     NotLeader,
     NotMaster,
     QueueExists,
-    Refused,
-    UnsupportedVersion,
 )
 from mirrorlog.wire.messages.base import Message
 from mirrorlog.wire.messages.groups import (
@@ -50,24 +41,9 @@ from mirrorlog.wire.messages.groups import (
     Redriven,
     ResetGroups,
 )
-from mirrorlog.wire.messages.operators import (
-    CopyMoves,
-    CopyPromoted,
-    Drained,
-    DrainNode,
-    Events,
-    ForgetNode,
-    FormerFreed,
-    FormerKept,
-    FreeFormer,
-    GetCopyMoves,
-    GetEvents,
-    PauseMoving,
-    PromoteCopy,
-    Rebalance,
-    Rebalanced,
-)
 from mirrorlog.wire.messages.queues import (
+    AlteredQueue,
+    AlterQueue,
     CommitPosition,
     DeclareQueue,
     Deleted,
@@ -81,15 +57,12 @@ from mirrorlog.wire.messages.queues import (
     HoldsFound,
     ListHolds,
     Metadata,
-    NodeInfo,
     Position,
     QueueInfo,
     SetHold,
 )
-from mirrorlog.wire.messages.status import GetStatus, Status
 from mirrorlog.wire.names import split
 
-_FREE_TIMEOUT_MS: Final = 60_000  # removing large files takes its time
 _DELETE_TIMEOUT_MS: Final = 6_000
 """A node that hangs holds the first step of a deletion up for two seconds, and may have to be replaced."""
 
@@ -98,13 +71,10 @@ _T = TypeVar("_T")
 _A = TypeVar("_A", bound=Message)
 
 
-class Admin:
+class Admin(OperatorAdmin):
     """Declares queues, and asks and changes what operators need. Made by `Client.admin`. Every method raises what the
     node answers. What changes something raises Refused, or ConnectionLost when no node was reached: nothing was done;
     or OutcomeUnknown when it may count or not. What changes nothing raises ConnectionLost or RequestTimeout."""
-
-    def __init__(self, client: ClusterClient) -> None:
-        self._client = client
 
     @property
     def topology(self) -> Topology:
@@ -150,6 +120,15 @@ class Admin:
                 return await self._declare_named(replace(message, name=name), attempts)
         return answer.queues[0]
 
+    async def alter(self, name: str, arguments: Mapping[str, Any], *, dry_run: bool = False) -> AlteredQueue:
+        """Change where a queue is: `copies`, `nodes`, `flush`, `min_in_sync`, `queue-master-locator`; None takes one
+        away. Returns when it is decided; the queue moves to another log, or its log gets other copies, while it is
+        used. Queues of one `x-log-group` go together. `dry_run`: only say what would be done and copied.
+
+        Raises BadRequest for what cannot be changed, NoSuchQueue, Refused, or OutcomeUnknown; may be asked again."""
+        message = AlterQueue(name=name, arguments=dict(arguments), dry_run=dry_run)
+        return await change_at_master(self._client, name, message, AlteredQueue)
+
     async def delete_queue(
         self, name: str, *, if_unused: bool = False, if_empty: bool = False, force: bool = False
     ) -> int:
@@ -193,24 +172,9 @@ class Admin:
                 raise answer
         return answer.records
 
-    async def metadata(self, queues: list[str] | None = None) -> Metadata:
-        """Nodes, and all queues of the cluster or those named, whichever node is asked."""
-        return await self._client.metadata(queues)
-
     async def queues(self) -> list[QueueInfo]:
         """All of the cluster, by name; `metadata` says of which no node can tell."""
         return (await self._client.metadata(None)).queues
-
-    async def status(self, node_id: str | None = None) -> Status:
-        """What a node knows of its logs; of any node when none is named."""
-        if node_id is not None:
-            return await self._status_of(await self._client.node_address(node_id))
-        asks = [partial(self._status_of, address) for address in self._client.addresses()]
-        return await first_answer(asks, head_start_s=SILENCE_S)
-
-    async def _status_of(self, address: str) -> Status:
-        connection = await self._client.connection_to(address)
-        return await connection.request(GetStatus(), Status, timeout_ms=self._client.request_timeout_ms)
 
     async def find_offset(self, queue: str, time: datetime | int, *, any_copy: bool = True) -> int:
         """The first confirmed queue offset whose batch was appended at or after `time` (datetime or µs UTC).
@@ -350,108 +314,6 @@ class Admin:
         Raises BadRequest for the queue's own group, NoSuchQueue, Refused, ConnectionLost or OutcomeUnknown."""
         await change_at_master(self._client, queue, DeleteGroup(queue=queue, group=group), Done)
 
-    async def drain(self, node_id: str = "", *, draining: bool = True, empty: bool = False) -> str:
-        """Let a node, by default the one that answers, hand over what it masters, or let it master again. `empty`: its
-        copies go to others too, and no start of it ends that. Returns the node once that is decided; the logs follow,
-        one after the other. Raises Refused, ConnectionLost, OutcomeUnknown, UnsupportedVersion or BadRequest."""
-        drained = await self._change_by_any(DrainNode(node=node_id, draining=draining, empty=empty), Drained)
-        if empty and draining and not drained.leaving:
-            raise UnsupportedVersion(f"the node that answers is older: {drained.node} drains, and keeps its copies")
-        return drained.node
-
-    async def forget_node(self, node_id: str, *, force: bool = False) -> None:
-        """Take a node out of the cluster for good. Raises Refused while it is up, unless it is forced, and while it
-        holds the last copy of a log that may be whole; ConnectionLost, OutcomeUnknown or BadRequest."""
-        await self._ask_coordinator(ForgetNode(node=node_id, force=force), Done)
-
-    async def rebalance(self, *, dry_run: bool = False) -> Rebalanced:
-        """Let every log be mastered by its home, as far as that can take it over; decided when this returns. Raises
-        Refused, ConnectionLost or OutcomeUnknown."""
-        return await self._change_by_any(Rebalance(dry_run=dry_run), Rebalanced)
-
-    async def copy_moves(self) -> CopyMoves:
-        """Which logs go to other nodes, now and then, and why. Raises NotLeader, ConnectionLost or RequestTimeout."""
-        return await self._ask_coordinator(GetCopyMoves(), CopyMoves)
-
-    async def pause_moving(self, paused: bool = True) -> None:
-        """Let no log go to other nodes any more, or let them go on; what is lost is replaced all the same. Raises
-        Refused, ConnectionLost, OutcomeUnknown or UnsupportedVersion."""
-        await self._change_by_any(PauseMoving(paused=paused), Done)
-
-    async def free_former(self, log: str = "") -> list[FormerFreed]:
-        """Free what nodes hold of logs that they are not named for any more (`Status.former`), or that of one log (name
-        or id). By node, also one that does not answer: what was freed, and what was not, with the reason. Raises
-        NoSuchLog without a copy of the log, Refused when each is one that the cluster names, ConnectionLost."""
-        nodes = (await self.metadata([])).nodes
-        answers = await asyncio.gather(*(self._free_former(node, log) for node in nodes))
-        if not log or any(answer.freed or _formers(answer) for answer in answers):
-            return [replace(answer, kept=_formers(answer)) for answer in answers]
-        if named := [kept for answer in answers for kept in answer.kept if kept.named]:
-            raise Refused(named[0].reason)
-        raise NoSuchLog(f"no node that answers holds a former copy of {log!r}; mqtool free-former --dry-run lists them")
-
-    async def _free_former(self, node: NodeInfo, log: str) -> FormerFreed:
-        try:
-            link = await self._client.connection_to(node.client)
-            return await link.request(FreeFormer(log=log), FormerFreed, timeout_ms=_FREE_TIMEOUT_MS)
-        except MirrorlogError as error:
-            return FormerFreed(node=node.node_id, kept=[FormerKept(log_id="", name="", reason=error.message)])
-
-    async def promote(self, log: str, *, to: str = "", accept_loss: bool = False) -> CopyPromoted:
-        """Master a log (name or id) from a copy that may lack what was confirmed; without `accept_loss` nothing is
-        done, and what would be is told. Raises Refused while the cluster can promote without a loss, NoSuchLog,
-        BadRequest, ConnectionLost or OutcomeUnknown."""
-        return await self._ask_coordinator(PromoteCopy(log=log, to=to, accept_loss=accept_loss), CopyPromoted)
-
-    async def events(
-        self, *, after: int = 0, wait_ms: int = 0, limit: int = 1_000, node_id: str | None = None
-    ) -> Events:
-        """What happened in the cluster behind event number `after`, as a node, by default any, came to know it; the
-        numbers are of that node's run. With nothing to tell it answers after `wait_ms`, or when there is."""
-        message = GetEvents(after=after, wait_ms=wait_ms, limit=limit)
-        if node_id is not None:
-            connection = await self._client.connection_to(await self._client.node_address(node_id))
-        else:
-            connection = await self._client.any_connection()
-        return await connection.request(message, Events, timeout_ms=self._client.request_timeout_ms + wait_ms)
-
-    async def _change_by_any(self, message: Message, expect: type[_M]) -> _M:
-        """Of any node, once: it knows the way to who decides."""
-        attempts = Attempts()
-        with attempts.request():
-            connection = await self._client.any_connection()
-            with attempts.one():
-                return await connection.request(message, expect, timeout_ms=self._client.request_timeout_ms)
-
-    async def _ask_coordinator(self, message: Message, expect: type[_M]) -> _M:
-        """Of the node that coordinates, whose view of who is gone counts; while there is none, or another one is
-        elected, it is waited for. Raises NotLeader, ConnectionLost, OutcomeUnknown."""
-        loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + self._client.request_timeout_ms / 1000
-        backoff = Backoff(random.random)
-        attempts = Attempts()
-        with attempts.request():
-            while True:
-                try:
-                    connection = await self._client.connection_to(await self._coordinator())
-                    with attempts.one():
-                        return await connection.request(message, expect, timeout_ms=self._client.request_timeout_ms)
-                except (NotLeader, ConnectionLost):
-                    if loop.time() >= give_up_at or attempts.in_doubt:
-                        raise
-                await asyncio.sleep(backoff.next_s())
-
-    async def _coordinator(self) -> str:
-        """Its client address, as the node that answers knows it."""
-        view = (await self.status()).cluster
-        nodes = view.nodes if view is not None else []
-        for node in nodes:
-            if view is not None and node.node_id == view.coordinator:
-                return node.client
-        raise NotLeader("no coordinator is known; a majority of the nodes must reach each other")
-
-    # --- inside ---
-
     async def _ask_current(self, queue: str, message: Message, expect: type[_M]) -> _M:
         """A question to the queue's master, as soon as it knows what is confirmed."""
         return await ask_master(self._client, queue, message, expect, insist=True, awaits_copies=True)
@@ -493,8 +355,3 @@ def _reset_target(
     if to not in ("earliest", "latest"):
         raise BadRequest(f'a reset is to "earliest", "latest", a queue offset or a datetime, not {to!r}')
     return {"to": to}
-
-
-def _formers(answer: FormerFreed) -> list[FormerKept]:
-    """What was not freed of them; not copies that the cluster names, which are none."""
-    return [kept for kept in answer.kept if not kept.named]

@@ -39,10 +39,12 @@ class AnsweringMember(Protocol):
 
 
 class Answers:
-    """`dead_letters`: answers what other nodes' queues ask of the logs that are mastered here."""
+    """`dead_letters`: answers what other nodes' queues ask of the logs that are mastered here; `arrivals`: takes
+    queues that move to them."""
 
     def __init__(self, member: AnsweringMember, host: MemberHost) -> None:
         self.dead_letters: Callable[[requests.AskQueue | requests.AskTake], Awaitable[requests.AnyAnswer]] | None = None
+        self.arrivals: Callable[[requests.AskArrival | requests.AskFree], Awaitable[requests.AnyAnswer]] | None = None
         self._member = member
         self._host = host
 
@@ -71,6 +73,8 @@ class Answers:
             told = requests.Applied(index=await member.decisions.decided_up_to())
         elif isinstance(asked, requests.AskSizes):
             told = requests.LogSizes(sizes=dict(self._host.sizes()))
+        elif isinstance(asked, requests.AskArrival | requests.AskFree) and self.arrivals is not None:
+            told = await self.arrivals(asked)
         elif isinstance(asked, requests.AskQueue | requests.AskTake) and self.dead_letters is not None:
             told = await self.dead_letters(asked)
         else:

@@ -138,6 +138,34 @@ class AskTake(MemberRequest, frozen=True):
     batch: bytes
 
 
+class AskArrival(MemberRequest, frozen=True):
+    """To the node that masters the log a queue moves to: take this piece of the queue's state, the `piece`-th, from 0;
+    without a state no more come. `move`: its number; `arriving`: a batch with the `QueueArriving` that it begins with.
+    Answered with QueueArrival."""
+
+    log_id: str
+    move: int
+    name: str
+    queue_id: int
+    piece: int
+    state: bytes | None = None
+    arriving: bytes = b""
+
+
+class AskFree(MemberRequest, frozen=True):
+    """To the node that masters a log which a queue has left: its records there are dead. Noted when that is
+    confirmed."""
+
+    log_id: str
+    queue_id: int
+
+
+class QueueArrival(MemberAnswer, frozen=True):
+    """`wanted`: the number of the piece that is to come next; -1 when all are there, and confirmed."""
+
+    wanted: int
+
+
 class AskLooking(MemberRequest, frozen=True):
     """Of a node that looks for a cluster, to another one that does: what do you look for?"""
 
@@ -162,8 +190,10 @@ AnyQuestion = (
     | AskQueue
     | AskTake
     | AskSizes
+    | AskArrival
+    | AskFree
 )
-AnyAnswer = Applied | Fenced | Noted | Joined | LookingAnswer | QueueFound | LogSizes
+AnyAnswer = Applied | Fenced | Noted | Joined | LookingAnswer | QueueFound | LogSizes | QueueArrival
 
 encode = msgspec.msgpack.Encoder().encode
 

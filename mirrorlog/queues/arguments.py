@@ -87,21 +87,12 @@ _NUMBERS: Final[Mapping[str, _Number]] = {
 _FLAGS: Final = (_SINGLE_ACTIVE, AUTO_DELETE, DURABLE, EXCLUSIVE)
 _DEAD_LETTERING: Final = (_DEAD_LETTER_EXCHANGE, _DEAD_LETTER_KEY)
 _OF_RECORDS: Final = (_MESSAGE_TTL, _MAX_PRIORITY, _MAX_LENGTH, _MAX_LENGTH_BYTES, _OVERFLOW, *_DEAD_LETTERING)
+PLACING: Final = ("flush", "copies", _NODES, _MIN_IN_SYNC, LOCATOR, _LOCATOR_OF_RABBITMQ)
+"""What says where a queue is; these can be changed."""
 _KNOWN: Final = (
-    *(
-        "flush",
-        "copies",
-        _NODES,
-        _MIN_IN_SYNC,
-        LOCATOR,
-        _LOCATOR_OF_RABBITMQ,
-        *_LIMITS,
-        _TIER_KEEP,
-        _RETENTION,
-        _SINGLE_ACTIVE,
-        _CONSUMER_TIMEOUT,
-        _DELIVERY_LIMIT,
-    ),
+    *PLACING,
+    *(*_LIMITS, _TIER_KEEP, _RETENTION),
+    *(_SINGLE_ACTIVE, _CONSUMER_TIMEOUT, _DELIVERY_LIMIT),
     *_OF_RECORDS,
     AUTO_DELETE,
     EXPIRES,

@@ -255,6 +255,13 @@ class OffsetsJumped(_Change, frozen=True, tag="OffsetsLeapt", omit_defaults=True
     queue_id_max: int = 0
 
 
+class QueueAltered(_Change, frozen=True):
+    """The queue has these arguments from here on. Since `versions.PLACEMENTS`."""
+
+    queue_id: int
+    arguments: dict[str, Any]
+
+
 # --- Queues that move between logs (decision 0050), since `versions.PLACEMENTS` ---------------------------------------
 #
 # In the log that a queue leaves: QueueLeft, then QueueReturned, or QueueHandedOver. In the one that it comes to:
@@ -348,6 +355,7 @@ Change = (
     | ForwardingStarted
     | Addressed
     | PieceForwarded
+    | QueueAltered
     | QueueLeft
     | QueueReturned
     | QueueHandedOver

@@ -114,6 +114,16 @@ class QueueMoves:
         """Whether there is any such: no checkpoint begins meanwhile, for it could not tell of it."""
         return any(not each.arrived for each in self.arriving.values())
 
+    @property
+    def undecided(self) -> bool:
+        """Whether something is on its way here, or has left and may return."""
+        return bool(self.arriving) or any(not each.handed_over for each in self.left.values())
+
+    def name(self, queue_id: int) -> str:
+        """Of a queue that is aside; empty of another one."""
+        queue = self.aside.get(queue_id)
+        return queue.name if queue is not None else ""
+
     def refusal(self, queue_id: int) -> QueueMoving | None:
         """What whoever asks for a queue that is not here is told; None of one that has neither left nor is arriving."""
         if queue_id in self.arriving:

@@ -13,9 +13,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from mirrorlog.commitlog.format.header import BatchHeader
 from mirrorlog.commitlog.retention import QueueLimits
+from mirrorlog.errors import NoSuchQueue
 from mirrorlog.queues.arguments import is_work_queue, lengths_of, limits_of, message_ttl_ms
-from mirrorlog.queues.changes import PositionCommitted
+from mirrorlog.queues.changes import PositionCommitted, QueueAltered
 from mirrorlog.queues.limits.length import LengthLimits
 from mirrorlog.queues.limits.lifetime import Lifetime, lifetime_of
 
@@ -115,6 +117,9 @@ class QueueTable:
 
     def __init__(self, ids: IdBlock) -> None:
         self._ids = ids
+        self.altered: deque[tuple[int, int, dict[str, Any]]] = deque()
+        """Of queues whose arguments were changed, and that is not confirmed: where it ends in the log, the queue's id,
+        and what they were."""
         self.by_name: dict[str, Queue] = {}
         self.by_id: dict[int, Queue] = {}
         self.visitors: set[int] = set()
@@ -128,6 +133,30 @@ class QueueTable:
         """Of the queues whose records live no longer (`x-message-ttl`, ms), by queue id."""
         self.lifetimes: dict[int, Lifetime] = {}
         """Of the queues that go by themselves (`auto-delete`, `x-expires`), by queue id."""
+
+    def alter(self, header: BatchHeader, change: QueueAltered) -> None:
+        """A change was appended."""
+        queue = self.by_id.get(change.queue_id)
+        if queue is not None and queue.arguments != change.arguments:
+            self.altered.append((header.next_log_offset, change.queue_id, queue.arguments))
+            self._set_arguments(queue, change.arguments)
+
+    def confirm(self, log_offset: int) -> None:
+        """Everything below `log_offset` is confirmed."""
+        while self.altered and self.altered[0][0] <= log_offset:
+            self.altered.popleft()
+
+    def cut(self, log_offset: int) -> None:
+        """The log now ends at `log_offset`: arguments are what they were there."""
+        while self.altered and self.altered[-1][0] > log_offset:
+            _, queue_id, before = self.altered.pop()
+            if (queue := self.by_id.get(queue_id)) is not None:
+                self._set_arguments(queue, before)
+
+    def _set_arguments(self, queue: Queue, arguments: dict[str, Any]) -> None:
+        self.remove(queue)
+        queue.arguments = arguments
+        self.put(queue)
 
     def put(self, queue: Queue) -> None:
         """It is here."""
@@ -152,3 +181,7 @@ class QueueTable:
         self.visitors.discard(queue.queue_id)
         for by_id in (self.by_id, self.limits, self.lifetimes, self.ttls, self.lengths):
             by_id.pop(queue.queue_id, None)
+
+
+def no_such_queue(name: str) -> NoSuchQueue:
+    return NoSuchQueue(f"no queue {name!r}; make it with: mqtool declare {name}", queue=name)

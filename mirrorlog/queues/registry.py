@@ -33,6 +33,7 @@ from mirrorlog.queues.changes import (
     MoveChange,
     OffsetsJumped,
     PositionCommitted,
+    QueueAltered,
     QueueArriving,
     QueueDeclared,
     QueueDeleted,
@@ -42,7 +43,7 @@ from mirrorlog.queues.changes import (
 )
 from mirrorlog.queues.checkpoint_states import CheckpointBegan, MoveState, QueueStartsState, QueueState, State
 from mirrorlog.queues.moves import MovePart, QueueMoves
-from mirrorlog.queues.queue_table import IDS_PER_LOG, IdBlock, Queue, QueueTable
+from mirrorlog.queues.queue_table import IDS_PER_LOG, IdBlock, Queue, QueueTable, no_such_queue
 from mirrorlog.wire.names import check_new
 
 _NAME: Final = re.compile(r"[^\x00-\x1f\x7f]{1,255}")
@@ -74,7 +75,7 @@ class QueueRegistry:
 
     follows: ClassVar[frozenset[type]] = frozenset(
         {
-            *(QueueDeclared, QueueDeleted, QueueStartsMoved, OffsetsJumped),
+            *(QueueDeclared, QueueDeleted, QueueAltered, QueueStartsMoved, OffsetsJumped),
             *(PositionCommitted, QueueUsed, GroupReset, GroupDeleted),
             *get_args(MoveChange),
         }
@@ -302,7 +303,7 @@ class QueueRegistry:
     def follow(self, header: BatchHeader, changes: Iterable[Change]) -> None:
         """A batch of changes was appended."""
         for change in changes:
-            if isinstance(change, QueueDeclared):
+            if isinstance(change, QueueDeclared | QueueAltered):
                 self._declared(header, change)
             elif isinstance(change, QueueDeleted):
                 self._delete(header, change.queue_id)
@@ -319,8 +320,10 @@ class QueueRegistry:
             elif isinstance(change, MoveChange):
                 self._move(header, change)
 
-    def _declared(self, header: BatchHeader, change: QueueDeclared) -> None:
-        if change.queue_id > self._ids.highest:  # else it is here, or was deleted since, or has left
+    def _declared(self, header: BatchHeader, change: QueueDeclared | QueueAltered) -> None:
+        if isinstance(change, QueueAltered):
+            self._known.alter(header, change)
+        elif change.queue_id > self._ids.highest:  # else it is here, or was deleted since, or has left
             self._declare(change.queue_id, change.name, change.incarnation, change.arguments, header.log_offset)
 
     def restore(self, header: BatchHeader, states: Iterable[State]) -> None:
@@ -353,8 +356,8 @@ class QueueRegistry:
         if self._ids.told_at:
             self._ids.confirm(log_offset)
         self._confirm_deletions(log_offset)
-        if self.moves.undo:
-            self.moves.confirm(log_offset)
+        for part in (self._known, self.moves) if self._known.altered or self.moves.undo else ():
+            part.confirm(log_offset)
         self.moved.update(begins)
         return begins
 
@@ -386,6 +389,7 @@ class QueueRegistry:
         """The log now ends at `log_offset`."""
         if self.moves.undo or self.moves.aside:
             self.moves.cut(log_offset)
+        self._known.cut(log_offset)
         left, undone = len(self._leaving), [queue for queue in self if queue.declared_at >= log_offset]
         for queue in undone:
             self._known.remove(queue)
@@ -494,7 +498,3 @@ def _put_newest(queue: Queue, change: _Unconfirmed) -> None:
     queue.newest.update((position.group, position) for position in change.positions)
     if change.replaced is not None:
         queue.newest.pop(change.replaced, None)
-
-
-def no_such_queue(name: str) -> NoSuchQueue:
-    return NoSuchQueue(f"no queue {name!r}; make it with: mqtool declare {name}", queue=name)

@@ -24,7 +24,7 @@ from mirrorlog.tools.common.options import (
 from mirrorlog.tools.common.output import NOTHING, bytes_text, emit, emit_with_outages, print_json, table
 from mirrorlog.tools.common.session import session_of
 from mirrorlog.wire.messages.groups import REDRIVE_MAX
-from mirrorlog.wire.messages.queues import Metadata, QueueInfo
+from mirrorlog.wire.messages.queues import AlteredQueue, Metadata, QueueInfo
 from mirrorlog.wire.messages.status import ProducerStatus, QueueCounts, QueueStatus
 from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, qualified, shown, split
 
@@ -165,6 +165,47 @@ def delete(
         {"queue": queue, "records": records},
         f"queue {queue} deleted; {records} record{'' if records == 1 else 's'} had not been settled",
     )
+
+
+def alter_queue(
+    context: typer.Context,
+    queue: QueueName,
+    arg: Annotated[
+        list[str] | None,
+        typer.Option("--arg", metavar="NAME=VALUE", help="An argument as it shall be; null takes it away. Repeatable."),
+    ] = None,
+    *,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done and copied.")] = False,
+    as_json: AsJson = False,
+    vhost: VirtualHost = DEFAULT_VIRTUAL_HOST,
+) -> None:
+    """Change where a queue is: how many copies it has, on which nodes, in memory or on disk.
+
+    Arguments: copies, nodes (a JSON list), flush, min_in_sync, queue-master-locator. What is asked for is decided when
+    this returns; the queue moves while it is used. Queues of one x-log-group go together.
+
+    Example: mqtool alter-queue flights --arg copies=2 --dry-run
+    """
+    arguments = parse_arguments(arg or [])
+    if not arguments:
+        raise BadInput("nothing to change; say what with --arg, such as --arg copies=2")
+    found = session_of(context).run(
+        lambda client: client.admin.alter(qualified(vhost, queue), arguments, dry_run=dry_run)
+    )
+    emit(as_json, found, altered_text(found))
+
+
+def altered_text(found: AlteredQueue) -> str:
+    """In words. Pure."""
+    names = ", ".join(map(shown, found.queues))
+    if found.moves:
+        does = "moves" if found.done else "would move"
+        stay = f"; {found.left_records} records stay there until they are freed" if found.left_records else ""
+        return f"{names}: {does} from log {found.log} to one of {found.rule}{stay}"
+    if found.copies_change:
+        does = "becomes" if found.done else "would become"
+        return f"{names}: log {found.log} {does} one of {found.rule}; {bytes_text(found.copied_bytes)} to copy"
+    return f"{names}: log {found.log} is as asked for already; nothing moves"
 
 
 def purge(

@@ -19,6 +19,7 @@ from mirrorlog.broker.ports import Reply
 from mirrorlog.broker.session import dead_letter_transport as letter_roads
 from mirrorlog.broker.session.dead_letter_transport import ON_THE_WAY_BYTES, ON_THE_WAY_MAX, DeadLetterLinks
 from mirrorlog.cluster.requests import AskTake, Noted, decode_question, encode
+from mirrorlog.cluster.state.placements import Span
 from mirrorlog.cluster.state.topology import VirtualHost
 from mirrorlog.commitlog.format.body import Record
 from mirrorlog.commitlog.format.drafts import encode_batch
@@ -51,6 +52,9 @@ class Cluster:
         self.open = asyncio.Event()
         self.asked: list[AskTake] = []
         self.refusal: MirrorlogError | None = None
+
+    def spans(self, queue: str) -> tuple[Span, ...]:
+        return ()
 
     def placed(self, queue: str) -> UUID | None:
         return self.queues.get(queue)

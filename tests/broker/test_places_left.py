@@ -35,6 +35,9 @@ class Refusing:
     def placed(self, queue: str) -> UUID | None:
         return self.places.get(queue)
 
+    def moves(self) -> dict[str, Any]:
+        return {}
+
     def placed_in(self, log_id: UUID) -> list[str]:
         return [name for name, where in self.places.items() if where == log_id]
 
@@ -57,9 +60,8 @@ def log_of(log_id: UUID) -> HostedLog:
     publisher: Any = LogPublisher.__new__(LogPublisher)
     publisher.stopping = False
     publisher.when_confirmed = lambda done: done(None)
-    replica = SimpleNamespace(
-        queues=SimpleNamespace(get=lambda name: None), log=SimpleNamespace(epochs=SimpleNamespace(current=7))
-    )
+    queues = SimpleNamespace(get=lambda name: None, moves=SimpleNamespace(aside={}))
+    replica = SimpleNamespace(queues=queues, log=SimpleNamespace(epochs=SimpleNamespace(current=7)))
     return cast(HostedLog, SimpleNamespace(log_id=log_id, name="x", publisher=publisher, replica=replica))
 
 

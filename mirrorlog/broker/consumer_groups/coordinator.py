@@ -206,6 +206,11 @@ class Deliverer:
         self.ends.end_queue(queue_id, error)
         self._expiries.forget(queue_id)
 
+    def begin_queue(self, queue_id: int) -> None:
+        """A queue has come to this log, or comes back to it: what waits in it waits on."""
+        self._deliveries.begin_queue(queue_id)
+        self._expiries.gained({queue_id})
+
     # --- the life of the mastership ---
 
     @property

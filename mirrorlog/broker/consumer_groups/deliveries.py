@@ -319,13 +319,21 @@ class Deliveries:
         """See `Deliverer.begin`."""
         self._jumped = jumped
         for queue_id, group, ledger in list(self._replica.groups):
-            ledger.drop_volatile()
-            # It runs ahead of the queue. What comes from here on nobody has had before.
-            following = self._replica.index.next_appended(queue_id)
-            self._found[queue_id, group] = following if jumped else min(ledger.watermark, following)
-            leased = ledger.leased and ledger.leased > self._forwardings.forwarding(queue_id, group)
-            if (leased or ledger.parked) and self._replica.queues.has_id(queue_id):
-                self._works.plan(self.of((queue_id, group)))
+            self._begin_group(queue_id, group, ledger)
+
+    def begin_queue(self, queue_id: int) -> None:
+        """A queue has come to this log: its groups go on as behind another master."""
+        for group in self._replica.groups.groups(queue_id):
+            self._begin_group(queue_id, group, self._replica.groups.find(queue_id, group))
+
+    def _begin_group(self, queue_id: int, group: str, ledger: Ledger) -> None:
+        ledger.drop_volatile()
+        # It runs ahead of the queue. What comes from here on nobody has had before.
+        following = self._replica.index.next_appended(queue_id)
+        self._found[queue_id, group] = following if self._jumped else min(ledger.watermark, following)
+        leased = ledger.leased and ledger.leased > self._forwardings.forwarding(queue_id, group)
+        if (leased or ledger.parked) and self._replica.queues.has_id(queue_id):
+            self._works.plan(self.of((queue_id, group)))
 
     def of(self, key: Key, *, make: bool = False) -> ActiveGroup:
         """The group's. `make`: the group too, if there is none yet; the queue's own always. Raises NoSuchGroup,

@@ -84,7 +84,8 @@ class HostedLogs:
     def to_read(self, queue_id: int, queue_offset: int) -> HostedLog:
         """The log of those here that has this record of the queue; where none is known to have it, as `of_queue`."""
         log = self.of_queue(queue_id)
-        if queue_offset >= log.replica.queues.moves.firsts.get(queue_id, 0):
+        moves = log.replica.queues.moves
+        if queue_offset >= moves.firsts.get(queue_id, 0) and queue_id not in moves.left:
             return log
         spans = [
             (each.replica.queues.moves.left[queue_id].next_queue_offset, each)

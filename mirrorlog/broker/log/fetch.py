@@ -139,6 +139,13 @@ class Fetcher:
         """How many wait for records of a queue."""
         return len(self._waiting.get(queue_id, ()))
 
+    def end_queue(self, queue_id: int, error: MirrorlogError) -> None:
+        """Nothing comes here any more for whoever waits for records of a queue: all are told `error`."""
+        readers = self._waiting.pop(queue_id, {})
+        self._count -= len(readers)
+        for reader in readers.values():
+            reader.endpoint.send([error_frame(error, reader.correlation_id)])
+
     # --- inside ---
 
     def _turn(self) -> None:
@@ -148,11 +155,7 @@ class Fetcher:
 
     def _deleted(self, queue_ids: Set[int]) -> None:
         for queue_id in queue_ids & self._waiting.keys():
-            readers = self._waiting.pop(queue_id)
-            self._count -= len(readers)
-            for reader in readers.values():
-                error = NoSuchQueue(f"the queue with the id {queue_id} was deleted", queue_id=queue_id)
-                reader.endpoint.send([error_frame(error, reader.correlation_id)])
+            self.end_queue(queue_id, NoSuchQueue(f"the queue with the id {queue_id} was deleted", queue_id=queue_id))
 
     def _began_anew(self) -> None:
         """The copy is another one: whoever waits here stands at a place of the former."""

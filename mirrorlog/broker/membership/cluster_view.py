@@ -14,7 +14,7 @@ from mirrorlog import versions
 from mirrorlog.broker.hosting.hosting import assignment_of
 from mirrorlog.broker.log.clock import now_us
 from mirrorlog.broker.log.refusals import not_master
-from mirrorlog.broker.membership.placing import Declared, PlacingSettings, place_for
+from mirrorlog.broker.membership.placing import Declared, PlacingSettings, place_for, rule_for, will_do
 from mirrorlog.cluster.coordination.liveness import Change, Life, nodes_needed, nodes_out
 from mirrorlog.cluster.service import ClusterService
 from mirrorlog.cluster.state.commands import (
@@ -27,7 +27,8 @@ from mirrorlog.cluster.state.commands import (
     TransientLogMade,
     member_of,
 )
-from mirrorlog.cluster.state.placements import MovingQueue, Span
+from mirrorlog.cluster.state.log_rules import copies_of
+from mirrorlog.cluster.state.placements import MovingQueue, Placement, Span
 from mirrorlog.cluster.state.state import (
     QUEUE_IDS_GRANTED,
     QUEUE_IDS_MAX,
@@ -158,6 +159,10 @@ class NodeView:
     def spans(self, queue: str) -> Sequence[Span]:
         """Of a queue that has moved; see `ports.ClusterView`."""
         return self._known.placing.spans.get(queue, ()) if self._known is not None else ()
+
+    def all_spans(self) -> Mapping[str, Sequence[Span]]:
+        """Of all queues that have moved; see `ports.ClusterView`."""
+        return self._known.placing.spans if self._known is not None else {}
 
     def moves(self) -> Mapping[str, MovingQueue]:
         """Queues on their way; see `ports.ClusterView`."""
@@ -290,6 +295,35 @@ class NodeView:
             # A master that found a place without a queue has taken it away, between the decision and this look.
             raise NotLeader(f"queue {shown(queue)!r} was placed, and its place taken away; ask again")
         return UUID(placed)
+
+    def rule_of(self, log_id: UUID) -> Placement:
+        """By which a log is on its nodes."""
+        return self._cluster_service().state.rule(str(log_id))
+
+    def rule_for(self, arguments: Mapping[str, Any]) -> Placement:
+        """See `ports.ClusterView`."""
+        return rule_for(arguments, self._cluster_service().state, self._placing)
+
+    def copies_of(self, rule: Placement) -> int:
+        """How many there would be now."""
+        state = self._cluster_service().state
+        return min(copies_of(rule), sum(not facts.witness for facts in state.nodes.values()))
+
+    def may_alter(self, log_id: UUID, rule: Placement) -> bool:
+        """See `ports.ClusterView`."""
+        place, log = self._cluster_service().state.placing.place(str(log_id)), self.log_facts(str(log_id))
+        return place.rule is not None and log is not None and log.flush == rule.flush
+
+    async def wanted_log(self, queue: str, arguments: Mapping[str, Any], log_id: UUID, *, make: bool) -> UUID | None:
+        """See `ports.ClusterView`."""
+        service = self._cluster_service()
+        if will_do(service.state, str(log_id), arguments, self._placing):
+            return log_id
+        declared = Declared(queue, arguments, service.identity.node)
+        found = place_for(service.state, declared, self._placing, is_up=lambda node: service.life(node) is Life.UP)
+        if isinstance(found, LogMade):
+            return UUID(await self._made(found, service)) if make else None
+        return UUID(found)
 
     async def _place_here(self, queue: str, service: ClusterService) -> UUID:
         """In the log of what goes with this node's run, which is made when it is needed first."""

@@ -80,6 +80,16 @@ def _check_group(queue: Declared, state: ClusterState, log_id: str) -> None:
     )
 
 
+def rule_for(arguments: Mapping[str, Any], state: ClusterState, settings: PlacingSettings) -> Placement:
+    """By which a queue with these arguments shall be on its nodes. Raises BadRequest."""
+    return _Search(state, Declared("", arguments), settings, lambda node: True).rule(arguments)
+
+
+def will_do(state: ClusterState, log_id: str, arguments: Mapping[str, Any], settings: PlacingSettings) -> bool:
+    """Whether a queue with these arguments may be in that log."""
+    return _Search(state, Declared("", arguments), settings, lambda node: True).fits(log_id)
+
+
 class _Search:
     def __init__(
         self, state: ClusterState, queue: Declared, settings: PlacingSettings, is_up: Callable[[str], bool]
@@ -102,7 +112,7 @@ class _Search:
             raise BadRequest("this cluster has no log yet; ask again")
         if founded := self._founded(arguments):
             return self._best(founded)
-        rule = self._rule(arguments)
+        rule = self.rule(arguments)
         fitting = [log_id for log_id in self._logs if state.placing.place(log_id).rule == rule]
         if state.cluster_version < versions.PLACEMENTS:
             # Software of before makes one log for each number of copies, whoever is home.
@@ -124,7 +134,13 @@ class _Search:
         fitting = [log_id for log_id in by_flush if logs[log_id].copies == wanted]
         return fitting or (by_flush if copies is None else [])
 
-    def _rule(self, arguments: Mapping[str, Any]) -> Placement:
+    def fits(self, log_id: str) -> bool:
+        founded = self._founded(self._queue.arguments)
+        return log_id in founded or (
+            not founded and self._state.placing.place(log_id).rule == self.rule(self._queue.arguments)
+        )
+
+    def rule(self, arguments: Mapping[str, Any]) -> Placement:
         nodes = tuple(arguments.get("nodes", ()))
         rule = Placement(
             copies=0 if nodes else arguments.get("copies", self._settings.copies),

@@ -52,6 +52,7 @@ from mirrorlog.wire.messages.groups import (
 )
 from mirrorlog.wire.messages.operators import GetEvents
 from mirrorlog.wire.messages.queues import (
+    AlterQueue,
     CommitPosition,
     DeclareQueue,
     DeleteQueue,
@@ -324,7 +325,7 @@ _Wanted = tuple[Right, str, str]
 
 def _rights_for(message: Message) -> list[_Wanted]:
     """All of them are needed; none: it is no matter of permissions. Raises LimitReached."""
-    if isinstance(message, DeclareQueue | DeleteQueue):
+    if isinstance(message, DeclareQueue | DeleteQueue | AlterQueue):
         return _to_declare_queue(message)
     if isinstance(message, DeclareExchange):
         return _to_declare(message)
@@ -353,7 +354,7 @@ def _beside_reading(message: Message) -> list[_Wanted]:
     return []
 
 
-def _to_declare_queue(message: DeclareQueue | DeleteQueue) -> list[_Wanted]:
+def _to_declare_queue(message: DeclareQueue | DeleteQueue | AlterQueue) -> list[_Wanted]:
     """The node takes records out of it for where its dead letters go, and whoever asks for that could do so."""
     virtual_host, name = split(message.name)
     wanted = [(Right.CONFIGURE, virtual_host, name)]

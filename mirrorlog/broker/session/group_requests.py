@@ -28,8 +28,7 @@ from mirrorlog.errors import BadRequest, MirrorlogError, ProtocolError, Unsuppor
 from mirrorlog.queues.changes import GroupReset, PositionCommitted
 from mirrorlog.queues.groups.resets import ACKING, STREAM, Place, ResetPosition, ResetRequest, check_idle
 from mirrorlog.queues.groups.table import OWN_GROUP, no_such_group
-from mirrorlog.queues.queue_table import Queue
-from mirrorlog.queues.registry import no_such_queue
+from mirrorlog.queues.queue_table import Queue, no_such_queue
 from mirrorlog.wire.frames import Frame, read_settle
 from mirrorlog.wire.messages.base import Message
 from mirrorlog.wire.messages.groups import (

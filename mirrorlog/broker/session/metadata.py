@@ -114,6 +114,18 @@ class MetadataAnswers:
         """One, as it is now."""
         return self._infos(log, (queue,))[0]
 
+    def moving(self, name: str) -> tuple[HostedLog, Queue] | None:
+        """A queue that is moving, as it left, or as it has come and is about to be opened: it is there, and takes
+        nothing for a moment."""
+        found = [
+            (log, queue)
+            for log in self._logs
+            for queue in (log.replica.queues.moves.aside.values() if log.replica.queues.moves else ())
+            if queue.name == name
+        ]
+        placed = self._view.placed(name)
+        return min(found, key=lambda each: each[0].log_id != placed, default=None)
+
     # --- inside ---
 
     def _seen_by(self, name: str) -> _Seen:

@@ -41,8 +41,7 @@ from mirrorlog.broker.ports import ClusterView
 from mirrorlog.errors import InUse, LogUnavailable, MirrorlogError, NoSuchQueue, UnsupportedVersion
 from mirrorlog.queues.dead_letters.forwarding import NUMBERS
 from mirrorlog.queues.groups.table import OWN_GROUP
-from mirrorlog.queues.queue_table import Queue
-from mirrorlog.queues.registry import no_such_queue
+from mirrorlog.queues.queue_table import Queue, no_such_queue
 from mirrorlog.wire.messages.base import Message
 from mirrorlog.wire.messages.queues import Deleted, DeleteQueue
 
@@ -113,7 +112,7 @@ class Deletions:
         if self._cluster.lost_from(log.log_id):
             return
         # What was logged by a deletion whose end nobody was told may be cut yet: its place stays until it cannot.
-        await _confirmed(self._publisher(log).when_confirmed)
+        await confirmed(self._publisher(log).when_confirmed)
         queues = log.replica.queues
         left = [name for name in self._cluster.placed_in(log.log_id) if queues.get(name) is None]
         # One that has left, or has arrived and is not open yet, was not deleted.
@@ -135,7 +134,7 @@ class Deletions:
             ends.set()
 
     async def _delete_some(self, log: HostedLog, names: Sequence[str], *, held_too: bool) -> None:
-        await _confirmed(self._publisher(log).when_confirmed)
+        await confirmed(self._publisher(log).when_confirmed)
         found = [queue for name in names if (queue := log.replica.queues.get(name)) is not None]
         free = [queue for queue in found if held_too or not _landings(log, queue)]
         # One that is not placed here any more has no bindings: what leads to its name leads to another queue.
@@ -149,7 +148,7 @@ class Deletions:
         """Steps 1 and 2; how many records its own group had not settled."""
         # Where nothing can be confirmed nothing is begun. And what was logged by a deletion whose end nobody was told
         # may be cut yet: its place stays until it cannot.
-        await _confirmed(self._publisher(log).when_confirmed)
+        await confirmed(self._publisher(log).when_confirmed)
         self._publisher(log)
         queue = log.replica.queues.get(message.name)
         if queue is None:
@@ -186,7 +185,7 @@ class Deletions:
             self._append_deletion(log, queues[-1], done)
 
         if queues:
-            await _confirmed(append)
+            await confirmed(append)
         for queue, unsettled in zip(queues, records, strict=True):
             logger.info(
                 "queue_deleted log=%s queue=%r id=%s incarnation=%s unsettled=%s",
@@ -231,7 +230,7 @@ class Deletions:
         return publisher
 
 
-async def _confirmed(act: Callable[[_Done], None]) -> None:
+async def confirmed(act: Callable[[_Done], None]) -> None:
     """Until what `act` was told to call is called. Raises the error that it is called with."""
     told: asyncio.Future[MirrorlogError | None] = asyncio.get_running_loop().create_future()
 

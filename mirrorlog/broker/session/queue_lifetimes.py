@@ -39,8 +39,7 @@ from mirrorlog.errors import LogUnavailable, MirrorlogError, QueueExclusive
 from mirrorlog.queues.changes import QueueUsed, encode_change
 from mirrorlog.queues.groups.table import OWN_GROUP
 from mirrorlog.queues.limits.lifetime import EXCLUSIVE, Lifetimes, Uses
-from mirrorlog.queues.queue_table import Queue
-from mirrorlog.queues.registry import no_such_queue
+from mirrorlog.queues.queue_table import Queue, no_such_queue
 from mirrorlog.wire.messages.base import Message
 from mirrorlog.wire.messages.groups import Lease, Subscribe
 from mirrorlog.wire.messages.queues import DeclareQueue, DeleteQueue, Metadata

@@ -27,8 +27,7 @@ from mirrorlog.errors import AccessRefused, BadRequest, LogUnavailable, Mirrorlo
 from mirrorlog.queues.arguments import check_declaration, log_group_of, version_needed
 from mirrorlog.queues.changes import PositionCommitted
 from mirrorlog.queues.limits.lifetime import is_transient
-from mirrorlog.queues.queue_table import IDS_PER_LOG, Queue
-from mirrorlog.queues.registry import no_such_queue
+from mirrorlog.queues.queue_table import IDS_PER_LOG, Queue, no_such_queue
 from mirrorlog.wire.messages.base import Message
 from mirrorlog.wire.messages.queues import (
     CommitPosition,
@@ -141,6 +140,8 @@ class Requests:
         self._check_up(name)
         if self._logs.refused or not self._logs:
             raise self._unavailable()
+        for log in self._logs:
+            log.replica.queues.moves.check_name(name)
         raise no_such_queue(name)
 
     def _check_up(self, name: str) -> None:
@@ -181,7 +182,7 @@ class Requests:
             if self._logs.refused and not self._logs:
                 raise self._unavailable()
             return self._told.all()
-        places = {name: self._place(name) for name in message.queues}
+        places = {name: self._place(name) or self._told.moving(name) for name in message.queues}
         missing = [name for name, place in places.items() if place is None]
         if self._logs.refused and (missing or not self._logs):
             raise self._unavailable()

@@ -167,7 +167,12 @@ class Finder:
             await self.metadata([])  # the members may be others than were known
             head_start_s = 0.0
         heard = self._learned(await ask_nodes(self._asks(queues), patience_s, head_start_s=head_start_s))
-        return whole(heard.answers, queues)
+        found = whole(heard.answers, queues)
+        if found.placed and queues is not None and len(heard.answers) < len(found.nodes):
+            # They are in logs of nodes that were not known yet.
+            heard = self._learned(await ask_nodes(self._asks(queues), patience_s, head_start_s=head_start_s))
+            found = whole(heard.answers, queues)
+        return found
 
     async def find(self, queue: str) -> FoundQueue:
         """The queue as the node that knows most describes it. Raises NoSuchQueue, ConnectionLost, or LogUnavailable

@@ -137,7 +137,7 @@ class QueueFetcher:
         answer = await self._fetch_from(connection, bad.queue_offset, max_bytes=max(bad.size, 1), misplaced=misplaced)
         if not answer.batch_count:
             raise NotCurrent(f"node {node_id} does not show queue offset {bad.queue_offset} yet")
-        self._checked(answer.content, 1, answer.body_bytes_max)
+        self._checked(answer, 1)
         return answer
 
     async def _fetch_once(self, queue_offset: int) -> FetchedBatches | DamagedRange:
@@ -179,17 +179,24 @@ class QueueFetcher:
             raise await self._copies.judged(error, info, node_id, queue_offset) from None
         self.served_by = node_id
         body_bytes_max = max(connection.welcome.limits.max_batch_bytes, _BODY_BYTES)
-        return FetchedBatches(content, facts.batch_count, queue_offset, connection.address, body_bytes_max, node_id)
+        return FetchedBatches(
+            content, facts.batch_count, queue_offset, connection.address, body_bytes_max, node_id, info.log_id
+        )
 
     def proven(self, answer: FetchedBatches) -> list[ClosedBatch]:
-        found = self._checked(answer.content, answer.batch_count, answer.body_bytes_max)
+        found = self._checked(answer, answer.batch_count)
         if found[-1].next <= answer.queue_offset:
             raise ProtocolError(f"{answer.address} answered with records below queue offset {answer.queue_offset}")
         return found
 
-    def _checked(self, content: memoryview, count: int, body_bytes_max: int) -> list[ClosedBatch]:
-        log_id = self._choice.info.log_id
-        return proven_batches(content, count, queue=self._queue, log_id=log_id, body_bytes_max=body_bytes_max)
+    def _checked(self, answer: FetchedBatches, count: int) -> list[ClosedBatch]:
+        return proven_batches(
+            answer.content,
+            count,
+            queue=self._queue,
+            log_id=answer.log_id,
+            body_bytes_max=answer.body_bytes_max,
+        )
 
     def sound_part(self, answer: FetchedBatches, error: BadBatch) -> list[ClosedBatch] | None:
         """What is good in front of the bad batch, which is asked of another copy next; None when there is none."""
@@ -200,7 +207,7 @@ class QueueFetcher:
             answer.content,
             answer.batch_count,
             queue=self._queue,
-            log_id=info.log_id,
+            log_id=answer.log_id,
             body_bytes_max=answer.body_bytes_max,
         )
         rest = answer.content[sum(len(batch.raw) for batch in sound) :]

@@ -22,7 +22,7 @@ from mirrorlog.client.consumer.records import end_of
 @dataclass(frozen=True, slots=True, eq=False)
 class FetchedBatches:
     """What one fetch has brought. `content`: `batch_count` batches back to back, unproven; `queue_offset`: the one
-    asked for, of `address`.
+    asked for, of `address`, in the log `log_id`.
 
     `body_bytes_max`: what the body of one may have when it is opened; `node_id`: empty when no node has answered.
     """
@@ -33,6 +33,7 @@ class FetchedBatches:
     address: str
     body_bytes_max: int
     node_id: str = ""
+    log_id: str = ""
 
 
 Fetch = Callable[[int], Awaitable[FetchedBatches]]

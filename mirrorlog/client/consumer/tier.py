@@ -129,7 +129,8 @@ class Tiers:
         if found is None:
             return None
         self._walk = walk
-        return FetchedBatches(memoryview(found.content), found.count, at, walk.location, _BODY_BYTES_MAX)
+        content = memoryview(found.content)
+        return FetchedBatches(content, found.count, at, walk.location, _BODY_BYTES_MAX, log_id=walk.log_id)
 
     async def lowest(
         self, info: QueueInfo, cluster_id: str, error: OffsetOutOfRange, queue_offset: int
@@ -174,7 +175,7 @@ class _Walk:
 
     def __init__(self, table: TierTable, at: int, batches: Iterator[TierBatches]) -> None:
         self.at = at
-        self.location = table.location
+        self.location, self.log_id = table.location, table.log_id
         self._batches = batches
         self._peeked: TierBatches | None = None
 

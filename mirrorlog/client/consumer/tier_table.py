@@ -219,6 +219,11 @@ class TierTable:
         return int(max(1, size // max(1, footer.num_rows)))
 
     @property
+    def log_id(self) -> str:
+        """In whose name batches are made of its rows."""
+        return self._info.log_id
+
+    @property
     def _columns(self) -> list[str]:
         return [*_NEEDED[1:], *(name for name in ("timestampType", "headers", "appendTime") if name in self._names)]
 
@@ -293,7 +298,7 @@ class TierTable:
         bulk = Bulk.of(window.column("value"), window.column("key"), self._headers(window), None)
         bulk = Bulk(bulk.values, bulk.keys, bulk.headers, _event_times(window), bulk.ends)
         times, first = _append_times(window), int(window.column("offset")[0].as_py())
-        seed = log_seed(UUID(self._info.log_id))
+        seed = log_seed(UUID(self.log_id))
         content, count, start = bytearray(), 0, 0
         borders = [*(np.flatnonzero(np.diff(times)) + 1).tolist(), len(times)]
         for border in borders:

@@ -52,6 +52,7 @@ class BlockingAdmin(Face[Admin]):
         return BlockingTopology(self._client, self._of.topology)
 
     declare = changes(Admin.declare)
+    alter = changes(Admin.alter)
     delete_queue = changes(Admin.delete_queue)
     metadata = waits(Admin.metadata)
     queues = waits(Admin.queues)

@@ -180,7 +180,15 @@ class Coordinator:
         actions: list[Action] = []
         if promotion is None or promotion.log != log:
             epoch = max(log.epoch, promotion.epoch if promotion else 0) + 1
-            promotion = Promotion(log_id, log, epoch=epoch, now=seen.now, wait_s=self._wanted.promote_wait_s, to=to)
+            promotion = Promotion(
+                log_id,
+                log,
+                epoch=epoch,
+                now=seen.now,
+                wait_s=self._wanted.promote_wait_s,
+                to=to,
+                made=state.placing.place(log_id).rule is not None,
+            )
             self._promotions[log_id] = promotion
         promotion.tick(seen.now)
         for node in promotion.asked:

@@ -78,9 +78,13 @@ def lost_behind(chosen: FenceReport, reports: Iterable[FenceReport], log: LogFac
 class Promotion:
     """One attempt, for a log as it was seen; when the log moves on, or refuses what was decided, a new one begins."""
 
-    def __init__(self, log_id: str, log: LogFacts, *, epoch: int, now: float, wait_s: float, to: str = "") -> None:
+    def __init__(
+        self, log_id: str, log: LogFacts, *, epoch: int, now: float, wait_s: float, to: str = "", made: bool = False
+    ) -> None:
         """`epoch`: the coming one, above every one that was ever told to a copy; `wait_s`: for those who are silent;
-        `to`: whom the master, which lives, shall hand the log over to."""
+        `to`: whom the master, which lives, shall hand the log over to; `made`: for a placement, so that no copy can
+        have had anything of it before its first master."""
+        self._made = made
         self.log_id = log_id
         self.log = log
         self.epoch = epoch
@@ -95,7 +99,7 @@ class Promotion:
         """Who is fenced, in the order of the replicas."""
         if self._first:
             return (self._first,)
-        return self.log.replicas if self._needed else self.log.promotable
+        return self.log.replicas if self._needed or self.log.epoch == 0 else self.log.promotable
 
     def tick(self, now: float) -> None:
         """Time has passed."""
@@ -167,7 +171,7 @@ class Promotion:
     def _needed(self) -> Collection[str]:
         """Without whose answer nothing is decided, however long it takes."""
         if self.log.epoch == 0:
-            return self.log.replicas
+            return () if self._made else self.log.replicas
         if not self.log.recovering:
             return ()
         nothing = all(report.end == 0 for report in self._reports.values())

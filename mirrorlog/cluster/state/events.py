@@ -15,7 +15,7 @@ import msgspec
 from mirrorlog.cluster.state import commands, topology_commands
 from mirrorlog.cluster.state.machine import AppliedEntry
 from mirrorlog.cluster.state.state import ClusterState
-from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, split
+from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, shown, split
 
 OF_USERS: Final = frozenset(
     {
@@ -157,6 +157,34 @@ def _raised(step: AppliedEntry, command: commands.VersionRaised) -> Iterator[Eve
 
 
 # --- Queues ---------------------------------------------------------------------------------------------------------
+
+
+def _move_begun(step: AppliedEntry, command: commands.MoveBegun) -> Iterator[Event]:
+    yield from _moves(step, "move_begun", "moves from log {source} to log {target}", step.after)
+
+
+def _queues_moved(step: AppliedEntry, command: commands.QueuesMoved) -> Iterator[Event]:
+    yield from _moves(step, "queue_moved", "has moved from log {source} to log {target}", step.before)
+
+
+def _move_cancelled(step: AppliedEntry, command: commands.MoveCancelled) -> Iterator[Event]:
+    yield from _moves(step, "move_cancelled", "stays in log {source}; its move to {target} is cancelled", step.before)
+
+
+def _moves(step: AppliedEntry, kind: str, does: str, state: ClusterState) -> Iterator[Event]:
+    """One for each queue whose move began or ended with this."""
+    before, after = step.before.placing.moves, step.after.placing.moves
+    for name in sorted(before.keys() ^ after.keys()):
+        move = state.placing.moves[name]
+        logs = {"source": step.before.logs[move.source].name, "target": step.before.logs[move.target].name}
+        details = {"queue": name, "move": move.number, **logs}
+        yield Event(kind=kind, text=f"queue {shown(name)} {does.format(**logs)}", details=details)
+
+
+def _span_ended(step: AppliedEntry, command: commands.SpanEnded) -> Iterator[Event]:
+    name = step.before.logs[command.log_id].name
+    text = f"log {name} has no record of queue {shown(command.name)} any more, which was in it before"
+    yield Event(kind="span_ended", log=name, text=text, details={"queue": command.name})
 
 
 def _queues_removed(step: AppliedEntry, command: commands.QueuesRemoved) -> Iterator[Event]:
@@ -397,6 +425,10 @@ _TELLERS: Final[Mapping[type[commands.Command], Callable[[AppliedEntry, Any], It
     commands.ReplicasWished: _replicas_wished,
     commands.ReplicaRetired: _replica_retired,
     commands.MovingPaused: _paused,
+    commands.MoveBegun: _move_begun,
+    commands.QueuesMoved: _queues_moved,
+    commands.MoveCancelled: _move_cancelled,
+    commands.SpanEnded: _span_ended,
     commands.Promoted: _promoted,
     commands.MasterWished: _wished,
     commands.InSyncShrunk: _shrunk,

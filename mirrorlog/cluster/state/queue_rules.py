@@ -118,7 +118,8 @@ def removed(state: ClusterState, index: int, command: QueuesRemoved) -> ClusterS
             f"log {log.name} has moved on: epoch {log.epoch}, {removals} queues removed; the command knew epoch "
             f"{command.epoch}, {command.removals} removed"
         )
-    gone = {name for name in command.names if state.queues.get(name) == command.log_id}
+    moves = state.placing.moves
+    gone = {name for name in command.names if state.queues.get(name) == command.log_id and name not in moves}
     if not gone:
         return state
     # A bind may have come in between: it saw the queue in its place.

@@ -205,6 +205,30 @@ class DeclareQueue(Message, frozen=True):
     arguments: dict[str, Any] = {}
 
 
+class AlterQueue(Message, frozen=True):
+    """Change where a queue is: `arguments`, of `queues.arguments.PLACING`, None for one that is taken away. Answered
+    with AlteredQueue once it is decided; what follows goes on by itself. `dry_run`: say what would be done."""
+
+    name: str
+    arguments: dict[str, Any]
+    dry_run: bool = False
+
+
+class AlteredQueue(Message, frozen=True, kw_only=True):
+    """`queues`: it, and those of its log group; `rule`: by which they are from now on; `log`: the name of the one that
+    they were in. `moves`: they go to another log, and `left_records` stay in the former one until they are freed.
+    `copies_change`: their log has other copies, for which `copied_bytes` are copied. `done`: it is decided."""
+
+    queues: list[str]
+    rule: str
+    log: str
+    moves: bool = False
+    copies_change: bool = False
+    copied_bytes: int = 0
+    left_records: int = 0
+    done: bool = False
+
+
 class DeleteQueue(Message, frozen=True):
     """Delete a queue with its records, groups and bindings; its id is never used again. Answered by the master of its
     log with Deleted once all of that is confirmed.

@@ -1,0 +1,176 @@
+"""What operators ask of a cluster: nodes, masters, copies, events. `Admin` has all of it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from functools import partial
+from typing import Final, TypeVar
+
+from msgspec.structs import replace
+
+from mirrorlog.attempts import Attempts
+from mirrorlog.client.connection.backoff import Backoff
+from mirrorlog.client.connection.cluster import ClusterClient
+from mirrorlog.client.connection.finder import first_answer
+from mirrorlog.client.connection.liveness import SILENCE_S
+from mirrorlog.errors import (
+    ConnectionLost,
+    MirrorlogError,
+    NoSuchLog,
+    NotLeader,
+    Refused,
+    UnsupportedVersion,
+)
+from mirrorlog.wire.messages.base import Message
+from mirrorlog.wire.messages.operators import (
+    CopyMoves,
+    CopyPromoted,
+    Drained,
+    DrainNode,
+    Events,
+    ForgetNode,
+    FormerFreed,
+    FormerKept,
+    FreeFormer,
+    GetCopyMoves,
+    GetEvents,
+    PauseMoving,
+    PromoteCopy,
+    Rebalance,
+    Rebalanced,
+)
+from mirrorlog.wire.messages.queues import Done, Metadata, NodeInfo
+from mirrorlog.wire.messages.status import GetStatus, Status
+
+_FREE_TIMEOUT_MS: Final = 60_000  # removing large files takes its time
+_M = TypeVar("_M", bound=Message)
+
+
+class OperatorAdmin:
+    """See `Admin`, which raises as all of these do."""
+
+    def __init__(self, client: ClusterClient) -> None:
+        self._client = client
+
+    async def metadata(self, queues: list[str] | None = None) -> Metadata:
+        """Nodes, and all queues of the cluster or those named, whichever node is asked."""
+        return await self._client.metadata(queues)
+
+    async def status(self, node_id: str | None = None) -> Status:
+        """What a node knows of its logs; of any node when none is named."""
+        if node_id is not None:
+            return await self._status_of(await self._client.node_address(node_id))
+        asks = [partial(self._status_of, address) for address in self._client.addresses()]
+        return await first_answer(asks, head_start_s=SILENCE_S)
+
+    async def _status_of(self, address: str) -> Status:
+        connection = await self._client.connection_to(address)
+        return await connection.request(GetStatus(), Status, timeout_ms=self._client.request_timeout_ms)
+
+    async def drain(self, node_id: str = "", *, draining: bool = True, empty: bool = False) -> str:
+        """Let a node, by default the one that answers, hand over what it masters, or let it master again. `empty`: its
+        copies go to others too, and no start of it ends that. Returns the node once that is decided; the logs follow,
+        one after the other. Raises Refused, ConnectionLost, OutcomeUnknown, UnsupportedVersion or BadRequest."""
+        drained = await self._change_by_any(DrainNode(node=node_id, draining=draining, empty=empty), Drained)
+        if empty and draining and not drained.leaving:
+            raise UnsupportedVersion(f"the node that answers is older: {drained.node} drains, and keeps its copies")
+        return drained.node
+
+    async def forget_node(self, node_id: str, *, force: bool = False) -> None:
+        """Take a node out of the cluster for good. Raises Refused while it is up, unless it is forced, and while it
+        holds the last copy of a log that may be whole; ConnectionLost, OutcomeUnknown or BadRequest."""
+        await self._ask_coordinator(ForgetNode(node=node_id, force=force), Done)
+
+    async def rebalance(self, *, dry_run: bool = False) -> Rebalanced:
+        """Let every log be mastered by its home, as far as that can take it over; decided when this returns. Raises
+        Refused, ConnectionLost or OutcomeUnknown."""
+        return await self._change_by_any(Rebalance(dry_run=dry_run), Rebalanced)
+
+    async def copy_moves(self) -> CopyMoves:
+        """Which logs go to other nodes, now and then, and why. Raises NotLeader, ConnectionLost or RequestTimeout."""
+        return await self._ask_coordinator(GetCopyMoves(), CopyMoves)
+
+    async def pause_moving(self, paused: bool = True) -> None:
+        """Let no log go to other nodes any more, or let them go on; what is lost is replaced all the same. Raises
+        Refused, ConnectionLost, OutcomeUnknown or UnsupportedVersion."""
+        await self._change_by_any(PauseMoving(paused=paused), Done)
+
+    async def free_former(self, log: str = "") -> list[FormerFreed]:
+        """Free what nodes hold of logs that they are not named for any more (`Status.former`), or that of one log (name
+        or id). By node, also one that does not answer: what was freed, and what was not, with the reason. Raises
+        NoSuchLog without a copy of the log, Refused when each is one that the cluster names, ConnectionLost."""
+        nodes = (await self.metadata([])).nodes
+        answers = await asyncio.gather(*(self._free_former(node, log) for node in nodes))
+        if not log or any(answer.freed or _formers(answer) for answer in answers):
+            return [replace(answer, kept=_formers(answer)) for answer in answers]
+        if named := [kept for answer in answers for kept in answer.kept if kept.named]:
+            raise Refused(named[0].reason)
+        raise NoSuchLog(f"no node that answers holds a former copy of {log!r}; mqtool free-former --dry-run lists them")
+
+    async def _free_former(self, node: NodeInfo, log: str) -> FormerFreed:
+        try:
+            link = await self._client.connection_to(node.client)
+            return await link.request(FreeFormer(log=log), FormerFreed, timeout_ms=_FREE_TIMEOUT_MS)
+        except MirrorlogError as error:
+            return FormerFreed(node=node.node_id, kept=[FormerKept(log_id="", name="", reason=error.message)])
+
+    async def promote(self, log: str, *, to: str = "", accept_loss: bool = False) -> CopyPromoted:
+        """Master a log (name or id) from a copy that may lack what was confirmed; without `accept_loss` nothing is
+        done, and what would be is told. Raises Refused while the cluster can promote without a loss, NoSuchLog,
+        BadRequest, ConnectionLost or OutcomeUnknown."""
+        return await self._ask_coordinator(PromoteCopy(log=log, to=to, accept_loss=accept_loss), CopyPromoted)
+
+    async def events(
+        self, *, after: int = 0, wait_ms: int = 0, limit: int = 1_000, node_id: str | None = None
+    ) -> Events:
+        """What happened in the cluster behind event number `after`, as a node, by default any, came to know it; the
+        numbers are of that node's run. With nothing to tell it answers after `wait_ms`, or when there is."""
+        message = GetEvents(after=after, wait_ms=wait_ms, limit=limit)
+        if node_id is not None:
+            connection = await self._client.connection_to(await self._client.node_address(node_id))
+        else:
+            connection = await self._client.any_connection()
+        return await connection.request(message, Events, timeout_ms=self._client.request_timeout_ms + wait_ms)
+
+    async def _change_by_any(self, message: Message, expect: type[_M]) -> _M:
+        """Of any node, once: it knows the way to who decides."""
+        attempts = Attempts()
+        with attempts.request():
+            connection = await self._client.any_connection()
+            with attempts.one():
+                return await connection.request(message, expect, timeout_ms=self._client.request_timeout_ms)
+
+    async def _ask_coordinator(self, message: Message, expect: type[_M]) -> _M:
+        """Of the node that coordinates, whose view of who is gone counts; while there is none, or another one is
+        elected, it is waited for. Raises NotLeader, ConnectionLost, OutcomeUnknown."""
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + self._client.request_timeout_ms / 1000
+        backoff = Backoff(random.random)
+        attempts = Attempts()
+        with attempts.request():
+            while True:
+                try:
+                    connection = await self._client.connection_to(await self._coordinator())
+                    with attempts.one():
+                        return await connection.request(message, expect, timeout_ms=self._client.request_timeout_ms)
+                except (NotLeader, ConnectionLost):
+                    if loop.time() >= give_up_at or attempts.in_doubt:
+                        raise
+                await asyncio.sleep(backoff.next_s())
+
+    async def _coordinator(self) -> str:
+        """Its client address, as the node that answers knows it."""
+        view = (await self.status()).cluster
+        nodes = view.nodes if view is not None else []
+        for node in nodes:
+            if view is not None and node.node_id == view.coordinator:
+                return node.client
+        raise NotLeader("no coordinator is known; a majority of the nodes must reach each other")
+
+    # --- inside ---
+
+
+def _formers(answer: FormerFreed) -> list[FormerKept]:
+    """What was not freed of them; not copies that the cluster names, which are none."""
+    return [kept for kept in answer.kept if not kept.named]

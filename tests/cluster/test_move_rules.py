@@ -1,0 +1,182 @@
+"""What the cluster allows of queues that move between logs, and what it remembers of where they were."""
+
+from __future__ import annotations
+
+import pytest
+
+from mirrorlog.cluster.raft.messages import EntryKind, RaftEntry
+from mirrorlog.cluster.state.commands import (
+    Addresses,
+    Command,
+    LogMade,
+    LogRemoved,
+    MoveBegun,
+    MoveCancelled,
+    QueuesMoved,
+    QueuesPlaced,
+    QueuesRemoved,
+    SpanEnded,
+    TransientLogMade,
+)
+from mirrorlog.cluster.state.events import events_of
+from mirrorlog.cluster.state.machine import AppliedEntry, applied
+from mirrorlog.cluster.state.placements import SPANS_KEPT, MovingQueue, Placement, Span
+from mirrorlog.cluster.state.state import ClusterState, NodeFacts, decode_state, encode_state
+
+
+class World:
+    """A cluster of two nodes with the logs A, B and C, and queues in A."""
+
+    def __init__(self, *queues: str) -> None:
+        nodes = {name: NodeFacts(number, Addresses(), start_id="run") for number, name in enumerate("ab", 1)}
+        self.state = ClusterState("7c6e67c6-85b5-54b0-b99c-56b1e8d06aa8", "c", nodes=nodes, cluster_version=6)
+        self.index = 0
+        self.told: list[str] = []
+        for number, log_id in enumerate("ABC"):
+            rule = Placement(copies=1, flush="memory" if number else "disk")
+            self.apply(LogMade(log_id=log_id, number=number, name=f"log{log_id}", flush=rule.flush, replicas=("a",),
+                               copies=1, placement=rule))  # fmt: skip
+        self.apply(QueuesPlaced(log_id="A", names=queues))
+
+    def apply(self, command: Command) -> str:
+        """The refusal, if it is one. What changes nothing changes nothing; what a snapshot keeps is the same."""
+        self.index += 1
+        before = self.state
+        self.state, outcome = applied(before, self.index, command)
+        entry = RaftEntry(self.index, 1, EntryKind.COMMAND, b"")
+        self.told += [event.kind for event in events_of(AppliedEntry(entry, command, before, self.state, outcome))]
+        assert not outcome.refusal or self.state is before
+        assert decode_state(encode_state(self.state)) == self.state
+        return outcome.refusal
+
+    def move(self, *names: str, to: str, log_group: str = "") -> int:
+        """Begin a move; its number."""
+        assert not self.apply(MoveBegun(names=names, target=to, log_group=log_group))
+        return self.state.placing.moves[names[0]].number
+
+    def moved(self, *names: str, to: str, at: int) -> None:
+        number = self.move(*names, to=to)
+        assert not self.apply(QueuesMoved(number=number, first=dict.fromkeys(names, at)))
+
+
+def test_a_queue_that_moved_has_a_span_in_each_log() -> None:
+    """From its first offset on; and no other queue has any."""
+    world = World("q", "other")
+    number = world.move("q", to="B")
+    assert world.state.placing.moves == {"q": MovingQueue(number, "A", "B")}
+    assert world.state.queues["q"] == "A"
+    assert not world.apply(QueuesMoved(number=number, first={"q": 10}))
+    assert (world.state.queues["q"], world.state.placing.moves) == ("B", {})
+    world.moved("q", to="A", at=20)
+    assert world.state.placing.spans == {"q": (Span("A", 0), Span("B", 10), Span("A", 20))}
+    assert world.told[-4:] == ["move_begun", "queue_moved", "move_begun", "queue_moved"]
+
+
+def test_what_is_said_twice_counts_once() -> None:
+    """A move that is begun, has come about or is cancelled already."""
+    world = World("q")
+    number = world.move("q", to="B")
+    assert world.move("q", to="B") == number
+    assert not world.apply(QueuesMoved(number=number, first={"q": 1}))
+    assert "there is no move" in world.apply(QueuesMoved(number=number, first={"q": 1}))
+    assert not world.apply(MoveBegun(names=("q",), target="B"))
+    assert world.state.placing.moves == {}
+    assert not world.apply(MoveCancelled(number=number))
+    assert world.state.queues["q"] == "B"
+
+
+def test_a_cancelled_move_does_not_come_about() -> None:
+    """Whoever says later that the queue is there is refused, also when it moves to the same log again."""
+    world = World("q")
+    first = world.move("q", to="B")
+    assert not world.apply(MoveCancelled(number=first))
+    second = world.move("q", to="B")
+    assert second != first
+    assert "there is no move" in world.apply(QueuesMoved(number=first, first={"q": 1}))
+    assert world.state.queues["q"] == "A"
+    assert "move_cancelled" in world.told
+
+
+def test_the_queues_of_a_group_are_one_move() -> None:
+    """All of them or none; the group goes along, and nobody joins it meanwhile."""
+    world = World()
+    world.apply(QueuesPlaced(log_id="A", names=("q", "p"), log_group="g"))
+    number = world.move("q", "p", to="B", log_group="g")
+    joins = QueuesPlaced(log_id="A", names=("late",), log_group="g")
+    assert "are moving to another log; ask again" in world.apply(joins)
+    assert "and of no others" in world.apply(QueuesMoved(number=number, first={"q": 1}))
+    assert not world.apply(QueuesMoved(number=number, first={"q": 1, "p": 2}))
+    assert world.state.log_groups == {"g": "B"}
+    assert not world.apply(joins)
+    assert world.state.queues["late"] == "B"
+
+
+@pytest.mark.parametrize(
+    ("names", "target", "reason"),
+    [
+        (("q",), "X", "there is no log X"),
+        (("none",), "B", "there is no queue none"),
+        (("q", "far"), "B", "queues of several logs cannot be one move"),
+        (("q", "there"), "B", "queues of several logs cannot be one move"),
+        (("q",), "t", "does not move, and nothing moves there"),
+        (("passing",), "B", "does not move, and nothing moves there"),
+        (("moving",), "B", "is moving to log logC; wait for that"),
+    ],
+)
+def test_what_cannot_move_is_refused(names: tuple[str, ...], target: str, reason: str) -> None:
+    """By the reason: an unknown log or queue, queues of several logs, what goes with its node, what moves elsewhere."""
+    world = World("q", "moving")
+    world.apply(QueuesPlaced(log_id="C", names=("far",)))
+    world.apply(QueuesPlaced(log_id="B", names=("there",)))
+    world.apply(TransientLogMade(log_id="t", number=9, node="a"))
+    world.apply(QueuesPlaced(log_id="t", names=("passing",)))
+    world.move("moving", to="C")
+    assert reason in world.apply(MoveBegun(names=names, target=target))
+
+
+def test_a_queue_that_moves_is_not_taken_away() -> None:
+    """Its place stays until the move is over: a late deletion in the log that it leaves is of another one."""
+    world = World("q", "p")
+    world.move("q", to="B")
+    world.apply(QueuesRemoved(names=("q", "p"), log_id="A", epoch=0, removals=0))
+    assert world.state.queues == {"q": "A"}
+
+
+def test_spans_end_in_their_order_and_are_remembered() -> None:
+    """An ended one is still there for positions that name its log; the log itself may go."""
+    world = World("q")
+    world.moved("q", to="B", at=10)
+    world.moved("q", to="C", at=20)
+    assert "they end first" in world.apply(SpanEnded(name="q", log_id="B"))
+    seen = world.state.logs["A"].seen
+    assert "or spans" in world.apply(LogRemoved(log_id="A", seen=seen))
+    assert not world.apply(SpanEnded(name="q", log_id="A"))
+    assert world.state.placing.spans["q"] == (Span("A", 0, ended=True), Span("B", 10), Span("C", 20))
+    assert not world.apply(SpanEnded(name="q", log_id="A"))
+    assert not world.apply(SpanEnded(name="q", log_id="C")), "where it is now nothing ends"
+    assert world.state.placing.spans["q"][-1] == Span("C", 20)
+    assert not world.apply(LogRemoved(log_id="A", seen=seen))
+    assert "A" not in world.state.logs
+    assert world.state.placing.ids_given == {"0": 4096}
+
+
+def test_of_a_queue_that_moves_for_ever_not_all_spans_are_kept() -> None:
+    """The newest; and each that has records, however many."""
+    world = World("q")
+    for number in range(2 * SPANS_KEPT):
+        here, there = ("A", "B") if number % 2 == 0 else ("B", "A")
+        world.moved("q", to=there, at=number)
+        world.apply(SpanEnded(name="q", log_id=here))
+    assert len(world.state.placing.spans["q"]) == SPANS_KEPT
+    world = World("q")
+    for number in range(2 * SPANS_KEPT):
+        world.moved("q", to="AB"[(number + 1) % 2], at=number)
+    assert len(world.state.placing.spans["q"]) == 2 * SPANS_KEPT + 1
+
+
+def test_a_deleted_queue_leaves_nothing() -> None:
+    """Neither spans nor a place."""
+    world = World("q")
+    world.moved("q", to="B", at=10)
+    assert not world.apply(QueuesRemoved(names=("q",), log_id="B", epoch=0, removals=0))
+    assert (world.state.queues, world.state.placing.spans) == ({}, {})

@@ -1,0 +1,184 @@
+"""Queues that move between logs while they are used, on real nodes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from mirrorlog.client import Client
+from mirrorlog.errors import BadRequest, MirrorlogError
+from mirrorlog.testing import Cluster
+from mirrorlog.wire.messages.queues import QueueInfo
+from tests.process.clusters import fast_cluster
+
+pytestmark = pytest.mark.process
+
+BEFORE = 300
+
+
+async def told(client: Client, queue: str) -> QueueInfo:
+    """As the node that knows most describes it."""
+    return (await client.admin.metadata([queue])).queues[0]
+
+
+async def moved(client: Client, queue: str, log_id: str) -> QueueInfo:
+    """Once the queue is in another log than that one."""
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                info = await told(client, queue)
+                if info.log_id != log_id:
+                    return info
+            except (MirrorlogError, IndexError):
+                pass  # nobody can say at the moment
+            await asyncio.sleep(0.01)
+
+
+class Traffic:
+    """Somebody publishes numbers to a queue, and somebody acknowledges what he is given, until it is ended."""
+
+    def __init__(self, client: Client, queue: str) -> None:
+        self._client = client
+        self._queue = queue
+        self._ends = asyncio.Event()
+        self._more = asyncio.Condition()
+        self.sent = 0
+        self.settled: Counter[bytes] = Counter()
+
+    async def publish(self) -> None:
+        async with self._client.producer(self._queue, confirm="all") as producer:
+            while not self._ends.is_set():
+                await producer.send(str(self.sent).encode())
+                async with self._more:
+                    self.sent += 1
+                    self._more.notify_all()
+
+    async def reached(self, more: int) -> None:
+        """Until so many more records are confirmed."""
+        wanted = self.sent + more
+        async with asyncio.timeout(30), self._more:
+            await self._more.wait_for(lambda: self.sent >= wanted)
+
+    async def consume(self) -> None:
+        async with self._client.subscribe(self._queue, prefetch=20) as subscription:
+            while not self._ends.is_set() or len(self.settled) < self.sent:
+                async with asyncio.timeout(20):
+                    delivery = await anext(subscription)
+                await delivery.ack()
+                self.settled[delivery.value] += 1
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.publish())
+            tasks.create_task(self.consume())
+            try:
+                yield
+            finally:
+                self._ends.set()
+
+
+async def values(client: Client, queue: str) -> list[bytes]:
+    """All records of the queue, as a stream from its beginning."""
+    async with client.consumer(queue, start="earliest", until="confirmed") as consumer:
+        return [record.value or b"" async for record in consumer]
+
+
+async def test_a_queue_moves_while_it_is_used() -> None:
+    """Goal: nothing is lost, doubled or out of order for those who use a queue while it moves. Method: a queue with
+    three copies gets one with two, and then one on two named nodes on disk; all the while somebody publishes to it and
+    somebody acknowledges. At the end every record is there once, in order, and was settled once."""
+    async with fast_cluster(3, min_in_sync=2) as cluster:
+        await asyncio.to_thread(cluster.wait_in_sync)
+        async with Client(*cluster.servers) as client:
+            first = await client.admin.declare("orders")
+            traffic = Traffic(client, "orders")
+            async with traffic.running():
+                await traffic.reached(BEFORE)
+                planned = await client.admin.alter("orders", {"copies": 2}, dry_run=True)
+                assert (planned.moves, planned.done, planned.rule) == (True, False, "2-copies-memory")
+                assert (await told(client, "orders")).log_id == first.log_id
+                await client.admin.alter("orders", {"copies": 2})
+                second = await moved(client, "orders", first.log_id)
+                assert (second.queue_id, second.arguments["copies"]) == (first.queue_id, 2)
+                await client.admin.alter("orders", {"nodes": ["n2", "n3"], "flush": "disk"})
+                third = await moved(client, "orders", second.log_id)
+                assert {third.master, *third.mirrors} == {"n2", "n3"}
+                await traffic.reached(BEFORE)
+            assert third.former_logs[:2] == [first.log_id, second.log_id]
+            assert await values(client, "orders") == [str(number).encode() for number in range(traffic.sent)]
+            assert set(traffic.settled.values()) == {1}
+            assert len(traffic.settled) == traffic.sent
+
+
+async def test_what_a_former_log_has_is_read_and_given_out_from_there() -> None:
+    """Goal: records before the move stay where they are, and whoever comes for them gets them. Method: a queue is
+    filled, moved with nobody there, and filled on; a subscriber and a stream reader come, and get all of it; a node
+    that holds the new log alone knows nothing of the old records, and says where they are."""
+    async with fast_cluster(3, min_in_sync=2) as cluster:
+        await asyncio.to_thread(cluster.wait_in_sync)
+        async with Client(*cluster.servers) as client:
+            before = await client.admin.declare("orders", {"nodes": ["n1"]})
+            beside = await client.admin.declare("beside", {"nodes": ["n1"]})
+            assert before.log_id == beside.log_id, "else the log itself would go to other nodes"
+            async with client.producer("orders") as producer:
+                for number in range(BEFORE):
+                    await producer.send(str(number).encode())
+                await client.admin.alter("orders", {"nodes": ["n3"]})
+                after = await moved(client, "orders", before.log_id)
+                assert ([span.first for span in after.spans], after.begin) == ([0, BEFORE], 0)
+                for number in range(BEFORE, 2 * BEFORE):
+                    await producer.send(str(number).encode())
+            expected = [str(number).encode() for number in range(2 * BEFORE)]
+            assert await values(client, "orders") == expected
+            got = []
+            async with client.subscribe("orders") as subscription:
+                while len(got) < 2 * BEFORE:
+                    async with asyncio.timeout(20):
+                        delivery = await anext(subscription)
+                    got.append(delivery.value)
+                    await delivery.ack()
+            assert got == expected
+
+
+async def test_what_does_not_move_says_so() -> None:
+    """An exclusive or transient queue, an argument that is none of its place, and one that is as asked already."""
+    async with fast_cluster(1) as cluster, Client(*cluster.servers) as client:
+        await client.admin.declare("passing", {"durable": False})
+        with pytest.raises(BadRequest, match="goes with its node"):
+            await client.admin.alter("passing", {"copies": 1})
+        await client.admin.declare("stays", {"copies": 1})
+        with pytest.raises(BadRequest, match="'x-max-length' of a queue cannot be changed"):
+            await client.admin.alter("stays", {"x-max-length": 3})
+        assert not (await client.admin.alter("stays", {"copies": 1})).moves
+
+
+async def kill_during_move(cluster: Cluster, client: Client, victim: str) -> None:
+    """A move with the death of a node in its middle, which comes back."""
+    first = await client.admin.declare("orders")
+    traffic = Traffic(client, "orders")
+    async with traffic.running():
+        await traffic.reached(BEFORE)
+        await client.admin.alter("orders", {"copies": 2})
+        cluster.nodes[victim].kill()
+        await moved(client, "orders", first.log_id)
+        await asyncio.to_thread(cluster.nodes[victim].start)
+        await traffic.reached(BEFORE)
+    sent = [str(number).encode() for number in range(traffic.sent)]
+    assert await values(client, "orders") == sent
+    assert len(traffic.settled) == traffic.sent
+
+
+@pytest.mark.long_after(1)
+@pytest.mark.parametrize("victim", ["n1", "n2", "n3"])
+async def test_a_move_survives_a_node(victim: str) -> None:
+    """Goal: a move comes about whichever node dies in it. Method: kill -9 right behind the decision, under traffic; the
+    old master, and nodes that may be the new one."""
+    async with fast_cluster(3, min_in_sync=2, settings={"cluster.node_timeout_ms": 1_000}) as cluster:
+        await asyncio.to_thread(cluster.wait_in_sync)
+        async with Client(*cluster.servers) as client:
+            await kill_during_move(cluster, client, victim)
