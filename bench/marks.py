@@ -114,7 +114,7 @@ _IDLE_LOGS: Final = tuple(
     for name, bound, unit in (
         ("memory of a node, each", 1_000_000, "B"),
         ("processor", 40, "%"),
-        ("threads of a node", 24, "threads"),
+        ("threads of a node", 32, "threads"),
         ("disk of a node, each", 17 * 1024 * 1024, "B"),
     )
 )

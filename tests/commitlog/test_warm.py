@@ -210,3 +210,31 @@ def test_two_flushes_may_be_out_and_end_in_any_order(tmp_path: Path) -> None:
     assert log.complete_flush(first) == 800
     abandon(log)
     assert open_log(tmp_path).flushed == 800
+
+
+def test_one_of_many_logs_has_its_share_ready_and_a_spare_once_it_has_grown(tmp_path: Path) -> None:
+    """Goal: many logs at rest take no more than one. Of eight logs one has an eighth of what one alone would have, and
+    no spare; then append until a spare is worth it."""
+    files = FaultyFiles()
+    mib = 1024 * KIB
+    log = open_log(
+        tmp_path, segment_bytes=64 * mib, populate_bytes=8 * mib, prepare_bytes=128 * mib, epoch=1, files=files
+    )
+    job = log.start_warm(sharers=8)
+    assert job is not None
+    job.run()
+    log.complete_warm(job)
+    assert len(job.window) <= mib
+    assert log.start_warm(sharers=8) is None
+    before = files.disk.calls["populate"]
+    while (step := log.start_prepare(sharers=8)) is not None:
+        step.run()
+        log.complete_prepare(step)
+    assert files.disk.calls["populate"] - before == 16, "an eighth, which is the first file"
+    assert not log.has_spare
+    append_sizes(log, [256 * KIB] * 16)
+    step = log.start_prepare(sharers=8, idle=False)
+    assert step is not None
+    step.run()
+    log.complete_prepare(step)
+    assert log.has_spare, "what it has taken four times is more than what is left of its file"

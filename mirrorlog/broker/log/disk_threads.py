@@ -20,7 +20,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 THREADS_MAX: Final = 32
 """More waits for one disk at once than this make none of them shorter."""
-REST_S: Final = 10.0
+REST_S: Final = 2.0
 """How long a thread without work is kept for the next one."""
 
 _P = ParamSpec("_P")

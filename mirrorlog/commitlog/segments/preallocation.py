@@ -172,7 +172,9 @@ class Preparer:
             ahead = share_of(self.prepare_bytes, sharers)
             if not idle:
                 ahead = min(BUSY_BYTES, self.prepare_bytes, max(ahead, AHEAD_TIMES * grown))
-            self._pending = self._next_job(active, ahead)
+            # Of several logs only one that has grown is worth a file of the disk: a segment is much for one at rest.
+            reach = ahead if sharers == 1 else min(ahead, AHEAD_TIMES * grown)
+            self._pending = self._next_job(active, ahead, reach)
             return self._pending
         return None
 
@@ -257,7 +259,8 @@ class Preparer:
         with suppress(OSError):  # recovery removes it
             self._files.unlink(path)
 
-    def _next_job(self, active: Segment, ahead: int) -> PrepareJob | None:
+    def _next_job(self, active: Segment, ahead: int, reach: int) -> PrepareJob | None:
+        """`ahead`: how far pages are prepared; `reach`: how far the log may get before the next look."""
         if not self._refused and (job := self._freed_job()) is not None:
             return job
         tail = active.end - active.start
@@ -265,7 +268,7 @@ class Preparer:
         if urgent and self._wants_spare():
             return self._spare_job()
         job = self._pages_job(active, tail, min(active.capacity, tail + ahead))
-        if job is None and self._wants_spare() and ahead > active.room:
+        if job is None and self._wants_spare() and reach > active.room:
             job = self._spare_job()
         if job is None and self.spare is not None:
             job = self._pages_job(self.spare, 0, min(self.spare.capacity, ahead - active.room))
