@@ -155,6 +155,9 @@ class Assigned:
     def spans(self, queue: str) -> Sequence[Span]:
         return ()
 
+    def all_spans(self) -> Mapping[str, Sequence[Span]]:
+        return {}
+
     def moves(self) -> Mapping[str, MovingQueue]:
         return {}
 
