@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +25,8 @@ QUEUES = [f"q{number}" for number in range(6)]
 FIRST_RECORDS = 400
 VALUE_BYTES = 2_000
 PAUSE_S = 0.005
+LIMIT = 4 * 1024 * 1024
+"""Bytes a second, of what moves."""
 
 
 @pytest.fixture
@@ -191,3 +194,44 @@ async def test_what_moves_is_shown_and_stands_still_while_it_is_paused(growing: 
     await until(lambda: copies_on_third() >= 1, growing, "n3 has its share")
     await until(lambda: not any(log.target for log in view_of(growing).logs), growing, "all is where it should be")
     assert "every copy is where it should be" in await ask("rebalance", "--wait")
+
+
+@pytest.mark.long
+async def test_a_move_takes_no_more_than_its_limit_and_says_so(growing: Growing, mqtool: Tool) -> None:
+    """Goal: a copy that is made for a move is filled as fast as is allowed, and its master says how fast that is.
+    Method: two nodes of one copy each of a log of 16 MiB, which may send 4 MiB/s for moves; the one that holds it is
+    emptied, while the status of the mirror and the plan are looked at."""
+    nodes = [growing.node() for _ in range(2)]
+    for node in nodes:
+        growing.configure(node, cluster__move_bytes_per_s=LIMIT)
+        node.launch(*join(*nodes))
+    await asyncio.to_thread(growing.wait_whole, ["n1", "n2"], 2)
+    servers = [node.client for node in nodes]
+    await asyncio.to_thread(mqtool.ok, "rebalance", "--pause", servers=servers)
+    async with Client(*servers) as client:
+        await client.admin.declare("q", {"copies": 1})
+        async with client.producer("q", confirm="all") as producer:
+            await asyncio.gather(*(producer.send(bytes(64 * 1024)) for _ in range(256)))
+    (log,) = (log for log in view_of(growing).logs if log.copies == 1)
+    (source,) = log.replicas
+    await asyncio.to_thread(mqtool.ok, "drain", source, "--empty", servers=servers)
+    await asyncio.to_thread(mqtool.ok, "rebalance", "--resume", servers=servers)
+    began = time.monotonic()
+    told: set[int] = set()
+    left: list[float] = []
+
+    def moved() -> bool:
+        found = mqtool.json("rebalance", "--dry-run", servers=servers)
+        left.extend(size for size, _ in found["left_bytes"].values())
+        for status in growing.statuses().values():
+            for each in status.logs:
+                told.update(mirror.move_bytes_per_s for mirror in each.mirrors if each.log_id == log.log_id)
+        now = next(each for each in view_of(growing).logs if each.log_id == log.log_id)
+        return source not in now.replicas
+
+    await until(moved, growing, "the log has moved")
+    seconds = time.monotonic() - began
+    assert LIMIT in told
+    assert max(left) > LIMIT
+    assert seconds >= 0.8 * 256 * 64 * 1024 / LIMIT, seconds
+    assert [len(log.replicas) for log in view_of(growing).logs if log.copies == 1] == [1]
