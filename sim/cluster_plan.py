@@ -210,6 +210,13 @@ COPY_KINDS: Final[Mapping[str, Kind]] = {
     for name, kind in KINDS.items()
 }
 """With more logs, which are wished elsewhere at random, and nodes that are emptied, join and leave."""
+USED_COPY_KINDS: Final[Mapping[str, Kind]] = {
+    name.replace("copies", "used copies"): replace(
+        kind, faults={**kind.faults, **_SESSIONS}, groups=True, transactions=True
+    )
+    for name, kind in COPY_KINDS.items()
+}
+"""And with takers of acking groups, who settle by transactions."""
 ALL_KINDS: Final[Mapping[str, Kind]] = {
     **KINDS,
     **GROUP_KINDS,
@@ -220,6 +227,7 @@ ALL_KINDS: Final[Mapping[str, Kind]] = {
     **LIFETIME_KINDS,
     **CREDIT_KINDS,
     **COPY_KINDS,
+    **USED_COPY_KINDS,
 }
 
 
