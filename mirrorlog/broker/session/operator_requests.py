@@ -80,7 +80,8 @@ class Operations:
     """`handlers`: by request, what answers it, at once where nothing has to be waited for: then it is done in the turn
     of who asks. Each raises MirrorlogError as the answer."""
 
-    def __init__(self, service: ClusterService, events: EventRing, former: FormerCopies) -> None:
+    def __init__(self, service: ClusterService, events: EventRing, former: FormerCopies | None = None) -> None:
+        """`former`: those of this node; None where there is no disk."""
         self._service = service
         self._events = events
         self._former = former
@@ -120,6 +121,8 @@ class Operations:
         return Done()
 
     async def _free_former(self, asked: FreeFormer) -> Message:
+        if self._former is None:
+            raise BadRequest("this node keeps no copies")
         return await self._former.free(asked.log)
 
     # --- logs ---
