@@ -160,7 +160,7 @@ class MetadataAnswers:
             return queues
         placed = set(self._view.placed_in(log.log_id))
         there = [*queues, *queues.moves.leaving()]
-        return [each for each in there if each.name in placed or self._view.placed(each.name) is None]
+        return [each for each in there if each.name in placed or self._view.placed(each.name) in (None, log.log_id)]
 
     def _drop_gone(self) -> None:
         there = {log.log_id for log in self._logs}
