@@ -131,8 +131,9 @@ class CoordinatorRunner:
             sizes=self.sizes,
         )
 
-    def plan(self) -> list[tuple[tuple[str, ...], CopyMove]]:
-        """On the coordinator: which logs go elsewhere, each with the nodes that it goes from. Raises NotLeader."""
+    async def plan(self) -> list[tuple[tuple[str, ...], CopyMove]]:
+        """On the coordinator: which logs go elsewhere, each with the nodes that it goes from, as of now. Others have
+        their turns meanwhile. Raises NotLeader."""
         if self._coordinator is None:
             raise NotLeader("this node does not coordinate; ask again")
         state, found = self._member.state, []
@@ -140,6 +141,7 @@ class CoordinatorRunner:
         for move in plan(state, self._coordinator.outlook(state, self._seen())):
             found.append((held[move.log_id], move))
             held[move.log_id] = move.nodes
+            await asyncio.sleep(0)
         return found
 
     # --- sizes ---

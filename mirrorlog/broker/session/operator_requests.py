@@ -137,7 +137,7 @@ class Operations:
                 raise outcome_of(error, in_doubt=count > 0, message=f"{count} of {len(wished)} logs go home") from None
         return Rebalanced(moves=[move for _, move in moves], done=not asked.dry_run)
 
-    def _copy_moves(self, asked: GetCopyMoves) -> Message:
+    async def _copy_moves(self, asked: GetCopyMoves) -> Message:
         self._check_coordinates()
         state, coordination = self._state, self._service.coordination
         begun = {log_id for log_id, place in state.placing.logs.items() if place.target}
@@ -152,7 +152,7 @@ class Operations:
                     size_bytes=coordination.sizes.get(move.log_id, -1),
                     under_way=move.log_id in begun and source == state.logs[move.log_id].replicas,
                 )
-                for source, move in coordination.plan()
+                for source, move in await coordination.plan()
             ],
             paused=state.placing.paused,
         )

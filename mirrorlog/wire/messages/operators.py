@@ -77,7 +77,7 @@ class PlannedMove(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CopyMoves(Message, frozen=True):
-    """`moves`: those that would follow if nothing else happened, 1,000 at most; `paused`: none is begun, nor goes
+    """`moves`: those that would follow if nothing else happened, some 100 at most; `paused`: none is begun, nor goes
     on."""
 
     moves: list[PlannedMove]
