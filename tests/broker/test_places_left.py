@@ -60,7 +60,8 @@ def log_of(log_id: UUID) -> HostedLog:
     publisher: Any = LogPublisher.__new__(LogPublisher)
     publisher.stopping = False
     publisher.when_confirmed = lambda done: done(None)
-    queues = SimpleNamespace(get=lambda name: None, moves=SimpleNamespace(aside={}))
+    moves = SimpleNamespace(refusal_of=lambda name: None, aside={})
+    queues = SimpleNamespace(get=lambda name: None, moves=moves)
     replica = SimpleNamespace(queues=queues, log=SimpleNamespace(epochs=SimpleNamespace(current=7)))
     return cast(HostedLog, SimpleNamespace(log_id=log_id, name="x", publisher=publisher, replica=replica))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mirrorlog.client import Client
-from mirrorlog.errors import BadRequest, LogCorrupt, NoSuchQueue, NotMaster, QueueExists
+from mirrorlog.errors import LogCorrupt, NoSuchQueue, NotMaster, QueueExists
 from mirrorlog.testing import Cluster, Node
 from mirrorlog.wire.frames import Durability
 from mirrorlog.wire.messages.queues import DeclareQueue, GetMetadata, Metadata, QueueInfo
@@ -142,13 +142,19 @@ def test_an_id_of_no_log_is_no_queue(two: Cluster) -> None:
             assert type(error_of(lambda batch=batch: raw.produce(batch))) is NoSuchQueue  # type: ignore[misc]
 
 
-def test_a_flush_mode_that_no_log_has_is_refused() -> None:
-    """Goal: nobody believes to be on disk who is not. One log in memory, a queue that asks for disk."""
+async def test_a_flush_mode_that_no_log_has_gets_a_log() -> None:
+    """Goal: nobody believes to be on disk who is not. One log in memory, a queue that asks for disk: a log is made for
+    it, whose master the client waits for; what goes there is on disk, and the log in memory has none of it."""
     with fast_cluster(1) as one:
-        error = error_of(lambda: declare_at(one.master, "q", flush="disk"))
-        assert type(error) is BadRequest
-        assert "say with copies how many" in error.message
-        assert declare_at(one.master, "q", flush="memory").queue_id == 1
+        async with Client(*one.servers) as client:
+            on_disk = await client.admin.declare("q", ON_DISK)
+            assert on_disk.log_id != log_id_of(one, "main")
+            assert on_disk.master == one.master.id
+            assert on_disk.queue_id == 1 << 24 | 1
+            assert await publish(client, "q", b"x") == {Durability.DISK}
+            assert await values(client, "q") == [b"x"]
+        assert next(log.flush for log in one.master.status().logs if log.log_id == on_disk.log_id) == "disk"
+        assert declare_at(one.master, "r", flush="memory").queue_id == 1
 
 
 @pytest.mark.long_after(1)
