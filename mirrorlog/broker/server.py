@@ -82,6 +82,7 @@ class Server:
         self._view = view
         self.logs = HostedLogs()
         self.logs.why_elsewhere = view.why_elsewhere
+        self.logs.spans_of = view.spans
         self.helpers = Helpers()
         self.operations: Operations | None = None
         """What operators ask of the cluster; set before it listens."""

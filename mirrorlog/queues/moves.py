@@ -143,6 +143,16 @@ class QueueMoves:
         left = self.left.get(queue_id)
         return left is not None and not left.freed and queue_offset < left.next_queue_offset
 
+    def left_name(self, queue_id: int) -> str:
+        """The name of a queue that has left records here; empty of another one."""
+        left = self.left.get(queue_id)
+        return left.name if left is not None else ""
+
+    def id_left_as(self, name: str) -> int | None:
+        """The id of the queue of that name that has left records here; None when there is none."""
+        found = [(each.move, queue_id) for queue_id, each in self.left.items() if each.name == name and not each.freed]
+        return max(found)[1] if found else None  # an older one of that name is deleted, and about to be freed
+
     def elsewhere(self, queue_id: int, queue_offset: int) -> QueueMoving | None:
         """What whoever asks for that record is told that is not in this log, and that no loss has taken: None when it
         was not in another one before."""

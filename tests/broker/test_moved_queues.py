@@ -10,6 +10,7 @@ import pytest
 
 from mirrorlog.broker.hosting.hosted_logs import HostedLogs
 from mirrorlog.broker.hosting.states import HostedState
+from mirrorlog.cluster.state.placements import Span
 from mirrorlog.errors import NoSuchQueue, QueueMoving
 from mirrorlog.queues.changes import QueueArrived, QueueArriving, QueueHandedOver, QueueLeft, QueueOpened
 from tests.queues.statelog import Master
@@ -85,3 +86,58 @@ def test_a_record_is_read_where_it_is() -> None:
     assert isinstance(refusal, QueueMoving)
     assert second.replica.queues.moves.elsewhere(queue_id, 40) is None
     assert logs.to_read(queue_id, 0) is second
+
+
+def came(master: Master, queue_id: int, move: int, first: int) -> None:
+    arrive(master, queue_id, move=move, first=first)
+    say(master, QueueOpened(queue_id=queue_id, move=move))
+
+
+def test_a_log_that_the_queue_has_come_back_to_has_what_is_before_and_behind_another_ones() -> None:
+    """By the spans, in one log and the other by turns; without them the smallest end decided, and it was the other
+    one's. What nobody has any more is for the log that the queue is in to tell."""
+    one, other = Master(number=1), Master(number=2)
+    queue_id = one.declare("q")
+    logs, (first, second) = hosted(one, other)
+    spans = [Span(str(log.log_id), at) for log, at in ((first, 0), (second, 40), (first, 60), (second, 80))]
+    known: list[Span] = []
+    logs.spans_of = lambda queue: known
+    say(one, QueueLeft(queue_id=queue_id, move=5, target="two", next_queue_offset=40))
+    came(other, queue_id, move=5, first=40)
+    say(other, QueueLeft(queue_id=queue_id, move=6, target="one", next_queue_offset=60))
+    came(one, queue_id, move=6, first=60)
+    known += spans[:3]
+    assert [logs.to_read(queue_id, at) for at in (0, 39, 40, 59, 60)] == [first, first, second, second, first]
+    say(one, QueueLeft(queue_id=queue_id, move=7, target="two", next_queue_offset=80))
+    came(other, queue_id, move=7, first=80)
+    known[:] = spans
+    by_turns = [first, first, second, second, first, first, second]
+    assert [logs.to_read(queue_id, at) for at in (0, 39, 40, 59, 60, 79, 80)] == by_turns
+    known[0] = Span(spans[0].log_id, 0, ended=True)
+    assert [logs.to_read(queue_id, at) for at in (0, 40, 60)] == [second, second, first]
+
+
+def test_what_does_not_move_is_read_without_a_word_of_the_cluster() -> None:
+    one = Master(number=1)
+    queue_id = one.declare("q")
+    logs, (first,) = hosted(one)
+    logs.spans_of = lambda queue: pytest.fail(f"asked for the spans of {queue}")
+    assert logs.to_read(queue_id, 7) is first
+
+
+def test_a_log_that_is_named_is_looked_in_as_long_as_the_queue_has_records_there() -> None:
+    one, other = Master(number=1), Master(number=2)
+    queue_id = one.declare("q")
+    logs, (first, second) = hosted(one, other)
+    log_id = str(first.log_id)
+    assert logs.with_records(log_id, "q") == (first, queue_id)
+    say(one, QueueLeft(queue_id=queue_id, move=5, target="two", next_queue_offset=40))
+    say(other, QueueArriving(queue_id=queue_id, move=5, source="one", first=40))
+    say(one, QueueHandedOver(queue_id=queue_id, move=5))
+    assert logs.with_records(log_id, "q") == (first, queue_id)
+    for wrong_log, queue in ((log_id, "another"), (str(second.log_id), "q"), (str(UUID(int=9)), "q"), ("no id", "q")):
+        with pytest.raises(QueueMoving, match="ask for its spans"):
+            logs.with_records(wrong_log, queue)
+    say(one, QueueHandedOver(queue_id=queue_id, move=5, freed=True))
+    with pytest.raises(QueueMoving, match="no records of queue 'q'"):
+        logs.with_records(log_id, "q")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
 from mirrorlog.client import Client
-from mirrorlog.errors import BadRequest, MirrorlogError
+from mirrorlog.errors import BadRequest, ConnectionLost, MirrorlogError, NotMaster
 from mirrorlog.testing import Cluster
 from mirrorlog.wire.messages.queues import QueueInfo
 from tests.process.clusters import fast_cluster
@@ -143,6 +146,44 @@ async def test_what_a_former_log_has_is_read_and_given_out_from_there() -> None:
                     got.append(delivery.value)
                     await delivery.ack()
             assert got == expected
+
+
+@pytest.mark.parametrize("other", [{"nodes": ["n1"], "flush": "disk"}, {"nodes": ["n2"]}], ids=["here", "there"])
+async def test_a_queue_that_comes_back_is_read_and_found_by_time_in_all_its_spans(other: dict[str, Any]) -> None:
+    """Goal: no reader passes over what is in another log, nor is sent around for it. Method: a queue goes to a log of
+    the same node, or of another one, and comes back, with records in each span. A stream from its beginning, and from
+    a time before each span's first record, gives all that is behind it; the master's word alone says the same. While
+    nobody answers for an old span, its time is refused, and not answered with a later record."""
+    one = {"nodes": ["n1"], "flush": "memory"}
+    async with fast_cluster(3) as cluster:
+        await asyncio.to_thread(cluster.wait_in_sync)
+        async with Client(*cluster.servers) as client, Client(*cluster.servers, request_timeout_ms=1_000) as impatient:
+            for name, arguments in (("beside", one), ("beside the other", other), ("orders", one)):
+                await client.admin.declare(name, arguments)  # else the log itself would go to other nodes
+            log_ids, times = [(await told(client, "orders")).log_id], []
+            for number, place in enumerate((one, other, one)):
+                if number:
+                    await client.admin.alter("orders", {"flush": None, **place})
+                    log_ids.append((await moved(client, "orders", log_ids[-1])).log_id)
+                times.append(time.time_ns() // 1000)
+                async with client.producer("orders", confirm="all") as producer:
+                    for value in range(number * 10, number * 10 + 10):
+                        await producer.send(str(value).encode())
+            assert log_ids[0] == log_ids[2] != log_ids[1]
+            times.append(time.time_ns() // 1000)
+            expected = [str(value).encode() for value in range(30)]
+            assert await values(client, "orders") == expected
+            for number, at in enumerate(times):
+                assert await client.admin.find_offset("orders", at) == number * 10
+                assert await client.admin.find_offset("orders", at, any_copy=False) == number * 10
+            start = datetime.fromtimestamp(times[1] / 1e6, UTC)
+            async with client.consumer("orders", start=start, until="confirmed") as consumer:
+                assert [record.value async for record in consumer] == expected[10:]
+            if other["nodes"] == ["n2"]:
+                cluster.nodes["n2"].kill()
+                with pytest.raises((ConnectionLost, NotMaster)):
+                    await impatient.admin.find_offset("orders", times[1])
+                assert await client.admin.find_offset("orders", times[0]) == 0
 
 
 async def test_what_does_not_move_says_so() -> None:

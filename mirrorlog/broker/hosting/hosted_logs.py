@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from mirrorlog.broker.hosting.hosted_log import HostedLog
 from mirrorlog.broker.hosting.states import HostedState
-from mirrorlog.errors import MirrorlogError, NoSuchQueue
+from mirrorlog.cluster.state.placements import Span
+from mirrorlog.errors import MirrorlogError, NoSuchQueue, QueueMoving
 from mirrorlog.queues.queue_table import IDS_PER_LOG
 
 
@@ -20,6 +21,8 @@ class HostedLogs:
         self._refused: dict[str, HostedLog] = {}
         self.why_elsewhere: Callable[[int], MirrorlogError | None] = _not_known
         """What is said of a log with this number that is none of this node's; see `ports.ClusterView`."""
+        self.spans_of: Callable[[str], Sequence[Span]] = _not_moved
+        """In which logs a queue has its records, by its name; see `ports.ClusterView`."""
 
     def __iter__(self) -> Iterator[HostedLog]:
         return iter([log for log in self._served.values() if log.replica.damage is None])
@@ -82,17 +85,45 @@ class HostedLogs:
         )
 
     def to_read(self, queue_id: int, queue_offset: int) -> HostedLog:
-        """The log of those here that has this record of the queue; where none is known to have it, as `of_queue`."""
+        """The log of those here that has this record of the queue; where none is known to have it, as `of_queue`.
+
+        By the cluster's spans: a log that the queue has come back to has some records from before what is in another
+        one, and some from behind it. Where these are not known here yet: by what the logs say, each of its own."""
         log = self.of_queue(queue_id)
         moves = log.replica.queues.moves
         if queue_offset >= moves.firsts.get(queue_id, 0) and queue_id not in moves.left:
             return log
+        if (span := self._span(queue_id, queue_offset)) is not None:
+            here = self.get(span.log_id) if not span.ended else None
+            if here is not None and here.replica.queues.keeps(queue_id):
+                return here
+            if span.ended:
+                return log  # it says where the queue begins
         spans = [
             (each.replica.queues.moves.left[queue_id].next_queue_offset, each)
             for each in self
             if each.replica.queues.moves.has_left_there(queue_id, queue_offset)
         ]
         return min(spans, key=lambda span: span[0])[1] if spans else log
+
+    def with_records(self, log_id: str, queue: str) -> tuple[HostedLog, int]:
+        """That log and the queue's id, when the queue is there, or has left records there. Raises QueueMoving when that
+        is not so, LogUnavailable when this node refuses to serve the log."""
+        log = self.get(log_id)
+        if log is not None and (there := log.replica.queues.get(queue)) is not None:
+            return log, there.queue_id
+        queue_id = log.replica.queues.moves.id_left_as(queue) if log is not None else None
+        if log is None or queue_id is None:
+            raise QueueMoving(
+                f"no records of queue {queue!r} are here in a log {log_id[:64]!r}; ask for its spans again"
+            )
+        return log, queue_id
+
+    def _span(self, queue_id: int, queue_offset: int) -> Span | None:
+        """The one that holds this record of a queue, as far as the cluster's spans are known here."""
+        name = next((name for log in self if (name := _name_in(log, queue_id))), "")
+        spans = self.spans_of(name) if name else ()
+        return next((span for span in reversed(spans) if span.first <= queue_offset), None)
 
     def _moved_to(self, queue_id: int) -> HostedLog | None:
         """The log that the queue has come to, else one that it has left, of those here. Asked for nothing that is where
@@ -119,6 +150,18 @@ class HostedLogs:
 def _not_known(log_number: int) -> MirrorlogError | None:
     """Of no cluster."""
     return None
+
+
+def _name_in(log: HostedLog, queue_id: int) -> str:
+    """The name of a queue that is in a log, or has left records there; else empty."""
+    queues = log.replica.queues
+    queue = queues.by_id.get(queue_id)
+    return queue.name if queue is not None else queues.moves.left_name(queue_id)
+
+
+def _not_moved(queue: str) -> Sequence[Span]:
+    """Of no cluster."""
+    return ()
 
 
 def _undamaged(log: HostedLog | None) -> HostedLog | None:

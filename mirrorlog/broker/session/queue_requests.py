@@ -296,26 +296,33 @@ class Requests:
         self.once_known(log, respond, known)
 
     def _find_offset(self, message: FindOffset, respond: Respond) -> Message | None:
-        log, queue = self.find(message.queue)
+        if message.log:
+            log, queue_id = self._logs.with_records(message.log, message.queue)
+        else:
+            log, queue = self.find(message.queue)
+            queue_id = queue.queue_id
         if message.any_copy:
-            return self._find_offset_in(log, queue, message, respond)
+            return self._find_offset_in(log, queue_id, message, respond)
 
         def known() -> None:
-            if (answer := self._find_offset_in(log, queue, message, respond)) is not None:
+            if (answer := self._find_offset_in(log, queue_id, message, respond)) is not None:
                 respond(answer)
 
         self.once_known(log, respond, known)
         return None
 
-    def _find_offset_in(self, log: HostedLog, queue: Queue, message: FindOffset, respond: Respond) -> Message | None:
-        index, queue_id, time_us = log.replica.index, queue.queue_id, message.append_time_us
+    def _find_offset_in(self, log: HostedLog, queue_id: int, message: FindOffset, respond: Respond) -> Message | None:
+        index, time_us = log.replica.index, message.append_time_us
+        moved = queue_id in log.replica.queues.visitors or self._view.spans(message.queue)
+        found_in = str(log.log_id) if moved else ""
         if not index.is_past_time(queue_id, time_us):
-            return FoundOffset(queue_offset=index.find_time(queue_id, time_us))
+            return FoundOffset(queue_offset=index.find_time(queue_id, time_us), log=found_in)
 
         async def look_back() -> None:
             past = await log.past.find_time(queue_id, time_us)
             found = index.find_time(queue_id, time_us)
-            respond(FoundOffset(queue_offset=found if past is None else max(index.begin(queue_id), min(past, found))))
+            at = found if past is None else max(index.begin(queue_id), min(past, found))
+            respond(FoundOffset(queue_offset=at, log=found_in))
 
         self.later(look_back(), respond)
         return None

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import Awaitable, Callable, Iterable
+from itertools import pairwise
 from typing import TypeVar
 
 from msgspec.structs import replace
 
+from mirrorlog.client.connection.backoff import Backoff
 from mirrorlog.client.connection.cluster import ClusterClient
 from mirrorlog.client.connection.copy_refusals import NO_ANSWER, DamagedRange, begin_of, is_elsewhere, judged, views_of
 from mirrorlog.client.connection.masters import ask_master
-from mirrorlog.errors import BadBatch, InSyncReplicasNotEnough, LogCorrupt, MirrorlogError, OffsetOutOfRange
+from mirrorlog.errors import (
+    BadBatch,
+    InSyncReplicasNotEnough,
+    LogCorrupt,
+    MirrorlogError,
+    OffsetOutOfRange,
+    QueueMoving,
+)
 from mirrorlog.wire.messages.base import Message
-from mirrorlog.wire.messages.queues import FindOffset, FoundOffset, GetMetadata, Metadata, QueueInfo
+from mirrorlog.wire.messages.queues import FindOffset, FoundOffset, GetMetadata, Metadata, QueueInfo, SpanInfo
 
 logger = logging.getLogger(__name__)
 
@@ -50,20 +60,24 @@ class Copies:
         By the master, once it knows what its predecessor confirmed: behind a failover it would else answer what it had
         as a mirror for the end of what is confirmed. `any_copy`: while no master can tell, by the mirror that finds the
         smallest (one that began late finds its own start offset); enough for who begins there, and not for who ends
-        there. Raises NoSuchQueue, or why the master does not answer when nobody does."""
+        there. Of a queue that has moved, the oldest span with such a batch has it; while nobody answers for a span, it
+        is not passed over. Raises NoSuchQueue, or why the master does not answer when nobody does."""
         asked = FindOffset(queue=self._queue, append_time_us=append_time_us, any_copy=False)
-        message = replace(asked, any_copy=True)
-        try:
-            answer = await ask_master(self._client, self._queue, asked, FoundOffset, insist=not any_copy)
-            return answer.queue_offset
-        except (*NO_ANSWER, InSyncReplicasNotEnough) as error:
-            if not any_copy:
-                raise
-            info = await self._client.queue_info(self._queue)
-            found = await ask_all(self._client, info.mirrors, message, FoundOffset)
-            if not found:
-                raise error
-            return min(each.queue_offset for each in found)
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + self._client.request_timeout_ms / 1000
+        backoff = Backoff(random.random)
+        while True:
+            newest: FoundOffset | None = None
+            try:
+                newest = await self._newest_first_at(asked, any_copy=any_copy)
+                if not newest.log:
+                    return newest.queue_offset
+                return await self._first_of_spans(newest, asked, any_copy=any_copy)
+            except (*NO_ANSWER, InSyncReplicasNotEnough) as error:
+                passing = newest is not None or isinstance(error, QueueMoving)
+                if not passing or loop.time() >= give_up_at or self._client.closed:
+                    raise
+            await asyncio.sleep(backoff.next_s())
 
     async def judged(
         self, error: OffsetOutOfRange, info: QueueInfo, node_id: str, queue_offset: int
@@ -105,6 +119,46 @@ class Copies:
             except MirrorlogError as error:
                 bad.unread[node_id] = str(error)
         raise bad.refusal()
+
+    async def _newest_first_at(self, asked: FindOffset, *, any_copy: bool) -> FoundOffset:
+        """By the log that the queue is in. Raises as `first_at`."""
+        try:
+            return await ask_master(self._client, self._queue, asked, FoundOffset, insist=not any_copy)
+        except (*NO_ANSWER, InSyncReplicasNotEnough) as error:
+            if not any_copy:
+                raise
+            info = await self._client.queue_info(self._queue)
+            found = await ask_all(self._client, info.mirrors, replace(asked, any_copy=True), FoundOffset)
+            if not found:
+                raise error
+            # Who does not know yet that it has moved would have the older spans passed over.
+            return min(found, key=lambda each: (not each.log, each.queue_offset))
+
+    async def _first_of_spans(self, newest: FoundOffset, asked: FindOffset, *, any_copy: bool) -> int:
+        """The first one that is within its span, of a queue that has moved; `newest`: by the log that it was in then.
+        Raises QueueMoving when it is in another one by now, or why a span's nodes do not answer."""
+        info = await self._client.queue_info(self._queue)
+        if info.log_id != newest.log:
+            raise QueueMoving(f"queue {self._queue!r} is moving to another log; try again in a moment")
+        for span, following in pairwise(info.spans):
+            if span.first == following.first:
+                continue
+            found = await self._span_first_at(span, replace(asked, log=span.log_id), any_copy=any_copy)
+            if found < following.first:
+                return max(span.first, found)
+        return max(newest.queue_offset, info.spans[-1].first) if info.spans else newest.queue_offset
+
+    async def _span_first_at(self, span: SpanInfo, asked: FindOffset, *, any_copy: bool) -> int:
+        """By the span's log, as `first_at`."""
+        try:
+            return (await _ask_one(self._client, span.master, asked, FoundOffset)).queue_offset
+        except (*NO_ANSWER, InSyncReplicasNotEnough):
+            if not any_copy:
+                raise
+            found = await ask_all(self._client, span.mirrors, replace(asked, any_copy=True), FoundOffset)
+            if not found:
+                raise
+            return min(each.queue_offset for each in found)
 
     async def _begin_elsewhere(self, info: QueueInfo, node_id: str) -> int | None:
         """Where the queue begins by what other nodes than `node_id` say; None when none of them knows."""

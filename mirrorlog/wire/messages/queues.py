@@ -254,16 +254,22 @@ class FindOffset(Message, frozen=True):
     """The first queue offset whose batch was appended at or after a time (µs UTC); `next` if there is none.
 
     `any_copy`: a mirror may answer, which may have heard of less than was confirmed; else the master does, once it
-    knows what that is. Those who ask without a word of it are of software that took either.
+    knows what that is. Those who ask without a word of it are of software that took either. `log`: the id of the log to
+    look in, of those that a queue which has moved is or was in (`QueueInfo.spans`); empty: in the one that it is in.
     """
 
     queue: str
     append_time_us: int
     any_copy: bool = True
+    log: str = ""
 
 
 class FoundOffset(Message, frozen=True):
+    """`log`: of a queue that has moved the id of the log that was looked in, and of which alone this is true: what an
+    older span has of that time comes first. Empty of another queue."""
+
     queue_offset: int
+    log: str = ""
 
 
 class CommitPosition(Message, frozen=True):
