@@ -15,18 +15,19 @@ import pytest
 
 from mirrorlog import versions
 from mirrorlog.client.sync import Client
-from mirrorlog.errors import NoSuchUser, UnsupportedVersion
+from mirrorlog.errors import UnsupportedVersion
 from mirrorlog.testing import Node
 from mirrorlog.testing.asking import wait_for
+from mirrorlog.wire.messages.queues import QueueInfo
 from mirrorlog.wire.messages.status import ClusterStatus
 from tests.process.clusters import facts, log_lines
 from tests.process.growing import Growing, join
 from tests.process.traffic import Traffic, number_of
 
 ROOT = Path(__file__).parents[2]
-COMMIT_BEFORE = "6d0c1a3"
+COMMIT_BEFORE = "eec4e7f"
 """The last one of the version before this software's."""
-BEFORE, NOW = 4, 5
+BEFORE, NOW = 5, 6
 RATE = 50
 NAMES = ["n1", "n2", "n3"]
 
@@ -172,19 +173,19 @@ def segments(node: Node) -> dict[str, bytes]:
     return {str(path.relative_to(logs)): path.read_bytes() for path in logs.glob("*/*") if path.name.isdigit()}
 
 
-def limit(update: Update, address: str) -> None:
-    """Give a user limits, by a node."""
+def declare_placed(address: str) -> QueueInfo:
+    """A queue that says which nodes have its copies: no log of before is so. Asked at a node."""
     with Client(address) as client:
-        client.admin.topology.set_user_limits("ann", publish_byte_rate=1_000_000)
+        return client.admin.declare("placed", {"nodes": ["n2", "n1", "n3"]})
 
 
 @pytest.mark.long
 def test_a_cluster_is_updated_node_by_node_and_not_back(update: Update, tmp_path: Path) -> None:
     """Goal: two adjacent versions are one cluster, and there is a way back until all nodes are updated. Method: under
     publishing each node in turn is stopped and goes on with the new software; the first goes back in between. Masters
-    of either version have mirrors of the other. The cluster's version rises with the last; only then a user may have
-    limits. Then the old software is refused: on the disk of a node that was updated, on a disk from before, and on
-    a blank one. All that was published is there once, no copy was made anew, and the copies are equal."""
+    of either version have mirrors of the other. The cluster's version rises with the last; only then a queue may say
+    on which nodes it is. Then the old software is refused: on the disk of a node that was updated, on a disk from
+    before, and on a blank one. All that was published is there once, no copy was made anew, the copies are equal."""
     one, two, three = update.nodes
     assert versions.OWN == NOW, "the software before is two versions behind: let this test begin with the one before"
 
@@ -198,8 +199,8 @@ def test_a_cluster_is_updated_node_by_node_and_not_back(update: Update, tmp_path
     wait_for(lambda: update.masters() == NAMES or None, timeout=10, what=update.growing.said)
     update.whole()
     update.goes_on()  # a master of this version, mirrors of the one before
-    with pytest.raises(UnsupportedVersion, match="until all nodes are updated"):
-        limit(update, one.client)
+    with pytest.raises(UnsupportedVersion, match="update all nodes"):
+        declare_placed(one.client)
 
     update.restart(one, BEFORE)
     update.goes_on()
@@ -212,11 +213,12 @@ def test_a_cluster_is_updated_node_by_node_and_not_back(update: Update, tmp_path
     update.restart(three, NOW, between=lambda: shutil.copytree(three.data_dir, disk_of_before))
     update.check(software=(NOW, NOW, NOW), cluster=NOW)
     update.goes_on()
-    with pytest.raises(NoSuchUser):
-        limit(update, one.client)
+    logs_before = {log.log_id for log in update.whole().logs}
+    assert declare_placed(one.client).log_id not in logs_before
+    assert len(update.whole().logs) == len(logs_before) + 1
     refusal = (
-        "the cluster runs at version 5, and software of version 4 works in clusters of version 3 and 4 only: start the "
-        "node with software of version 5 or 6"
+        "the cluster runs at version 6, and software of version 5 works in clusters of version 4 and 5 only: start the "
+        "node with software of version 6 or 7"
     )
 
     assert three.stop() == 0
