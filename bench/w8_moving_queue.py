@@ -22,7 +22,7 @@ from mirrorlog.errors import MirrorlogError
 
 COPIES: Final = 3
 _QUEUE: Final = "w8"
-_PLACES: Final = ({"copies": 2}, {"copies": 2, "min_in_sync": 1})
+_PLACES: Final = ({"copies": 2, "flush": "memory"}, {"copies": 2, "flush": "memory", "min_in_sync": 1})
 _MOVE_SECONDS_MAX: Final = 30.0
 _BETWEEN_S: Final = 0.25
 _POLL_S: Final = 0.002
@@ -38,7 +38,8 @@ class Case:
     group: bool = False
 
     def __str__(self) -> str:
-        return f"{self.record_bytes} B, 2 copies, {self.moves} moves{', with a work queue' if self.group else ''}"
+        used = ", with a work queue" if self.group else ""
+        return f"2 copies, {self.record_bytes} B, memory, {self.moves} moves{used}"
 
 
 def run(case: Case, name: str) -> list[Figure]:
