@@ -33,8 +33,8 @@ from mirrorlog.wire.messages.status import (
 POSITION = Position(log_id="l", epoch=3, queue_offset=9)
 MIRROR = MirrorStatus(
     node_id="m", connected=True, proven=False, in_sync=True, requested=-1, sent=2, acked=3, flushed=4, lag_bytes=5,
-    lag_records=6, lag_records_estimated=True, lag_seconds=7.5, bytes_per_second=8.5, last_read_us=None,
-    last_write_us=9,
+    lag_records=6, lag_records_estimated=True, lag_seconds=7.5, bytes_per_second=8.5,
+    move_bytes_per_s=10, last_read_us=None, last_write_us=9,
 )  # fmt: skip
 LOG = LogStatus(
     log_id="l", name="main", role="master", state="serving", reason="r", flush="disk", min_in_sync=2, epoch=3, begin=4,

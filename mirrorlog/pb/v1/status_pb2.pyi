@@ -142,7 +142,7 @@ class HoldStatus(_message.Message):
     def __init__(self, queue: _Optional[str] = ..., name: _Optional[str] = ..., holder: _Optional[str] = ..., epoch: _Optional[int] = ..., queue_offset: _Optional[int] = ..., lease_ms: _Optional[int] = ..., left_ms: _Optional[int] = ..., location: _Optional[str] = ..., tiered: _Optional[bool] = ..., ended: _Optional[str] = ..., begin: _Optional[int] = ..., next: _Optional[int] = ..., lag: _Optional[int] = ..., kept_bytes: _Optional[int] = ...) -> None: ...
 
 class MirrorStatus(_message.Message):
-    __slots__ = ("node_id", "connected", "proven", "in_sync", "requested", "sent", "acked", "flushed", "lag_bytes", "lag_records", "lag_records_estimated", "lag_seconds", "bytes_per_second", "last_read_us", "last_write_us")
+    __slots__ = ("node_id", "connected", "proven", "in_sync", "requested", "sent", "acked", "flushed", "lag_bytes", "lag_records", "lag_records_estimated", "lag_seconds", "bytes_per_second", "last_read_us", "last_write_us", "move_bytes_per_s")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     CONNECTED_FIELD_NUMBER: _ClassVar[int]
     PROVEN_FIELD_NUMBER: _ClassVar[int]
@@ -158,6 +158,7 @@ class MirrorStatus(_message.Message):
     BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     LAST_READ_US_FIELD_NUMBER: _ClassVar[int]
     LAST_WRITE_US_FIELD_NUMBER: _ClassVar[int]
+    MOVE_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     connected: bool
     proven: bool
@@ -173,7 +174,8 @@ class MirrorStatus(_message.Message):
     bytes_per_second: float
     last_read_us: int
     last_write_us: int
-    def __init__(self, node_id: _Optional[str] = ..., connected: _Optional[bool] = ..., proven: _Optional[bool] = ..., in_sync: _Optional[bool] = ..., requested: _Optional[int] = ..., sent: _Optional[int] = ..., acked: _Optional[int] = ..., flushed: _Optional[int] = ..., lag_bytes: _Optional[int] = ..., lag_records: _Optional[int] = ..., lag_records_estimated: _Optional[bool] = ..., lag_seconds: _Optional[float] = ..., bytes_per_second: _Optional[float] = ..., last_read_us: _Optional[int] = ..., last_write_us: _Optional[int] = ...) -> None: ...
+    move_bytes_per_s: int
+    def __init__(self, node_id: _Optional[str] = ..., connected: _Optional[bool] = ..., proven: _Optional[bool] = ..., in_sync: _Optional[bool] = ..., requested: _Optional[int] = ..., sent: _Optional[int] = ..., acked: _Optional[int] = ..., flushed: _Optional[int] = ..., lag_bytes: _Optional[int] = ..., lag_records: _Optional[int] = ..., lag_records_estimated: _Optional[bool] = ..., lag_seconds: _Optional[float] = ..., bytes_per_second: _Optional[float] = ..., last_read_us: _Optional[int] = ..., last_write_us: _Optional[int] = ..., move_bytes_per_s: _Optional[int] = ...) -> None: ...
 
 class QueueStatus(_message.Message):
     __slots__ = ("name", "queue_id", "begin", "next", "confirmed", "counts", "refuse_rate")
