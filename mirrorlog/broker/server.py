@@ -156,6 +156,7 @@ class Server:
         await self.ha.start(settings.replication_bind)
         self._requests = requests = Requests(settings, self.logs, self._view, self._status, self.operations)
         requests.handlers |= AlterRequests(requests, self._view).handlers
+        self.moves.is_being_deleted = requests.is_being_deleted
         self._door = NativeDoor(
             welcome=self.welcome, host=self._host, logs=self.logs, requests=requests, lines=self._lines
         )

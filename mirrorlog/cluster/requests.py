@@ -140,7 +140,8 @@ class AskTake(MemberRequest, frozen=True):
 
 class AskArrival(MemberRequest, frozen=True):
     """To the node that masters the log a queue moves to: take this piece of the queue's state, the `piece`-th, from 0;
-    without a state no more come. `move`: its number; `arriving`: a batch with the `QueueArriving` that it begins with.
+    without a state no more come. `move`: its number; `attempt`: of whoever gives it, another one each time that he
+    begins anew; `arriving`: a batch with the `QueueArriving` that it begins with.
     Answered with QueueArrival."""
 
     log_id: str
@@ -148,6 +149,7 @@ class AskArrival(MemberRequest, frozen=True):
     name: str
     queue_id: int
     piece: int
+    attempt: str = ""
     state: bytes | None = None
     arriving: bytes = b""
 

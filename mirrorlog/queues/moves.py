@@ -87,6 +87,8 @@ class QueueMoves:
         self.firsts: dict[int, int] = {}
         self.epoch_shifts: dict[int, int] = {}
         self.undo: deque[_Before] = deque()
+        self.undecided: set[int] = set()
+        """The queues that are on their way here, or have left and may return."""
 
     # --- asking ---
 
@@ -113,11 +115,6 @@ class QueueMoves:
     def any_incomplete(self) -> bool:
         """Whether there is any such: no checkpoint begins meanwhile, for it could not tell of it."""
         return any(not each.arrived for each in self.arriving.values())
-
-    @property
-    def undecided(self) -> bool:
-        """Whether something is on its way here, or has left and may return."""
-        return bool(self.arriving) or any(not each.handed_over for each in self.left.values())
 
     def name(self, queue_id: int) -> str:
         """Of a queue that is aside; empty of another one."""
@@ -339,6 +336,10 @@ class QueueMoves:
             self.arriving.pop(queue_id, None)
         else:
             self.arriving[queue_id] = arriving
+        if arriving is not None or (left is not None and not left.handed_over):
+            self.undecided.add(queue_id)
+        else:
+            self.undecided.discard(queue_id)
 
     def _came(self, queue_id: int, first: int, epoch_shift: int) -> None:
         for there, number in ((self.firsts, first), (self.epoch_shifts, epoch_shift)):

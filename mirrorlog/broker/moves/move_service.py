@@ -12,24 +12,24 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Coroutine, Hashable, Mapping
+from collections.abc import Callable, Coroutine, Hashable, Mapping
 from typing import Any, Final, TypeVar
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from mirrorlog import versions
 from mirrorlog.broker.hosting.hosted_log import HostedLog
 from mirrorlog.broker.hosting.hosted_logs import HostedLogs
 from mirrorlog.broker.log.publish import LogPublisher
 from mirrorlog.broker.log.refusals import not_master
+from mirrorlog.broker.moves.arrivals import GIVE_UP_S, PROBE, Arrivals, append, publisher_of
 from mirrorlog.broker.ports import ClusterView
 from mirrorlog.broker.session.queue_deletion import confirmed
 from mirrorlog.cluster.requests import AskArrival, AskFree, Noted, QueueArrival, decode_answer, encode
-from mirrorlog.cluster.state.commands import MoveCancelled, QueuesMoved, SpanEnded
+from mirrorlog.cluster.state.commands import Holder, MoveCancelled, QueuesMoved, SpanEnded
 from mirrorlog.cluster.state.placements import MovingQueue
-from mirrorlog.errors import BadBatch, LogUnavailable, MirrorlogError, QueueMoving
-from mirrorlog.queues.changes import QueueArriving, decode_changes, encode_change
-from mirrorlog.queues.moves import ArrivingQueue
-from mirrorlog.queues.moving import Arrival, QueuePieces, come_back, drop_arrival, hand_over, leave, open_arrived
+from mirrorlog.errors import LogUnavailable, MirrorlogError, QueueMoving
+from mirrorlog.queues.changes import encode_change
+from mirrorlog.queues.moving import QueuePieces, come_back, hand_over, leave, open_arrived
 from mirrorlog.queues.queue_table import Queue
 
 logger = logging.getLogger(__name__)
@@ -37,22 +37,15 @@ logger = logging.getLogger(__name__)
 LOOK_S: Final = 0.02
 """How often the logs are compared with what is decided, while something moves."""
 RETRY_S: Final = 0.1
-STATE_BYTES_MAX: Final = 1024 * 1024
-"""Of a piece: one state alone may be larger than others are together."""
-FREE_S: Final = 1.0
+FREE_S: Final = 2.0
 """How often it is looked whether the records of former spans are dead."""
-GIVE_UP_S: Final = 8.0
-"""A queue that has left waits no longer for a log that does not take it: the move is cancelled. By then a node that
-hangs has been replaced."""
-PROBE: Final = -1
-"""The number of a piece that asks only whether more may come."""
 AT_ONCE_MAX: Final = 4
 """Moves whose states this node hands over at once."""
 
 _K = TypeVar("_K", bound=Hashable)
 _A = TypeVar("_A", QueueArrival, Noted)
-_Place = tuple[UUID, int]
-"""A log, and a queue's id."""
+Mastership = tuple[Holder | None, int]
+"""Who masters a log, and in which epoch."""
 
 
 class MoveService:
@@ -67,7 +60,11 @@ class MoveService:
         # Moves whose target would take them now, and those that are asked about.
         self._ready: set[int] = set()
         self._asking: dict[int, asyncio.Task[None]] = {}
-        self._arrivals: dict[_Place, Arrival] = {}
+        # Of queues that were handed over: the move, and the mastership that took them.
+        self._given: dict[tuple[UUID, str], tuple[int, Mastership]] = {}
+        self._arrivals = Arrivals(view, self._soon)
+        self.is_being_deleted: Callable[[str], bool] = lambda name: False
+        """Whether a deletion of a queue is under way here: it does not leave meanwhile. Set before clients come."""
         self._look_at = self._free_at = 0.0
         self._freeing: dict[str, asyncio.Task[None]] = {}
         self.waits: dict[str, str] = {}
@@ -87,12 +84,18 @@ class MoveService:
         if not moves:
             self.waits.clear()
             self._ready.clear()
+            self._given.clear()
         if now >= self._free_at:
             self._free_at = now + FREE_S
             self._free_spans()
+            for log in self._logs:
+                if log.replica.queues.moves.left and log.knows_confirmed:
+                    self._free_what_nobody_has(log)
         for log in self._logs:
-            if (moves or log.replica.queues.moves.undecided) and log.knows_confirmed:
-                self._look(log, moves)
+            if not log.knows_confirmed:
+                continue
+            if moves or log.replica.queues.moves.undecided or (self._view.all_spans() and self._lost(log)):
+                self._look(log, moves, now)
 
     async def stop(self) -> None:
         """Nothing is handed over any more."""
@@ -103,12 +106,18 @@ class MoveService:
 
     # --- what is to be done in one log ---
 
-    def _look(self, log: HostedLog, moves: Mapping[str, MovingQueue]) -> None:
+    def _lost(self, log: HostedLog) -> bool:
+        return self._view.lost_from(log.log_id)
+
+    def _look(self, log: HostedLog, moves: Mapping[str, MovingQueue], now: float) -> None:
         publisher, log_id = log.publisher, str(log.log_id)
         if not isinstance(publisher, LogPublisher) or publisher.stopping:
             return
         try:
             self._end_moves(log, moves)
+            self._arrivals.drop_what_is_left_alone(log, now)
+            if self._lost(log):
+                self._leave_again(log, moves)
             here = {name: move for name, move in moves.items() if log_id in (move.source, move.target)}
             self._begin_moves(log, {name: move for name, move in here.items() if move.source == log_id})
             self._finish_arrivals(log, {name: move for name, move in here.items() if move.target == log_id})
@@ -119,24 +128,49 @@ class MoveService:
         queues = log.replica.queues
         for name, move in moves.items():
             queue = queues.get(name)
-            if queue is not None and move.number in self._ready:
+            if queue is None and queues.named(name) is None and move.number not in self._deciding:
+                # It was deleted, or went by itself, before it left.
+                self._start(self._deciding, move.number, self._decide(MoveCancelled(number=move.number)))
+            elif queue is None or self.is_being_deleted(name):
+                continue
+            elif move.number in self._ready:
                 self._leave(log, queue, move)
-            elif queue is not None and move.number not in self._asking:
+            elif move.number not in self._asking:
                 self._start(self._asking, move.number, self._ask_whether_ready(log, name, queue.queue_id, move))
-        for queue_id, left in queues.moves.left.items():
-            name = queues.moves.name(queue_id)
+        for queue_id in queues.moves.undecided & queues.moves.left.keys():
+            left, name = queues.moves.left[queue_id], queues.moves.name(queue_id)
             place = (log.log_id, name)
             if not _goes_on(moves, name, left.move) or left.until > log.replica.log.confirmed or place in self._giving:
                 continue
-            if len(self._giving) < AT_ONCE_MAX:
+            taken = self._given.get(place) == (left.move, self._mastership(left.target))
+            if not taken and len(self._giving) < AT_ONCE_MAX:
                 self._start(self._giving, place, self._give(log, name, queue_id, moves[name]))
 
-    def _leave(self, log: HostedLog, queue: Queue, move: MovingQueue) -> None:
-        """From here on nothing is taken for it: who waits is told to look where it is."""
+    def _mastership(self, log_id: str) -> Mastership:
+        facts = self._view.log_facts(log_id)
+        return (None, 0) if facts is None else (facts.master, facts.epoch)
+
+    def _leave_again(self, log: HostedLog, moves: Mapping[str, MovingQueue]) -> None:
+        """A declared loss may have taken the word that a queue has left: where the cluster has it, it is."""
+        log_id = str(log.log_id)
+        for name, spans in self._view.all_spans().items():
+            queue, number = (
+                log.replica.queues.get(name),
+                max((number for number, span in enumerate(spans[:-1]) if span.log_id == log_id), default=-1),
+            )
+            if queue is None or name in moves or number < 0 or spans[-1].log_id == log_id:
+                continue
+            following = spans[number + 1].first
+            self._leave(log, queue, MovingQueue(0, log_id, spans[-1].log_id), following=following)
+
+    def _leave(self, log: HostedLog, queue: Queue, move: MovingQueue, *, following: int | None = None) -> None:
+        """`following`: the first queue offset that it does not have here any more; by default that of the next record.
+        From here on nothing is taken for it: who waits is told to look where it is."""
         replica, deliverer, queue_id = log.replica, log.deliverer, queue.queue_id
         assert deliverer is not None
         deliverer.flush_queue(queue_id)
-        following = replica.index.next_appended(queue_id)
+        if following is None:
+            following = replica.index.next_appended(queue_id)
         self._append(log, leave(replica.queues, queue_id, move.number, move.target, next_queue_offset=following))
         error = QueueMoving(f"queue {queue.name!r} is moving; ask for its place again", queue_id=queue_id)
         deliverer.end_queue(queue_id, error)
@@ -162,8 +196,8 @@ class MoveService:
     def _end_moves(self, log: HostedLog, moves: Mapping[str, MovingQueue]) -> None:
         """What the cluster has decided of queues that left, or arrive, is said in the log."""
         of, view, known = log.replica.queues.moves, self._view, log.replica.log.confirmed
-        for queue_id, left in list(of.left.items()):
-            name = of.name(queue_id)
+        for queue_id in list(of.undecided & of.left.keys()):
+            left, name = of.left[queue_id], of.name(queue_id)
             if left.handed_over or left.until > known or _goes_on(moves, name, left.move):
                 continue
             if view.placed(name) == log.log_id:
@@ -181,7 +215,7 @@ class MoveService:
                 self._append(log, open_arrived(log.replica.queues, queue_id, each.move))
                 self._open(log, queue_id, name, "queue_moved")
             else:
-                self._drop(log, queue_id, each.move)
+                self._arrivals.drop(log, queue_id, each.move)
 
     def _open(self, log: HostedLog, queue_id: int, name: str, event: str) -> None:
         assert log.deliverer is not None
@@ -189,11 +223,21 @@ class MoveService:
         self.waits.pop(name, None)
         logger.info("%s log=%s queue=%r next=%s", event, log.name, name, log.replica.index.next_appended(queue_id))
 
-    def _drop(self, log: HostedLog, queue_id: int, move: int) -> None:
-        self._append(log, drop_arrival(log.replica.queues, queue_id, move))
-        self._arrivals.pop((log.log_id, queue_id), None)
-
     # --- what was left behind ---
+
+    def _free_what_nobody_has(self, log: HostedLog) -> None:
+        """Records of queues of which the cluster knows no span here any more: they were deleted since."""
+        try:
+            for queue_id, left in list(log.replica.queues.moves.left.items()):
+                if not left.handed_over or left.freed:
+                    continue
+                spans = self._view.spans(left.name)
+                if not any(span.log_id == str(log.log_id) and not span.ended for span in spans[:-1]):
+                    batch = hand_over(log.replica.queues, queue_id, left.move, freed=True)
+                    if batch is not None:
+                        self._append(log, batch)
+        except MirrorlogError as error:
+            logger.debug("span_not_freed log=%s reason=%r", log.name, str(error))
 
     def _free_spans(self) -> None:
         """Where a queue begins behind one of its former spans, that log is told, and then the cluster."""
@@ -234,33 +278,43 @@ class MoveService:
 
     async def _give(self, log: HostedLog, name: str, queue_id: int, move: MovingQueue) -> None:
         """The state of a queue that has left, until the other log has all of it or the move is over."""
-        epoch = log.replica.log.epochs.current
+        epoch, place = log.replica.log.epochs.current, (log.log_id, name)
         pieces = QueuePieces(log.replica.derived, queue_id, move.number, log_id=move.source, epoch=epoch)
         arriving = bytes(encode_change(pieces.arriving))
-        wanted = 0
         loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + GIVE_UP_S
-        while wanted >= 0 and self._still(log, queue_id, move):
+        attempt, number, most, give_up_at = uuid4().hex, 0, 0, loop.time() + GIVE_UP_S
+        while self._still(log, queue_id, move):
+            taker = self._mastership(move.target)
             try:
                 asked = AskArrival(
                     log_id=move.target,
                     move=move.number,
                     name=name,
                     queue_id=queue_id,
-                    piece=wanted,
-                    state=pieces.piece(wanted),
+                    attempt=attempt,
+                    piece=number,
+                    state=pieces.piece(number),
                     arriving=arriving,
                 )
                 wanted = (await self._ask_there(asked, QueueArrival)).wanted
-                give_up_at = loop.time() + GIVE_UP_S
-                self.waits.pop(name, None)
-            except MirrorlogError as error:
+            except MirrorlogError as error:  # the same piece once more: it may have come
                 self.waits[name] = str(error)
-                wanted = 0
                 if loop.time() >= give_up_at:
                     logger.warning("move_given_up move=%s queue=%r reason=%r", move.number, name, str(error))
                     await self._decide(MoveCancelled(number=move.number))
                 await asyncio.sleep(RETRY_S)
+                continue
+            if wanted < 0:
+                self._given[place] = move.number, taker
+                self.waits.pop(name, None)
+                return
+            if wanted != number + 1:  # what came is there no more
+                attempt, number = uuid4().hex, 0
+                await asyncio.sleep(RETRY_S)
+                continue
+            number = wanted
+            if number > most:
+                most, give_up_at = number, loop.time() + GIVE_UP_S
 
     def _still(self, log: HostedLog, queue_id: int, move: MovingQueue) -> bool:
         left = log.replica.queues.moves.left.get(queue_id)
@@ -297,71 +351,23 @@ class MoveService:
             raise not_master(asked.log_id if log is None else log.name, self._view.master(UUID(asked.log_id)))
         if isinstance(asked, AskFree):
             return await self._free(log, asked)
-        return await self._take(log, asked)
-
-    async def _take(self, log: HostedLog, asked: AskArrival) -> QueueArrival:
-        """A piece, or the word that there are no more."""
-        self._check(asked)
-        if asked.piece == PROBE:
-            _publisher(log).check_admitted()
-            log.replica.queues.check_room()
-            return QueueArrival(wanted=0)
-        place, queues = (log.log_id, asked.queue_id), log.replica.queues
-        there = queues.moves.arriving.get(asked.queue_id)
-        if there is not None and there.arrived and there.move == asked.move:
-            return await self._arrived(log)
-        arrival = self._arrivals.get(place)
-        if there is None or arrival is None or not arrival.arriving.move == there.move == asked.move:
-            if asked.piece:
-                return QueueArrival(wanted=0)
-            arrival = self._begin_arrival(log, asked, there)
-        if asked.piece != arrival.next_piece:
-            return QueueArrival(wanted=arrival.next_piece)
-        if asked.state is None:
-            self._append(log, arrival.end())
-            del self._arrivals[place]
-            return await self._arrived(log)
-        arrival.add(asked.piece, asked.state)
-        while (batch := arrival.next_batch(log.replica.log.end)) is not None:
-            self._append(log, batch)
-        return QueueArrival(wanted=arrival.next_piece)
-
-    def _check(self, asked: AskArrival) -> None:
-        if asked.state is not None and len(asked.state) > STATE_BYTES_MAX:
-            raise BadBatch(f"a piece of {len(asked.state)} bytes is above {STATE_BYTES_MAX}")
-        move = self._view.moves().get(asked.name)
-        if move is None or (move.number, move.target) != (asked.move, asked.log_id):
-            raise LogUnavailable(f"nothing is known here of move {asked.move}; ask again")
-
-    def _begin_arrival(self, log: HostedLog, asked: AskArrival, there: ArrivingQueue | None) -> Arrival:
-        if there is not None:
-            self._drop(log, asked.queue_id, there.move)
-        arrival = Arrival(_arriving(asked), epoch=log.replica.log.epochs.current)
-        self._append(log, arrival.begin(log.replica.queues))
-        self._arrivals[log.log_id, asked.queue_id] = arrival
-        return arrival
+        return await self._arrivals.take(log, asked)
 
     async def _free(self, log: HostedLog, asked: AskFree) -> Noted:
         left = log.replica.queues.moves.left.get(asked.queue_id)
-        if left is not None and left.handed_over and not left.freed:
+        if left is not None and not left.handed_over:
+            raise LogUnavailable(f"queue {asked.queue_id} has just left log {log.name}; ask again")
+        if left is not None and not left.freed:
             batch = hand_over(log.replica.queues, asked.queue_id, left.move, freed=True)
             if batch is not None:
                 self._append(log, batch)
-        await confirmed(_publisher(log).when_confirmed)
+        await confirmed(publisher_of(log).when_confirmed)
         return Noted()
-
-    async def _arrived(self, log: HostedLog) -> QueueArrival:
-        await confirmed(_publisher(log).when_confirmed)
-        self._soon()
-        return QueueArrival(wanted=-1)
 
     # --- inside ---
 
     def _append(self, log: HostedLog, batch: bytearray) -> None:
-        """What follows from it is seen to when it is confirmed."""
-        publisher = _publisher(log)
-        publisher.append_control(batch)
-        publisher.when_confirmed(lambda error: self._soon())
+        append(log, batch, self._soon)
 
     def _soon(self) -> None:
         self._look_at = 0.0
@@ -378,22 +384,6 @@ class MoveService:
             self._soon()
 
         task.add_done_callback(ended)
-
-
-def _arriving(asked: AskArrival) -> QueueArriving:
-    """Raises BadBatch when it does not say that, of this queue and move."""
-    match decode_changes(asked.arriving):
-        case [QueueArriving() as arriving] if (arriving.queue_id, arriving.move) == (asked.queue_id, asked.move):
-            return arriving
-    raise BadBatch(f"queue {asked.queue_id} does not arrive by move {asked.move} with that")
-
-
-def _publisher(log: HostedLog) -> LogPublisher:
-    """Raises NotMaster."""
-    publisher = log.publisher
-    if not isinstance(publisher, LogPublisher) or publisher.stopping:
-        raise not_master(log.name, None)
-    return publisher
 
 
 def _goes_on(moves: Mapping[str, MovingQueue], name: str, number: int) -> bool:

@@ -124,7 +124,7 @@ class MetadataAnswers:
             if queue.name == name
         ]
         placed = self._view.placed(name)
-        return min(found, key=lambda each: each[0].log_id != placed, default=None)
+        return next((each for each in found if each[0].log_id == placed), None)
 
     # --- inside ---
 

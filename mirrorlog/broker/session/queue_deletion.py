@@ -160,6 +160,7 @@ class Deletions:
         check_conditions(log, queue, message)
         with self._closed(log, queue, message.if_empty):
             await self._cluster.unbind_queues([message.name], log.log_id, log.replica.log.epochs.current)
+            log.replica.queues.moves.check_name(message.name)  # it may have left meanwhile
             with _in_part(f"queue {message.name!r} has lost its bindings, and may be deleted or not; ask again"):
                 return await self._log_deletions(log, [queue])
 
@@ -216,6 +217,8 @@ class Deletions:
                 self._publisher(log)
                 try:
                     await self._cluster.remove_queues(left, log.log_id, epoch)
+                    if any(self._cluster.placed(name) == log.log_id for name in left):
+                        await asyncio.sleep(RETRY_S)  # of one that was to move: until that is cancelled
                 except UnsupportedVersion:
                     raise  # so it stays until the last node is updated
                 except MirrorlogError as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec.structs import replace
 
 from mirrorlog.cluster.state.commands import MoveBegun, MoveCancelled, MovingPaused, QueuesMoved, SpanEnded
@@ -11,12 +13,25 @@ from mirrorlog.wire.names import shown
 
 
 def begun(state: ClusterState, index: int, command: MoveBegun) -> ClusterState:
-    target = state.logs.get(command.target)
-    if target is None:
+    if command.target not in state.logs:
         raise Forbidden(f"there is no log {command.target}")
     names = [name for name in command.names if state.queues.get(name) != command.target]
     if not names:
         return state
+    source = _check_may_begin(state, command, names)
+    if all(name in state.placing.moves for name in names):
+        return state
+    if state.placing.paused:
+        raise Forbidden("moving is paused: nothing begins to move; mqtool rebalance --resume lets it go on")
+    moves = {
+        **state.placing.moves,
+        **dict.fromkeys(names, MovingQueue(index, source, command.target, command.log_group)),
+    }
+    return replace(state, places=replace(state.placing, moves=moves))
+
+
+def _check_may_begin(state: ClusterState, command: MoveBegun, names: Sequence[str]) -> str:
+    """The log that all of them are in. Raises Forbidden."""
     if missing := [name for name in names if name not in state.queues]:
         raise Forbidden(f"there is no queue {shown(missing[0])}")
     sources = sorted({state.queues[name] for name in names})
@@ -34,11 +49,7 @@ def begun(state: ClusterState, index: int, command: MoveBegun) -> ClusterState:
             raise Forbidden(
                 f"queue {shown(name)} is moving to log {state.logs[move.target].name}; wait for that, or cancel it"
             )
-    if all(name in state.placing.moves for name in names):
-        return state
-    move = MovingQueue(index, sources[0], command.target, command.log_group)
-    moves = {**state.placing.moves, **dict.fromkeys(names, move)}
-    return replace(state, places=replace(state.placing, moves=moves))
+    return sources[0]
 
 
 def moved(state: ClusterState, index: int, command: QueuesMoved) -> ClusterState:
