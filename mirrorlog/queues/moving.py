@@ -153,8 +153,18 @@ class QueuePieces:
 
     `arriving`: what `Arrival` has to be told first."""
 
-    def __init__(self, tables: MovedTables, queue_id: int, move: int, *, log_id: str, epoch: int) -> None:
-        """Raises BadRequest when the queue has not left by that move, or is handed over."""
+    def __init__(
+        self,
+        tables: MovedTables,
+        queue_id: int,
+        move: int,
+        *,
+        log_id: str,
+        epoch: int,
+        work_bytes: int = PIECE_WORK_BYTES,
+    ) -> None:
+        """`work_bytes`: a piece is full by then. Raises BadRequest when the queue has not left by that move, or is handed
+        over."""
         left = _left(tables.queues, queue_id, move)
         if left.handed_over:
             raise BadRequest(f"queue {queue_id} is handed over by move {move}, and its state is here no more")
@@ -169,6 +179,7 @@ class QueuePieces:
             begin=min(tables.index.begin(queue_id), left.next_queue_offset),
         )
         self._tables = tables
+        self._work_bytes = work_bytes
         self._begin()
 
     def _begin(self) -> None:
@@ -195,7 +206,7 @@ class QueuePieces:
     def _next(self) -> bytes | None:
         values: list[bytes] = []
         left = PIECE_BYTES_MAX - _ROOM
-        while len(values) < PIECE_STATES_MAX and left > PIECE_BYTES_MAX - PIECE_WORK_BYTES:
+        while len(values) < PIECE_STATES_MAX and left > PIECE_BYTES_MAX - self._work_bytes:
             value, self._held = self._held or next(self._states, None), None
             if value is None:
                 return _piece(values) if values else None

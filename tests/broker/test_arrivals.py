@@ -15,7 +15,6 @@ from mirrorlog.broker.moves.move_service import MoveService
 from mirrorlog.cluster.requests import AskArrival, QueueArrival
 from mirrorlog.cluster.state.placements import MovingQueue
 from mirrorlog.errors import InSyncReplicasNotEnough, RequestTimeout
-from mirrorlog.queues import moving
 from tests.broker.test_moving import MOVE, Log, Story
 
 PIECE_BYTES = 240
@@ -68,7 +67,7 @@ class Ways:
         self._make = lambda: quiet(MoveService("target", logs, view))
         self._target = self._make()
         self.source = quiet(MoveService("source", logs, view))
-        self.source._ask_there = self._ask  # type: ignore[method-assign, assignment]  # the network
+        self.source.ask_there = self._ask  # type: ignore[method-assign, assignment]  # the network
         self.asked: list[int] = []
         self._loses, self._resets = loses, resets
 
@@ -87,19 +86,14 @@ class Ways:
             log_id=uuid4(), name="source", replica=self.story.source.replica, knows_confirmed=True
         )
         async with asyncio.timeout(10):
-            await self.source._give(log, "q", self.story.queue_id, self.move)
+            await self.source.give(log, "q", self.story.queue_id, self.move)
 
 
 def quiet(service: MoveService) -> MoveService:
     """It is asked, and looks at nothing by itself."""
-    cast(Any, service)._soon = lambda: None
+    cast(Any, service).soon = lambda: None
+    service.piece_bytes, service.retry_s = PIECE_BYTES, 0.0
     return service
-
-
-@pytest.fixture(autouse=True)
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moving, "PIECE_WORK_BYTES", PIECE_BYTES)
-    monkeypatch.setattr("mirrorlog.broker.moves.move_service.RETRY_S", 0.0)
 
 
 async def test_all_pieces_come_one_after_the_other(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from mirrorlog.cluster.state.commands import Holder, MoveCancelled, QueuesMoved,
 from mirrorlog.cluster.state.placements import MovingQueue
 from mirrorlog.errors import LogUnavailable, MirrorlogError, QueueMoving
 from mirrorlog.queues.changes import encode_change
-from mirrorlog.queues.moving import QueuePieces, come_back, hand_over, leave, open_arrived
+from mirrorlog.queues.moving import PIECE_WORK_BYTES, QueuePieces, come_back, hand_over, leave, open_arrived
 from mirrorlog.queues.queue_table import Queue
 
 logger = logging.getLogger(__name__)
@@ -55,6 +55,7 @@ class MoveService:
         self._own = own
         self._logs = logs
         self._view = view
+        self.piece_bytes, self.retry_s = PIECE_WORK_BYTES, RETRY_S
         self._giving: dict[tuple[UUID, str], asyncio.Task[None]] = {}
         self._deciding: dict[int, asyncio.Task[None]] = {}
         # Moves whose target would take them now, and those that are asked about.
@@ -62,7 +63,7 @@ class MoveService:
         self._asking: dict[int, asyncio.Task[None]] = {}
         # Of queues that were handed over: the move, and the mastership that took them.
         self._given: dict[tuple[UUID, str], tuple[int, Mastership]] = {}
-        self._arrivals = Arrivals(view, self._soon)
+        self._arrivals = Arrivals(view, self.soon)
         self.is_being_deleted: Callable[[str], bool] = lambda name: False
         """Whether a deletion of a queue is under way here: it does not leave meanwhile. Set before clients come."""
         self._look_at = self._free_at = 0.0
@@ -73,7 +74,7 @@ class MoveService:
     def look_soon(self) -> None:
         """The cluster has decided something."""
         if self._view.moves() or any(log.replica.queues.moves.undecided for log in self._logs):
-            self._soon()
+            self.soon()
 
     def tick(self, now: float) -> None:
         """Time passes (s, the loop's clock)."""
@@ -144,7 +145,7 @@ class MoveService:
                 continue
             taken = self._given.get(place) == (left.move, self._mastership(left.target))
             if not taken and len(self._giving) < AT_ONCE_MAX:
-                self._start(self._giving, place, self._give(log, name, queue_id, moves[name]))
+                self._start(self._giving, place, self.give(log, name, queue_id, moves[name]))
 
     def _mastership(self, log_id: str) -> Mastership:
         facts = self._view.log_facts(log_id)
@@ -257,11 +258,11 @@ class MoveService:
 
     async def _free_span(self, name: str, log_id: str, queue_id: int) -> None:
         try:
-            await self._ask_there(AskFree(log_id=log_id, queue_id=queue_id), Noted)
+            await self.ask_there(AskFree(log_id=log_id, queue_id=queue_id), Noted)
             await self._view.decide_once(SpanEnded(name=name, log_id=log_id))
         except MirrorlogError as error:
             logger.debug("span_not_freed queue=%r log=%s reason=%r", name, log_id, str(error))
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(self.retry_s)
 
     # --- giving ---
 
@@ -269,17 +270,24 @@ class MoveService:
         """A queue stops only when the other log would take it: has a master that has begun, copies, and room."""
         asked = AskArrival(log_id=move.target, move=move.number, name=name, queue_id=queue_id, piece=PROBE)
         try:
-            await self._ask_there(asked, QueueArrival)
+            await self.ask_there(asked, QueueArrival)
             self._ready.add(move.number)
             self.waits.pop(name, None)
         except MirrorlogError as error:
             self.waits[name] = str(error)
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(self.retry_s)
 
-    async def _give(self, log: HostedLog, name: str, queue_id: int, move: MovingQueue) -> None:
+    async def give(self, log: HostedLog, name: str, queue_id: int, move: MovingQueue) -> None:
         """The state of a queue that has left, until the other log has all of it or the move is over."""
         epoch, place = log.replica.log.epochs.current, (log.log_id, name)
-        pieces = QueuePieces(log.replica.derived, queue_id, move.number, log_id=move.source, epoch=epoch)
+        pieces = QueuePieces(
+            log.replica.derived,
+            queue_id,
+            move.number,
+            log_id=move.source,
+            epoch=epoch,
+            work_bytes=self.piece_bytes,
+        )
         arriving = bytes(encode_change(pieces.arriving))
         loop = asyncio.get_running_loop()
         attempt, number, most, give_up_at = uuid4().hex, 0, 0, loop.time() + GIVE_UP_S
@@ -296,13 +304,13 @@ class MoveService:
                     state=pieces.piece(number),
                     arriving=arriving,
                 )
-                wanted = (await self._ask_there(asked, QueueArrival)).wanted
+                wanted = (await self.ask_there(asked, QueueArrival)).wanted
             except MirrorlogError as error:  # the same piece once more: it may have come
                 self.waits[name] = str(error)
                 if loop.time() >= give_up_at:
                     logger.warning("move_given_up move=%s queue=%r reason=%r", move.number, name, str(error))
                     await self._decide(MoveCancelled(number=move.number))
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(self.retry_s)
                 continue
             if wanted < 0:
                 self._given[place] = move.number, taker
@@ -310,7 +318,7 @@ class MoveService:
                 return
             if wanted != number + 1:  # what came is there no more
                 attempt, number = uuid4().hex, 0
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(self.retry_s)
                 continue
             number = wanted
             if number > most:
@@ -321,7 +329,7 @@ class MoveService:
         name = log.replica.queues.moves.name(queue_id)
         return log.knows_confirmed and left is not None and _goes_on(self._view.moves(), name, move.number)
 
-    async def _ask_there(self, asked: AskArrival | AskFree, kind: type[_A]) -> _A:
+    async def ask_there(self, asked: AskArrival | AskFree, kind: type[_A]) -> _A:
         """Of the master of the log that it is about."""
         master = self._view.master(UUID(asked.log_id))
         if master is None:
@@ -339,7 +347,7 @@ class MoveService:
                 logger.warning("move_refused move=%s reason=%r", moved.number, outcome.refusal)
         except MirrorlogError as error:
             logger.debug("move_not_decided move=%s reason=%r", moved.number, str(error))
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(self.retry_s)
 
     # --- taking ---
 
@@ -367,9 +375,10 @@ class MoveService:
     # --- inside ---
 
     def _append(self, log: HostedLog, batch: bytearray) -> None:
-        append(log, batch, self._soon)
+        append(log, batch, self.soon)
 
-    def _soon(self) -> None:
+    def soon(self) -> None:
+        """Something is confirmed, or ended: the logs are looked at in a step of the loop."""
         self._look_at = 0.0
         loop = asyncio.get_running_loop()
         loop.call_soon(lambda: self.tick(loop.time()))
@@ -381,7 +390,7 @@ class MoveService:
             tasks.pop(key, None)
             if not task.cancelled() and (error := task.exception()) is not None:
                 logger.error("move_failed what=%r", key, exc_info=error)
-            self._soon()
+            self.soon()
 
         task.add_done_callback(ended)
 
