@@ -163,8 +163,8 @@ class QueuePieces:
         epoch: int,
         work_bytes: int = PIECE_WORK_BYTES,
     ) -> None:
-        """`work_bytes`: a piece is full by then. Raises BadRequest when the queue has not left by that move, or is handed
-        over."""
+        """`work_bytes`: a piece is full by then. Raises BadRequest when the queue has not left by that move, or is
+        handed over."""
         left = _left(tables.queues, queue_id, move)
         if left.handed_over:
             raise BadRequest(f"queue {queue_id} is handed over by move {move}, and its state is here no more")
