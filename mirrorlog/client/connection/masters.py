@@ -36,6 +36,8 @@ REPLACED_PERHAPS: Final = (InSyncReplicasNotEnough, LogRecovering, LogUnavailabl
 
 PLACED_TIMEOUT_MS: Final = 2_000
 """Then all nodes are asked anew: the one that hangs may have been replaced."""
+_LAST_S: Final = 0.05
+"""What the last attempt is left at least: with less it ends by the clock, and hides what the one before was told."""
 # A node that is behind may name a master that has been replaced; then that one names the next.
 _HOPS_MAX: Final = 2
 _PLACED_LATER: Final = (NotMaster, OutcomeUnknown, NotLeader, ConnectionLost, InSyncReplicasNotEnough)
@@ -170,7 +172,7 @@ class _Request:
         self._once = once
 
     async def answer(self, expect: type[_M], passes: Callable[[MirrorlogError], bool]) -> _M:
-        """After an error that `passes` it is asked again while there is time."""
+        """After an error that `passes` it is asked again while there is time, the last time shortly before the end."""
         backoff = Backoff(random.random)
         while True:
             try:
@@ -179,9 +181,10 @@ class _Request:
                 if self._once and self._attempts.in_doubt:
                     raise replaced.answer from None
             except MirrorlogError as error:
-                if not passes(error) or not self._client.connected or self._loop.time() >= self._give_up_at:
+                spare_s = self._give_up_at - self._loop.time() - _LAST_S
+                if not passes(error) or not self._client.connected or spare_s <= 0:
                     raise
-                await asyncio.sleep(backoff.next_s())
+                await asyncio.sleep(min(backoff.next_s(), spare_s))
 
     async def _attempt(self, expect: type[_M]) -> _M:
         """Raises _Replaced, or why there is no answer."""
