@@ -155,14 +155,11 @@ class MoveService:
         """A declared loss may have taken the word that a queue has left: where the cluster has it, it is."""
         log_id = str(log.log_id)
         for name, spans in self._view.all_spans().items():
-            queue, number = (
-                log.replica.queues.get(name),
-                max((number for number, span in enumerate(spans[:-1]) if span.log_id == log_id), default=-1),
-            )
-            if queue is None or name in moves or number < 0 or spans[-1].log_id == log_id:
-                continue
-            following = spans[number + 1].first
-            self._leave(log, queue, MovingQueue(0, log_id, spans[-1].log_id), following=following)
+            queue = log.replica.queues.get(name)
+            left = [number for number, span in enumerate(spans[:-1]) if span.log_id == log_id]
+            if queue is not None and left and name not in moves and spans[-1].log_id != log_id:
+                move = MovingQueue(0, log_id, spans[-1].log_id)
+                self._leave(log, queue, move, following=spans[left[-1] + 1].first)
 
     def _leave(self, log: HostedLog, queue: Queue, move: MovingQueue, *, following: int | None = None) -> None:
         """`following`: the first queue offset that it does not have here any more; by default that of the next record.
@@ -230,7 +227,7 @@ class MoveService:
         """Records of queues of which the cluster knows no span here any more: they were deleted since."""
         try:
             for queue_id, left in list(log.replica.queues.moves.left.items()):
-                if not left.handed_over or left.freed:
+                if not left.handed_over or left.freed or not left.name:
                     continue
                 spans = self._view.spans(left.name)
                 if not any(span.log_id == str(log.log_id) and not span.ended for span in spans[:-1]):
