@@ -226,6 +226,8 @@ class DeadLetterTransport(Protocol):
 
     async def hand_over(self, log_id: str, batch: bytes, *, name: str = "") -> None: ...
 
+    async def read_former(self, name: str, queue_id: int, queue_offset: int) -> bytes | None: ...
+
 
 class Refusing(Protocol):
     """`refusal`: why data is refused for want of memory; empty while it is not."""

@@ -114,6 +114,7 @@ class Server:
             view,
             batch_bytes_max=settings.limits.max_batch_bytes,
             helper=self.helpers.dead_letters,
+            past_helper=self.helpers.index,
         )
         self.chronicle: Callable[[Event], None] | None = None
         """What happens to this node's logs is told there; set before it listens."""

@@ -38,12 +38,15 @@ class AnsweringMember(Protocol):
         """Until everything up to `index` is applied here. Raises RequestTimeout."""
 
 
+_OF_DEAD_LETTERS = requests.AskQueue | requests.AskTake | requests.AskBatch
+
+
 class Answers:
     """`dead_letters`: answers what other nodes' queues ask of the logs that are mastered here; `arrivals`: takes
     queues that move to them."""
 
     def __init__(self, member: AnsweringMember, host: MemberHost) -> None:
-        self.dead_letters: Callable[[requests.AskQueue | requests.AskTake], Awaitable[requests.AnyAnswer]] | None = None
+        self.dead_letters: Callable[[_OF_DEAD_LETTERS], Awaitable[requests.AnyAnswer]] | None = None
         self.arrivals: Callable[[requests.AskArrival | requests.AskFree], Awaitable[requests.AnyAnswer]] | None = None
         self._member = member
         self._host = host
@@ -75,7 +78,10 @@ class Answers:
             told = requests.LogSizes(sizes=dict(self._host.sizes()))
         elif isinstance(asked, requests.AskArrival | requests.AskFree) and self.arrivals is not None:
             told = await self.arrivals(asked)
-        elif isinstance(asked, requests.AskQueue | requests.AskTake) and self.dead_letters is not None:
+        elif (
+            isinstance(asked, requests.AskQueue | requests.AskTake | requests.AskBatch)
+            and self.dead_letters is not None
+        ):
             told = await self.dead_letters(asked)
         else:
             raise ProtocolError(f"{type(asked).__name__} from a member")

@@ -168,6 +168,21 @@ class QueueArrival(MemberAnswer, frozen=True):
     wanted: int
 
 
+class AskBatch(MemberRequest, frozen=True):
+    """To the node that masters a log: the batch of a queue that holds this record, which is or was in that log.
+    Answered with BatchTold."""
+
+    log_id: str
+    queue_id: int
+    queue_offset: int
+
+
+class BatchTold(MemberAnswer, frozen=True):
+    """`batch`: as it stands in the log; empty when retention has freed the record, or a loss has taken it."""
+
+    batch: bytes = b""
+
+
 class AskLooking(MemberRequest, frozen=True):
     """Of a node that looks for a cluster, to another one that does: what do you look for?"""
 
@@ -194,8 +209,9 @@ AnyQuestion = (
     | AskSizes
     | AskArrival
     | AskFree
+    | AskBatch
 )
-AnyAnswer = Applied | Fenced | Noted | Joined | LookingAnswer | QueueFound | LogSizes | QueueArrival
+AnyAnswer = Applied | Fenced | Noted | Joined | LookingAnswer | QueueFound | LogSizes | QueueArrival | BatchTold
 
 encode = msgspec.msgpack.Encoder().encode
 

@@ -17,10 +17,15 @@ from mirrorlog.commitlog.format.body import Record
 from mirrorlog.commitlog.format.codec import compress_draft
 from mirrorlog.commitlog.format.drafts import draft_columns, encode_batch
 from mirrorlog.commitlog.format.header import HEADER_SIZE, Codec
-from mirrorlog.errors import BadBatch, LogUnavailable, OffsetOutOfRange, QueueMoving
+from mirrorlog.errors import BadBatch, LogUnavailable, OffsetOutOfRange
 from mirrorlog.queues.registry import QueueRegistry
 
 RECORDS = 1000
+
+
+async def nothing_before(queue_id: int, queue_offset: int) -> bytes | None:
+    """No queue of these has moved."""
+    raise AssertionError(f"record {queue_offset} of queue {queue_id} was looked for in a former log")
 
 
 class Stored:
@@ -41,6 +46,9 @@ class Stored:
             )
             for number in range(count)
         ]
+
+    def batch(self, number: int) -> bytes:
+        return self._batches[number]
 
     @property
     def index(self) -> Any:
@@ -69,7 +77,10 @@ class Stored:
 
 
 def reading(
-    stored: Stored, read: Callable[[DeadLetterReader], Awaitable[Leaving]], body_bytes_max: int = 64 << 20
+    stored: Stored,
+    read: Callable[[DeadLetterReader], Awaitable[Leaving]],
+    body_bytes_max: int = 64 << 20,
+    former: Callable[[int, int], Awaitable[bytes | None]] | None = None,
 ) -> Leaving:
     async def run() -> Leaving:
         with ThreadPoolExecutor(1) as helper:
@@ -79,7 +90,13 @@ def reading(
                 index=stored.index, past=None, log=SimpleNamespace(read=stored.read), queues=queues
             )
             return await read(
-                DeadLetterReader(replica, helper=helper, past_helper=helper, body_bytes_max=body_bytes_max)
+                DeadLetterReader(
+                    replica,
+                    helper=helper,
+                    past_helper=helper,
+                    body_bytes_max=body_bytes_max,
+                    former=former or nothing_before,
+                )
             )
 
     return asyncio.run(run())
@@ -182,8 +199,29 @@ def test_a_body_that_was_let_in_under_a_larger_limit_is_opened() -> None:
     assert [record.value for _, record in found.records] == [bytes(100)] * 2
 
 
-def test_what_is_in_a_log_that_the_queue_was_in_before_is_waited_for_and_is_not_gone() -> None:
+def test_what_is_in_a_log_that_the_queue_was_in_before_is_read_there() -> None:
+    """In one step with what is here; what is freed there is gone, and while nobody can say nothing is taken for it."""
     stored = Stored(2)
-    stored.came_from, stored.next_confirmed = 20 * RECORDS, 21 * RECORDS
-    with pytest.raises(QueueMoving):
-        reading(stored, lambda reader: reader.read(1, [(19 * RECORDS, 19 * RECORDS + 1)], Room(256)))
+    stored.came_from = RECORDS
+    wanted = [(RECORDS - 2, RECORDS + 2)]
+
+    async def there(queue_id: int, queue_offset: int) -> bytes | None:
+        assert (queue_id, queue_offset) == (1, RECORDS - 2)
+        return stored.batch(0)
+
+    found = reading(stored, lambda reader: reader.read(1, wanted, Room(256)), former=there)
+    assert [at for at, _ in found.records] == list(range(RECORDS - 2, RECORDS + 2))
+    assert found.records[0][1].value == b"v%d" % (RECORDS - 2)
+
+    async def freed(queue_id: int, queue_offset: int) -> bytes | None:
+        return None
+
+    found = reading(stored, lambda reader: reader.read(1, wanted, Room(256)), former=freed)
+    assert found.gone == [(RECORDS - 2, RECORDS - 1), (RECORDS - 1, RECORDS)]
+    assert [at for at, _ in found.records] == [RECORDS, RECORDS + 1]
+
+    async def silent(queue_id: int, queue_offset: int) -> bytes | None:
+        raise LogUnavailable("nobody masters that log at the moment")
+
+    with pytest.raises(LogUnavailable):
+        reading(stored, lambda reader: reader.read(1, wanted, Room(256)), former=silent)

@@ -107,7 +107,7 @@ class Named:
 
 
 def roads(cluster: Cluster, helper: ThreadPoolExecutor) -> DeadLetterLinks:
-    return DeadLetterLinks("a", HostedLogs(), cluster, batch_bytes_max=1 << 26, helper=helper)
+    return DeadLetterLinks("a", HostedLogs(), cluster, batch_bytes_max=1 << 26, helper=helper, past_helper=helper)
 
 
 def run(test: Callable[[Cluster, DeadLetterLinks], Any]) -> None:

@@ -186,6 +186,31 @@ async def test_a_queue_that_comes_back_is_read_and_found_by_time_in_all_its_span
                 assert await client.admin.find_offset("orders", times[0]) == 0
 
 
+async def test_dead_letters_are_read_from_the_log_that_has_them() -> None:
+    """Goal: a record that dies is a dead letter wherever its bytes are. Method: a queue moves to a log of another node
+    with half of its records left behind; a subscriber rejects all of them, and all are in the other queue, once."""
+    async with fast_cluster(3, min_in_sync=2) as cluster:
+        await asyncio.to_thread(cluster.wait_in_sync)
+        async with Client(*cluster.servers) as client:
+            await client.admin.declare("dead")
+            letters = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+            before = await client.admin.declare("orders", {"nodes": ["n1"], **letters})
+            await client.admin.declare("beside", {"nodes": ["n1"]})
+            async with client.producer("orders") as producer:
+                for number in range(20):
+                    if number == 10:
+                        await client.admin.alter("orders", {"nodes": ["n3"]})
+                        await moved(client, "orders", before.log_id)
+                    await producer.send(str(number).encode())
+            async with client.subscribe("orders") as subscription, asyncio.timeout(20):
+                for _ in range(20):
+                    delivery = await anext(subscription)
+                    await delivery.reject()
+            async with client.consumer("dead", start="earliest") as consumer, asyncio.timeout(20):
+                died = [(await anext(aiter(consumer))).value for _ in range(20)]
+            assert sorted(died, key=lambda value: int(value or b"")) == [str(number).encode() for number in range(20)]
+
+
 async def test_what_does_not_move_says_so() -> None:
     """An exclusive or transient queue, an argument that is none of its place, and one that is as asked already."""
     async with fast_cluster(1) as cluster, Client(*cluster.servers) as client:

@@ -171,7 +171,13 @@ class DeadLetterForwarder:
         self._log = DeadLetterJournal(replica, publisher, deliverer)
         self._transport = host.dead_letters
         reader = DeadLetterReader(
-            replica, helper=helper, past_helper=host.helpers.index, body_bytes_max=batch_bytes_max
+            replica,
+            helper=helper,
+            past_helper=host.helpers.index,
+            body_bytes_max=batch_bytes_max,
+            former=lambda queue_id, at: host.dead_letters.read_former(
+                replica.queues.find_id(queue_id).name, queue_id, at
+            ),
         )
         self._addressing = Addressing(self._log, reader, helper=helper, batch_bytes_max=batch_bytes_max)
         self._sending = Sending(self._log, reader, helper=helper)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
@@ -59,13 +59,66 @@ class Room(NamedTuple):
     read: int = _ALL
 
 
-class DeadLetterReader:
-    """Of one log. `helper`: for disks and records; `past_helper`: where the index of the past is asked."""
+class BatchLookup:
+    """Finds batches of a log by their records. `helper`, `past_helper`: see `DeadLetterReader`."""
 
-    def __init__(self, replica: Replica, *, helper: Executor, past_helper: Executor, body_bytes_max: int) -> None:
+    def __init__(self, replica: Replica, *, helper: Executor, past_helper: Executor) -> None:
         self._replica = replica
         self._helper = helper
         self._past_helper = past_helper
+
+    async def at(self, queue_id: int, at: int) -> tuple[QueuedBatch, bytes] | None:
+        """The confirmed batch with this record; None when it is not in this log. Raises MirrorlogError."""
+        run = await self._run_at(queue_id, at)
+        if run is None or not run.base_queue_offset <= at < run.next_queue_offset:
+            return None
+        end = run.log_offset + run.length
+        view = self._replica.log.read(run.log_offset, run.length, until=end)
+        if view is not None and len(view) == run.length:
+            return run, bytes(view)
+        job = self._replica.log.read_cold(run.log_offset, run.length, until=end)
+        content = await asyncio.get_running_loop().run_in_executor(self._helper, job.run)
+        return run, bytes(content)
+
+    async def _run_at(self, queue_id: int, at: int) -> QueuedBatch | None:
+        index, past = self._replica.index, self._replica.past
+        if at < index.begin(queue_id) or index.gap_end(queue_id, at) is not None:
+            return None
+        past_until = index.past_until(queue_id, at)
+        if past_until is None:
+            try:
+                return index.find(queue_id, at)
+            except OffsetOutOfRange:
+                return None
+        if past is None:
+            return None
+        look = partial(past.entries, queue_id, at, 1, until=past_until)
+        runs = await asyncio.get_running_loop().run_in_executor(self._past_helper, look)
+        return runs[0] if runs else None
+
+
+def queued(header: BatchHeader) -> QueuedBatch:
+    """Where a batch stands, by its own word."""
+    return QueuedBatch(header.log_offset, header.base_queue_offset, header.record_count, header.length)
+
+
+class DeadLetterReader:
+    """Of one log. `helper`: for disks and records; `past_helper`: where the index of the past is asked; `former`: the
+    batch of a queue that holds a record from before the queue came to this log, None when that is freed or lost."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        *,
+        helper: Executor,
+        past_helper: Executor,
+        body_bytes_max: int,
+        former: Callable[[int, int], Awaitable[bytes | None]],
+    ) -> None:
+        self._replica = replica
+        self._helper = helper
+        self._former = former
+        self._batches = BatchLookup(replica, helper=helper, past_helper=past_helper)
         self._body_bytes_max = body_bytes_max
 
     async def read(self, queue_id: int, ranges: Iterable[Range], room: Room) -> Leaving:
@@ -133,35 +186,14 @@ class DeadLetterReader:
         return opened.done == len(wanted)
 
     async def _batch_at(self, queue_id: int, at: int) -> tuple[QueuedBatch, bytes] | None:
-        run = await self._run_at(queue_id, at)
-        if run is None or not run.base_queue_offset <= at < run.next_queue_offset:
-            index, elsewhere = self._replica.index, self._replica.queues.moves.elsewhere(queue_id, at)
-            if elsewhere is not None and at >= index.begin(queue_id) and index.gap_end(queue_id, at) is None:
-                raise elsewhere
-            return None
-        end = run.log_offset + run.length
-        view = self._replica.log.read(run.log_offset, run.length, until=end)
-        if view is not None and len(view) == run.length:
-            return run, bytes(view)
-        job = self._replica.log.read_cold(run.log_offset, run.length, until=end)
-        content = await asyncio.get_running_loop().run_in_executor(self._helper, job.run)
-        return run, bytes(content)
-
-    async def _run_at(self, queue_id: int, at: int) -> QueuedBatch | None:
-        index, past = self._replica.index, self._replica.past
+        found = await self._batches.at(queue_id, at)
+        index, moves = self._replica.index, self._replica.queues.moves
+        if found is not None or moves.elsewhere(queue_id, at) is None:
+            return found
         if at < index.begin(queue_id) or index.gap_end(queue_id, at) is not None:
             return None
-        past_until = index.past_until(queue_id, at)
-        if past_until is None:
-            try:
-                return index.find(queue_id, at)
-            except OffsetOutOfRange:
-                return None
-        if past is None:
-            return None
-        look = partial(past.entries, queue_id, at, 1, until=past_until)
-        runs = await asyncio.get_running_loop().run_in_executor(self._past_helper, look)
-        return runs[0] if runs else None
+        batch = await self._former(queue_id, at)
+        return (queued(read_header(batch)), batch) if batch is not None else None
 
     def _gone_until(self, queue_id: int, at: int, until: int) -> int:
         index = self._replica.index

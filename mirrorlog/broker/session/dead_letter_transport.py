@@ -19,12 +19,23 @@ from contextlib import asynccontextmanager, suppress
 from typing import Final, TypeVar
 from uuid import UUID
 
+from mirrorlog.broker.dead_letters.reader import BatchLookup
 from mirrorlog.broker.hosting.hosted_log import HostedLog
 from mirrorlog.broker.hosting.hosted_logs import HostedLogs
 from mirrorlog.broker.log.refusals import not_master
 from mirrorlog.broker.ports import ClusterView
 from mirrorlog.cluster.peers import FRAME_BYTES_MAX
-from mirrorlog.cluster.requests import AnyAnswer, AskQueue, AskTake, Noted, QueueFound, decode_answer, encode
+from mirrorlog.cluster.requests import (
+    AnyAnswer,
+    AskBatch,
+    AskQueue,
+    AskTake,
+    BatchTold,
+    Noted,
+    QueueFound,
+    decode_answer,
+    encode,
+)
 from mirrorlog.cluster.state.topology import VirtualHost
 from mirrorlog.commitlog.format.header import queue_of
 from mirrorlog.errors import (
@@ -107,15 +118,24 @@ TAKEN_MAX: Final = 256
 _NOBODY: Final = (ConnectionLost, LogUnavailable, NotMaster, RequestTimeout)
 """What is said where a log has no master, or one that is away."""
 
-_A = TypeVar("_A", QueueFound, Noted)
+_A = TypeVar("_A", QueueFound, Noted, BatchTold)
 
 
 class DeadLetterLinks:
-    """Of one node. `batch_bytes_max`: as it takes them; `helper`: where tables of many bindings are made."""
+    """Of one node. `batch_bytes_max`: as it takes them; `helper`: where tables of many bindings are made, and disks are
+    read; `past_helper`: where the index of the past is asked."""
 
     def __init__(
-        self, own: str, logs: HostedLogs, places: ClusterView, *, batch_bytes_max: int, helper: Executor
+        self,
+        own: str,
+        logs: HostedLogs,
+        places: ClusterView,
+        *,
+        batch_bytes_max: int,
+        helper: Executor,
+        past_helper: Executor,
     ) -> None:
+        self._past_helper = past_helper
         self._own = own
         self._batch_bytes_max = batch_bytes_max
         self._logs = logs
@@ -162,13 +182,36 @@ class DeadLetterLinks:
                 raise NoSuchQueue(f"queue {shown(name)!r} is gone") from error
             raise
 
-    async def asked(self, question: AskQueue | AskTake) -> AnyAnswer:
+    async def read_former(self, name: str, queue_id: int, queue_offset: int) -> bytes | None:
+        """The batch with a record that a queue, qualified `name`, has left in a former log; None when it is freed, or
+        lost. Raises LogUnavailable while nobody can say, and what reading is refused with."""
+        span = next((each for each in reversed(self._places.spans(name)) if each.first <= queue_offset), None)
+        if span is None:
+            raise LogUnavailable(f"nothing is known here of the logs that queue {shown(name)!r} was in; ask again")
+        told = await self._ask(AskBatch(log_id=span.log_id, queue_id=queue_id, queue_offset=queue_offset), BatchTold)
+        return told.batch or None
+
+    async def _batch(self, log: HostedLog, asked: AskBatch) -> BatchTold:
+        replica, at = log.replica, asked.queue_offset
+        if not replica.queues.keeps(asked.queue_id):
+            raise LogUnavailable(f"log {log.name} keeps no records of queue {asked.queue_id}; ask again")
+        found = await BatchLookup(replica, helper=self._helper, past_helper=self._past_helper).at(asked.queue_id, at)
+        index = replica.index
+        if found is None and at >= index.begin(asked.queue_id) and index.gap_end(asked.queue_id, at) is None:
+            raise LogUnavailable(f"record {at} of queue {asked.queue_id} is not found in log {log.name}; ask again")
+        if found is not None and len(found[1]) > _BATCH_BYTES_MAX:
+            raise BatchTooLarge(f"a batch of {len(found[1])} bytes is above what nodes send each other at once")
+        return BatchTold(batch=found[1] if found is not None else b"")
+
+    async def asked(self, question: AskQueue | AskTake | AskBatch) -> AnyAnswer:
         """Answer for a log that this node masters. Raises NotMaster, or what it is refused with."""
         log = self._logs.get(question.log_id)
         if log is None or not log.knows_confirmed:
             raise not_master(question.log_id if log is None else log.name, self._places.master(UUID(question.log_id)))
         if isinstance(question, AskQueue):
             return _found(log, question.name)
+        if isinstance(question, AskBatch):
+            return await self._batch(log, question)
         if len(question.batch) < PRODUCE.size or queue_of(memoryview(question.batch)) == 0:
             raise BadBatch("records that leave a queue come in a batch for another one")
         if len(question.batch) > self._batch_bytes_max:
@@ -193,7 +236,7 @@ class DeadLetterLinks:
             return False  # a place that is not known here yet is none that was taken away
         return self._places.placed(name) is None
 
-    async def _ask(self, question: AskQueue | AskTake, kind: type[_A]) -> _A:
+    async def _ask(self, question: AskQueue | AskTake | AskBatch, kind: type[_A]) -> _A:
         master = self._places.master(UUID(question.log_id))
         if master is None:
             what = f"the log of queue {shown(question.name)!r}" if isinstance(question, AskQueue) else "its log"
@@ -202,7 +245,7 @@ class DeadLetterLinks:
             answer = await self.asked(question)
             assert isinstance(answer, kind)
             return answer
-        if isinstance(question, AskQueue):
+        if not isinstance(question, AskTake):
             return decode_answer(await self._places.ask(master.id, encode(question)), kind)
         if len(question.batch) > _BATCH_BYTES_MAX:
             raise BatchTooLarge(f"a batch of {len(question.batch)} bytes is above what nodes send each other at once")
