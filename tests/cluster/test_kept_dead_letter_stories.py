@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 
 from mirrorlog.broker.dead_letters.addressing import PIECE_RECORDS
-from mirrorlog.broker.dead_letters.reader import DeadLetterReader
+from mirrorlog.broker.dead_letters.reader import BatchLookup
 from mirrorlog.broker.session.dead_letter_transport import DeadLetterLinks
 from mirrorlog.client import Client
 from mirrorlog.commitlog.format.body import Record
@@ -139,12 +139,12 @@ def test_a_record_that_is_freed_while_its_piece_waits_takes_no_other_one_with_it
     """Goal: what is there arrives, once. Method: 50 records wait for a target that does not answer, or that has them
     and whose answer is lost; then the first one is not there any more, and the target answers."""
     away = target_away(monkeypatch, landed=landed)
-    run_at = DeadLetterReader._run_at
+    batch_at = BatchLookup.at
 
-    async def freed(self: DeadLetterReader, queue_id: int, at: int) -> Any:
-        return await run_at(self, queue_id, at) if away or at else None
+    async def freed(self: BatchLookup, queue_id: int, at: int) -> Any:
+        return await batch_at(self, queue_id, at) if away or at else None
 
-    monkeypatch.setattr(DeadLetterReader, "_run_at", freed)
+    monkeypatch.setattr(BatchLookup, "at", freed)
 
     async def story(hands: Hands) -> None:
         await hands.declare("dead")
