@@ -280,8 +280,7 @@ class NodeView:
             return await self._place_here(queue, service)
         group = log_group_of(arguments)
         log_group = qualified(virtual_host, group) if group else ""
-        declared = Declared(queue, arguments, service.identity.node, log_group)
-        found = place_for(service.state, declared, self._placing, is_up=lambda node: service.life(node) is Life.UP)
+        found = self._place_for(service, queue, arguments, log_group)
         log_id = await self._made(found, service) if isinstance(found, LogMade) else found
         # Asked for again if a coordinator hangs: it is decided once, whatever comes of the first.
         asked = {name: arguments[name] for name in ("copies", "flush") if log_group and name in arguments}
@@ -295,6 +294,12 @@ class NodeView:
             # A master that found a place without a queue has taken it away, between the decision and this look.
             raise NotLeader(f"queue {shown(queue)!r} was placed, and its place taken away; ask again")
         return UUID(placed)
+
+    def _place_for(
+        self, service: ClusterService, queue: str, arguments: Mapping[str, Any], log_group: str = ""
+    ) -> str | LogMade:
+        declared = Declared(queue, arguments, service.identity.node, log_group)
+        return place_for(service.state, declared, self._placing, is_up=lambda node: service.life(node) is Life.UP)
 
     def rule_of(self, log_id: UUID) -> Placement:
         """By which a log is on its nodes."""
@@ -319,8 +324,7 @@ class NodeView:
         service = self._cluster_service()
         if will_do(service.state, str(log_id), arguments, self._placing):
             return log_id
-        declared = Declared(queue, arguments, service.identity.node)
-        found = place_for(service.state, declared, self._placing, is_up=lambda node: service.life(node) is Life.UP)
+        found = self._place_for(service, queue, arguments)
         if isinstance(found, LogMade):
             return UUID(await self._made(found, service)) if make else None
         return UUID(found)

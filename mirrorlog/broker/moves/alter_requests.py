@@ -12,10 +12,9 @@ from typing import Any, Final
 
 from mirrorlog import versions
 from mirrorlog.broker.hosting.hosted_log import HostedLog
-from mirrorlog.broker.log.publish import LogPublisher
 from mirrorlog.broker.log.refusals import not_master
 from mirrorlog.broker.ports import ClusterView
-from mirrorlog.broker.session.queue_deletion import confirmed
+from mirrorlog.broker.session.queue_deletion import confirmed, publisher_of
 from mirrorlog.broker.session.queue_requests import Handler, Requests, Respond
 from mirrorlog.cluster.state.commands import LogAltered, MoveBegun
 from mirrorlog.cluster.state.placements import Placement
@@ -123,9 +122,7 @@ class AlterRequests:
             wanted = _but_none({**queue.arguments, **changed})
             if wanted == queue.arguments:
                 continue
-            publisher = log.publisher
-            if not isinstance(publisher, LogPublisher):
-                raise not_master(log.name, self._view.master(log.log_id))
+            publisher = publisher_of(log, self._view)
             altered = encode_change(QueueAltered(queue_id=queue.queue_id, arguments=wanted))
             await confirmed(partial(publisher.append_change, altered))
 

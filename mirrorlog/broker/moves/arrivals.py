@@ -14,10 +14,8 @@ from typing import Final
 from uuid import UUID
 
 from mirrorlog.broker.hosting.hosted_log import HostedLog
-from mirrorlog.broker.log.publish import LogPublisher
-from mirrorlog.broker.log.refusals import not_master
 from mirrorlog.broker.ports import ClusterView
-from mirrorlog.broker.session.queue_deletion import confirmed
+from mirrorlog.broker.session.queue_deletion import confirmed, publisher_of
 from mirrorlog.cluster.requests import AskArrival, QueueArrival
 from mirrorlog.errors import BadBatch, LogUnavailable, MirrorlogError
 from mirrorlog.queues.changes import QueueArriving, decode_changes
@@ -61,7 +59,7 @@ class Arrivals:
         """A piece, or the word that there are no more."""
         self._check(asked)
         if asked.piece == PROBE:
-            publisher_of(log).check_admitted()
+            publisher_of(log, self._view).check_admitted()
             log.replica.queues.check_room()
             return QueueArrival(wanted=0)
         return await self._take_piece(log, asked)
@@ -117,7 +115,7 @@ class Arrivals:
         return known
 
     async def _arrived(self, log: HostedLog) -> QueueArrival:
-        await confirmed(publisher_of(log).when_confirmed)
+        await confirmed(publisher_of(log, self._view).when_confirmed)
         self._soon()
         return QueueArrival(wanted=-1)
 
@@ -137,7 +135,7 @@ class Arrivals:
                 self.drop(log, queue_id, each.move)
 
     def _append(self, log: HostedLog, batch: bytearray) -> None:
-        append(log, batch, self._soon)
+        append(log, self._view, batch, self._soon)
 
 
 def _arriving(asked: AskArrival) -> QueueArriving:
@@ -148,16 +146,8 @@ def _arriving(asked: AskArrival) -> QueueArriving:
     raise BadBatch(f"queue {asked.queue_id} does not arrive by move {asked.move} with that")
 
 
-def publisher_of(log: HostedLog) -> LogPublisher:
-    """Raises NotMaster."""
-    publisher = log.publisher
-    if not isinstance(publisher, LogPublisher) or publisher.stopping:
-        raise not_master(log.name, None)
-    return publisher
-
-
-def append(log: HostedLog, batch: bytearray, soon: Callable[[], None]) -> None:
+def append(log: HostedLog, view: ClusterView, batch: bytearray, soon: Callable[[], None]) -> None:
     """`soon`: called when it is confirmed. Raises NotMaster, or what a log that takes nothing says."""
-    publisher = publisher_of(log)
+    publisher = publisher_of(log, view)
     publisher.append_control(batch)
     publisher.when_confirmed(lambda error: soon())

@@ -21,9 +21,9 @@ from mirrorlog.broker.hosting.hosted_log import HostedLog
 from mirrorlog.broker.hosting.hosted_logs import HostedLogs
 from mirrorlog.broker.log.publish import LogPublisher
 from mirrorlog.broker.log.refusals import not_master
-from mirrorlog.broker.moves.arrivals import GIVE_UP_S, PROBE, Arrivals, append, publisher_of
+from mirrorlog.broker.moves.arrivals import GIVE_UP_S, PROBE, Arrivals, append
 from mirrorlog.broker.ports import ClusterView
-from mirrorlog.broker.session.queue_deletion import confirmed
+from mirrorlog.broker.session.queue_deletion import confirmed, publisher_of
 from mirrorlog.cluster.requests import AskArrival, AskFree, Noted, QueueArrival, decode_answer, encode
 from mirrorlog.cluster.state.commands import Holder, MoveCancelled, QueuesMoved, SpanEnded
 from mirrorlog.cluster.state.placements import MovingQueue
@@ -95,7 +95,11 @@ class MoveService:
         for log in self._logs:
             if not log.knows_confirmed:
                 continue
-            if moves or log.replica.queues.moves.undecided or (self._view.all_spans() and self._lost(log)):
+            if (
+                moves
+                or log.replica.queues.moves.undecided
+                or (self._view.all_spans() and self._view.lost_from(log.log_id))
+            ):
                 self._look(log, moves, now)
 
     async def stop(self) -> None:
@@ -107,9 +111,6 @@ class MoveService:
 
     # --- what is to be done in one log ---
 
-    def _lost(self, log: HostedLog) -> bool:
-        return self._view.lost_from(log.log_id)
-
     def _look(self, log: HostedLog, moves: Mapping[str, MovingQueue], now: float) -> None:
         publisher, log_id = log.publisher, str(log.log_id)
         if not isinstance(publisher, LogPublisher) or publisher.stopping:
@@ -117,7 +118,7 @@ class MoveService:
         try:
             self._end_moves(log, moves)
             self._arrivals.drop_what_is_left_alone(log, now)
-            if self._lost(log):
+            if self._view.lost_from(log.log_id):
                 self._leave_again(log, moves)
             here = {name: move for name, move in moves.items() if log_id in (move.source, move.target)}
             self._begin_moves(log, {name: move for name, move in here.items() if move.source == log_id})
@@ -366,13 +367,13 @@ class MoveService:
             batch = hand_over(log.replica.queues, asked.queue_id, left.move, freed=True)
             if batch is not None:
                 self._append(log, batch)
-        await confirmed(publisher_of(log).when_confirmed)
+        await confirmed(publisher_of(log, self._view).when_confirmed)
         return Noted()
 
     # --- inside ---
 
     def _append(self, log: HostedLog, batch: bytearray) -> None:
-        append(log, batch, self.soon)
+        append(log, self._view, batch, self.soon)
 
     def soon(self) -> None:
         """Something is confirmed, or ended: the logs are looked at in a step of the loop."""

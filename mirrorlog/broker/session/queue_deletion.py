@@ -112,7 +112,7 @@ class Deletions:
         if self._cluster.lost_from(log.log_id):
             return
         # What was logged by a deletion whose end nobody was told may be cut yet: its place stays until it cannot.
-        await confirmed(self._publisher(log).when_confirmed)
+        await confirmed(publisher_of(log, self._cluster).when_confirmed)
         queues = log.replica.queues
         left = [name for name in self._cluster.placed_in(log.log_id) if queues.get(name) is None]
         # One that has left, or has arrived and is not open yet, was not deleted.
@@ -134,7 +134,7 @@ class Deletions:
             ends.set()
 
     async def _delete_some(self, log: HostedLog, names: Sequence[str], *, held_too: bool) -> None:
-        await confirmed(self._publisher(log).when_confirmed)
+        await confirmed(publisher_of(log, self._cluster).when_confirmed)
         found = [queue for name in names if (queue := log.replica.queues.get(name)) is not None]
         free = [queue for queue in found if held_too or not _landings(log, queue)]
         # One that is not placed here any more has no bindings: what leads to its name leads to another queue.
@@ -148,8 +148,8 @@ class Deletions:
         """Steps 1 and 2; how many records its own group had not settled."""
         # Where nothing can be confirmed nothing is begun. And what was logged by a deletion whose end nobody was told
         # may be cut yet: its place stays until it cannot.
-        await confirmed(self._publisher(log).when_confirmed)
-        self._publisher(log)
+        await confirmed(publisher_of(log, self._cluster).when_confirmed)
+        publisher_of(log, self._cluster)
         queue = log.replica.queues.get(message.name)
         if queue is None:
             if (moving := log.replica.queues.moves.refusal_of(message.name)) is not None:
@@ -166,7 +166,7 @@ class Deletions:
 
     @contextmanager
     def _closed(self, log: HostedLog, queue: Queue, closed: bool) -> Iterator[None]:
-        publisher = self._publisher(log)
+        publisher = publisher_of(log, self._cluster)
         if closed:
             publisher.closed_queues.add(queue.queue_id)
         try:
@@ -196,7 +196,7 @@ class Deletions:
 
     def _append_deletion(self, log: HostedLog, queue: Queue, done: _Done) -> None:
         """Raises NotMaster: while its bindings were taken away another one may have become that."""
-        publisher, deliverer = self._publisher(log), log.deliverer
+        publisher, deliverer = publisher_of(log, self._cluster), log.deliverer
         if deliverer is None:
             raise not_master(log.name, self._cluster.master(log.log_id))
         batch = log.replica.queues.delete(queue.queue_id)
@@ -214,7 +214,7 @@ class Deletions:
             while left := [name for name in names if self._cluster.placed(name) == log.log_id]:
                 if log.replica.log.epochs.current != epoch:
                     raise not_master(log.name, self._cluster.master(log.log_id))
-                self._publisher(log)
+                publisher_of(log, self._cluster)
                 try:
                     await self._cluster.remove_queues(left, log.log_id, epoch)
                     if any(self._cluster.placed(name) == log.log_id for name in left):
@@ -225,12 +225,13 @@ class Deletions:
                     logger.debug("queues_not_removed log=%s queues=%s reason=%r", log.name, len(left), str(error))
                     await asyncio.sleep(RETRY_S)
 
-    def _publisher(self, log: HostedLog) -> LogPublisher:
-        """Raises NotMaster."""
-        publisher = log.publisher
-        if not isinstance(publisher, LogPublisher) or publisher.stopping:
-            raise not_master(log.name, self._cluster.master(log.log_id))
-        return publisher
+
+def publisher_of(log: HostedLog, cluster: ClusterView) -> LogPublisher:
+    """That of a log which this node masters. Raises NotMaster."""
+    publisher = log.publisher
+    if not isinstance(publisher, LogPublisher) or publisher.stopping:
+        raise not_master(log.name, cluster.master(log.log_id))
+    return publisher
 
 
 async def confirmed(act: Callable[[_Done], None]) -> None:

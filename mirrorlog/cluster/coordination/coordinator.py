@@ -32,8 +32,7 @@ from mirrorlog.cluster.state.commands import (
     VersionRaised,
 )
 from mirrorlog.cluster.state.state import ClusterState, LogFacts, behind
-
-_NUMBERS = 256
+from mirrorlog.config import LOG_NUMBER_MAX
 
 HANDOVER_AGAIN_S = 1.0
 """A handover that came to nothing, because the other copy did not come to the master's end in time, is tried again."""
@@ -280,9 +279,8 @@ class Coordinator:
             return
         transient = set(state.transient.values())
         homes = {log.replicas[0] for log_id, log in state.logs.items() if log.replicas and log_id not in transient}
-        numbers = {log.number for log in state.logs.values()}
+        number = state.free_number(LOG_NUMBER_MAX)
         for node in _holders(state):
-            number = next((each for each in range(_NUMBERS) if each not in numbers), None)
             if node not in homes and seen.life(node) is Life.UP and number is not None:
                 name = _free_name(node, state)
                 # One of the name may have been there and gone, and be on disks still.
