@@ -27,6 +27,14 @@ TASK_RECORDS: Final = 500_000
 _GO_ON: Final = "set failOnDataLoss to false to go on without them"
 
 
+class QueueSpan(NamedTuple):
+    """A stretch of a queue that has moved (decision 0050): its records from queue offset `first` on, up to the next
+    one's, are in this log."""
+
+    log_id: str
+    first: int
+
+
 @dataclass(frozen=True, slots=True)
 class QueueFacts:
     """A queue as its nodes know it; confirmed queue offsets are `begin` up to `next` (exclusive).
@@ -35,7 +43,8 @@ class QueueFacts:
     is left nobody can say: the copies that answered may all have begun late. `epoch`: the newest that anybody knows of,
     0 if unknown. `current`: whether its master said what is confirmed; False while that does not answer, there is none,
     or it does not know yet what its predecessor confirmed behind `next`. `mirrored`: whether it has copies besides the
-    master's.
+    master's. `log_id`: the log that it is in now. `spans`: of a queue with records in several logs, the oldest first;
+    `former_logs`: all that it was in, also those that have nothing of it any more.
     """
 
     cluster_id: str
@@ -49,10 +58,32 @@ class QueueFacts:
     epoch: int = 0
     current: bool = True
     mirrored: bool = field(default=True, compare=False)
+    spans: tuple[QueueSpan, ...] = ()
+    former_logs: tuple[str, ...] = field(default=(), compare=False)
 
     def range(self, first: int, following: int) -> QueueRange:
-        """Its queue offsets `first` up to `following` (exclusive)."""
-        return QueueRange(self.cluster_id, self.name, self.log_id, self.queue_id, first, following)
+        """Its queue offsets `first` up to `following` (exclusive), in whichever logs; see `in_logs`."""
+        return QueueRange(self.cluster_id, self.name, self.log_at(first), self.queue_id, first, following)
+
+    def in_logs(self, wanted: QueueRange) -> list[QueueRange]:
+        """The same records in ranges that are within one log each, and name it; none are empty."""
+        within = [span.first for span in self.spans if wanted.first < span.first < wanted.next]
+        edges = [wanted.first, *sorted(set(within)), wanted.next]
+        return [
+            replace(wanted, log_id=self.log_at(first), first=first, next=following)
+            for first, following in pairwise(edges)
+            if first < following
+        ]
+
+    def log_at(self, queue_offset: int) -> str:
+        """The log in which that record stands, or will stand."""
+        held = (span.log_id for span in reversed(self.spans) if span.first <= queue_offset)
+        return next(held, self.log_id)
+
+    @property
+    def logs(self) -> tuple[str, ...]:
+        """All that it is or was in, each once."""
+        return tuple(dict.fromkeys((*self.former_logs, *(span.log_id for span in self.spans), self.log_id)))
 
     @property
     def begin_unknown(self) -> str | None:
@@ -73,7 +104,8 @@ class QueueFacts:
 
 @dataclass(frozen=True, slots=True)
 class QueueRange:
-    """The records of a queue from `first` up to `next` (exclusive). The ids tell it from a later queue of the name.
+    """The records of a queue from `first` up to `next` (exclusive). The ids tell it from a later queue of the name; of
+    a range that is to be read `log_id` is the log that they are in.
 
     `turn`: number of the task, so that those who read from mirrors are spread over them.
     """

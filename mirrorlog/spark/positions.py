@@ -3,7 +3,9 @@
     {"queue": {"0": {"offset": 17, "epoch": 4, "log": "<uuid>", "incarnation": "<hex>"}}}
 
 `offset` is the next queue offset to read and `epoch` that of the record below it, so that a log that lost its tail and
-wrote another one is told from the one that was read. A plain number in place of the inner object is an offset alone.
+wrote another one is told from the one that was read. `log` is the one in which that record stands: a queue may have
+been in several (decision 0050), and epochs are compared within one. A plain number in place of the inner object is an
+offset alone.
 The shape is that of the Kafka source's offsets, a queue being a topic with one partition.
 
 Pure. Rejected: offsets alone, under which two histories of one log look alike.
@@ -11,7 +13,7 @@ Pure. Rejected: offsets alone, under which two histories of one log look alike.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
@@ -76,18 +78,26 @@ def parse_position(given: Any) -> QueuePosition:
 
 
 def broken_history(
-    position: QueuePosition, *, log_id: str, incarnation: str, below: BatchHeader | None = None
+    position: QueuePosition,
+    *,
+    log_id: str,
+    incarnation: str,
+    below: BatchHeader | None = None,
+    former_logs: Collection[str] = (),
 ) -> str | None:
-    """Why the queue (in `log_id`, of `incarnation`) is not the one that was read up to `position`; None when it is.
+    """Why the queue (of `incarnation`) is not the one that was read up to `position`; None when it is.
 
-    `below`: of the batch that holds the record before the position, None when that is gone or was not looked at: then
-    it proves nothing. Neither does a batch that was moved, which has the epoch of its move.
+    `below`: of the batch that holds the record before the position, in `log_id`, None when that is gone or was not
+    looked at: then it proves nothing. Neither does a batch that was moved, which has the epoch of its move, nor one in
+    another log than it stood in. `former_logs`: in which the queue is or was, besides.
     """
     if position.incarnation not in (None, incarnation):
         return f"it was deleted and made anew since (incarnation {position.incarnation}, now {incarnation})"
-    if position.log_id not in (None, log_id):
-        return f"it stood in log {position.log_id}, now it is in {log_id}"
+    if position.log_id not in (None, log_id, *former_logs):
+        return f"it stood in log {position.log_id}, now it is in {log_id}, and was never in that one"
     if position.epoch is None or below is None or below.flags & Flag.COPIED or below.epoch == position.epoch:
+        return None
+    if position.log_id not in (None, log_id):
         return None
     return (
         f"its record {position.offset - 1} was of epoch {position.epoch}, now it is one of epoch {below.epoch}: the "

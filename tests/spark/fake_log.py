@@ -11,9 +11,10 @@ from mirrorlog.commitlog.format.drafts import encode_batch
 from mirrorlog.commitlog.format.header import BatchHeader, read_header, stamp
 from mirrorlog.errors import PositionLost
 from mirrorlog.spark.options import SourceOptions
-from mirrorlog.spark.plan import QueueFacts, QueuePlace, Seen
+from mirrorlog.spark.plan import QueueFacts, QueuePlace, QueueSpan, Seen
 
 LOG_ID = "7c6e67c6-85b5-54b0-b99c-56b1e8d06aa8"
+OTHER_LOG = "00000000-85b5-54b0-b99c-56b1e8d06aa8"
 
 
 @dataclass
@@ -28,6 +29,7 @@ class FakeQueue:
     goes_on_at: int = 0
     current: bool = True
     silent_master: str | None = None
+    spans: tuple[QueueSpan, ...] = ()
 
     @property
     def next(self) -> int:
@@ -45,6 +47,11 @@ class FakeQueue:
 
     def free_below(self, begin: int) -> None:
         self.begin = begin
+
+    def move(self, log_id: str) -> None:
+        """What is published from now on stands in that log."""
+        self.spans = (*(self.spans or (QueueSpan(self.log_id, 0),)), QueueSpan(log_id, self.next))
+        self.log_id = log_id
 
     def seen(self, at: int) -> Seen:
         for first, following, epoch in self.stretches:
@@ -101,6 +108,8 @@ class FakeLog:
             silent_master=queue.silent_master,
             epoch=self.epoch,
             current=queue.current,
+            spans=queue.spans,
+            former_logs=tuple(span.log_id for span in queue.spans),
         )
 
 

@@ -38,7 +38,7 @@ from tests.spark.queues import publish
 from tests.spark.upserts import ListQueue, sample
 
 FACTS = QueueFacts("c", "q", "i", "log-1", 1, 0, 100)
-IDS = QueueIds.of(FACTS)
+IDS = QueueIds(FACTS)
 MAIN, DEAD = "/lake/main", "/lake/dead"
 DEAD_IDS = ids_of(FACTS, MAIN)
 
@@ -303,7 +303,7 @@ class Tables:
 
     @property
     def seen(self) -> TableState:
-        return table_state(self.spark, self.main, [*QueueIds.of(OF)])
+        return table_state(self.spark, self.main, [*QueueIds(OF)])
 
     @property
     def dead_seen(self) -> TableState:
@@ -328,7 +328,7 @@ class Tables:
 
     def land(self, following: int, seen: TableState | None = None) -> None:
         shape = TableShape(RAW) if self.seen.version is None else None
-        sets = {QueueIds.of(OF).offset: following}
+        sets = {QueueIds(OF).offset: following}
         commit(self.spark, self.main, seen=seen or self.seen, sets=sets, note={}, shape=shape)
 
     def take_back(self) -> None:

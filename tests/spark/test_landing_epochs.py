@@ -21,9 +21,9 @@ def test_another_history_is_told_once_also_when_none_of_its_records_is_landed() 
     log.add("q").publish(100, epoch=5)
     (cut,) = limited([plan(log, 50, epoch=4, skip=True)], 0)
     assert (cut.moves, cut.next) == (True, 50)
-    ids = QueueIds.of(cut.facts)
+    ids = QueueIds(cut.facts)
     state = TableState(3, {**dict.fromkeys(ids), ids.offset: 50})
-    assert _sets([cut], _epochs([cut], WrittenFiles()), state) == {ids.offset: 50, ids.epoch: 5}
+    assert _sets([cut], _epochs([cut], WrittenFiles()), state) == {ids.offset: 50, ids.epoch(50): 5}
     assert plan(log, 50, epoch=5, skip=True).missed == ()
 
 

@@ -24,8 +24,9 @@ from mirrorlog.spark.landing.planning import (
     unmirrored,
 )
 from mirrorlog.spark.landing.positions import MissedRange, QueueIds, begin_set
+from mirrorlog.spark.landing.runner import _sets
 from mirrorlog.spark.plan import QueuePlace, Seen
-from tests.spark.fake_log import FakeLog
+from tests.spark.fake_log import LOG_ID, OTHER_LOG, FakeLog, FakeQueue
 
 
 def plan(
@@ -34,10 +35,37 @@ def plan(
     """Of one queue, with a table that has it up to `landed`, the last record being of `epoch`."""
     made = landing({"queue": queue, "table": "/t", "servers": "n1:7401", "on_data_loss": "skip" if skip else "fail"})
     (facts,) = queues_of(made, log)
-    ids = QueueIds.of(facts)
-    versions = {ids.offset: landed, ids.epoch: epoch, ids.fence: None}
+    ids = QueueIds(facts)
+    versions = {**dict.fromkeys(ids), ids.offset: landed, ids.epoch(landed or 0): epoch}
     (found,) = queue_plans(made, log, [facts], TableState(None if landed is None else 3, versions))
     return found
+
+
+def test_the_epoch_that_counts_is_that_of_the_log_in_which_the_last_landed_record_stands() -> None:
+    """Goal: a landing goes on over a border, and a log that lost its tail is noticed before and behind it. Method: a
+    queue moves twice; plans from a table in each span, with the epochs that were landed and with others."""
+    log, queue = FakeLog(), FakeQueue()
+    log.queues["q"] = queue
+    for count, epoch, moves_to in ((100, 7, OTHER_LOG), (100, 2, LOG_ID), (50, 9, None)):
+        queue.publish(count, epoch=epoch)
+        if moves_to is not None:
+            queue.move(moves_to)
+    assert [(each.log_id, each.first, each.next) for each in plan(log, 40, epoch=7).pieces] == [
+        (LOG_ID, 40, 100), (OTHER_LOG, 100, 200), (LOG_ID, 200, 250)
+    ]  # fmt: skip
+    assert stretches(plan(log, 100, epoch=7)) == [(100, 200), (200, 250)]
+    assert stretches(plan(log, 200, epoch=2)) == [(200, 250)]
+    for landed, epoch in ((40, 6), (100, 2), (150, 7), (200, 9), (240, 7)):
+        with pytest.raises(HistoryChanged, match="another history"):
+            plan(log, landed, epoch=epoch)
+    (facts,) = log.facts(["q"])
+    ids = QueueIds(facts)
+    assert [*ids][-2:] == [f"mirrorlog:c:first:log:{each}" for each in (LOG_ID, OTHER_LOG)]
+    written = {("q", 150): 2}
+    cut = replace(plan(log, 40, epoch=7), next=150)
+    assert _sets([cut], written, TableState(3, dict.fromkeys(ids))) == {
+        ids.begin: 40, ids.offset: 150, f"mirrorlog:c:first:log:{OTHER_LOG}": 2
+    }  # fmt: skip
 
 
 def stretches(found: QueuePlan) -> list[tuple[int, int]]:
@@ -251,9 +279,9 @@ def test_where_a_table_begins_is_noted_by_the_first_commit_alone() -> None:
     log = one_queue()
     log.queues["q"].free_below(30)
     (facts,) = log.facts(["q"])
-    ids = QueueIds.of(facts)
+    ids = QueueIds(facts)
     found = plan(log)
     assert begin_set(ids, dict.fromkeys(ids), found.first) == {ids.begin: 30}
     for begin in (30, None):
         assert begin_set(ids, {**dict.fromkeys(ids), ids.offset: 40, ids.begin: begin}, 40) == {}
-    assert {ids.offset, ids.epoch, ids.fence, ids.dead, ids.begin} == {*ids}
+    assert {ids.offset, ids.epoch(40), ids.fence, ids.dead, ids.begin} == {*ids}

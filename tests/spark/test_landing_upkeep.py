@@ -201,7 +201,7 @@ def rows(first: int, following: int) -> pa.Table:
 def append_by_delta_rs(table: Path | DeltaTable, first: int, following: int) -> None:
     """As quick as an append can be, with the position of a landing's commit. An open table is not read anew."""
     ids = QUEUE.ids
-    sets = [Transaction(ids.offset, following), Transaction(ids.epoch, following // 1_000)]
+    sets = [Transaction(ids.offset, following), Transaction(ids.epoch(0), following // 1_000)]
     write_deltalake(
         table, rows(first, following), mode="append", commit_properties=CommitProperties(app_transactions=sets)
     )
@@ -210,13 +210,13 @@ def append_by_delta_rs(table: Path | DeltaTable, first: int, following: int) -> 
 def append_by_commit(spark: SparkSession, table: str, following: int) -> int:
     """A landing's own append, from where the table stands."""
     ids = QUEUE.ids
-    seen = table_state(spark, table, [ids.offset, ids.epoch, ids.fence])
+    seen = table_state(spark, table, [ids.offset, ids.epoch(0), ids.fence])
     first = seen.versions[ids.offset] or 0
     with FileWriter(FileFormat(table), 0) as writer:
         writer.write(QUEUE.rows(first, following))
         files = writer.finish()
     shape = TableShape(RAW) if seen.version is None else None
-    sets = {ids.offset: following, ids.epoch: following // 1_000}
+    sets = {ids.offset: following, ids.epoch(0): following // 1_000}
     return commit(spark, table, files, seen=seen, sets=sets, note={}, shape=shape)
 
 
@@ -226,8 +226,8 @@ def offsets(table: str, version: int | None = None) -> list[int]:
 
 
 def position(spark: SparkSession, table: str) -> tuple[int | None, int | None]:
-    state = table_state(spark, table, [QUEUE.ids.offset, QUEUE.ids.epoch])
-    return state.versions[QUEUE.ids.offset], state.versions[QUEUE.ids.epoch]
+    state = table_state(spark, table, [QUEUE.ids.offset, QUEUE.ids.epoch(0)])
+    return state.versions[QUEUE.ids.offset], state.versions[QUEUE.ids.epoch(0)]
 
 
 def log_files(table: Path) -> int:

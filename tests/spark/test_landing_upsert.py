@@ -40,7 +40,7 @@ from mirrorlog.spark.landing.upsert.table import (
     staged_rows,
 )
 from mirrorlog.spark.landing.write.files import FileFormat, FileWriter
-from mirrorlog.spark.plan import QueueFacts
+from mirrorlog.spark.plan import QueueFacts, QueueSpan
 from mirrorlog.testing.asking import wait_for
 from tests.spark import upserts
 from tests.spark.upserts import ListQueue, in_table, land, latest, move, sample, seen_of, stage
@@ -48,7 +48,7 @@ from tests.spark.upserts import ListQueue, in_table, land, latest, move, sample,
 _CHILD_S = 240
 _HELD_S = 60
 
-IDS = UpsertIds.of(QueueFacts("c", "q", "i", "log-1", 1, 0, 100))
+IDS = UpsertIds(QueueFacts("c", "q", "i", "log-1", 1, 0, 100))
 
 
 # --- Positions ---
@@ -68,11 +68,29 @@ def test_the_epoch_to_resume_with_is_that_of_the_last_merged_record_wherever_a_d
     merged = after(announced, {IDS.offset: 50})
     assert landed_epoch(merged, IDS) == 3
     again = after(merged, announcement(merged, IDS, first=50, following=90, epoch=5, staging=8))
-    assert (again[IDS.offset], landed_epoch(again, IDS), again[IDS.epoch]) == (50, 3, 3)
+    assert (again[IDS.offset], landed_epoch(again, IDS), again[IDS.epoch(50)]) == (50, 3, 3)
     # Nobody merged it; another driver announces another range.
     other = after(again, announcement(again, IDS, first=50, following=70, epoch=4, staging=9))
     assert (other[IDS.offset], landed_epoch(other, IDS)) == (50, 3)
     assert landed_epoch(after(other, {IDS.offset: 70}), IDS) == 4
+
+
+def test_the_epoch_to_resume_with_is_found_in_the_log_in_which_the_record_stands() -> None:
+    """Goal: a merge over a border counts as one before it, and a table from before a move goes on. Announce over the
+    border, merge, and go on; a driver that knows the queue in its first log alone did the first step."""
+    ids = UpsertIds(replace(IDS.facts, log_id="log-2", spans=(QueueSpan("log-1", 0), QueueSpan("log-2", 60))))
+    nothing: dict[str, int | None] = dict.fromkeys(ids)
+    merged = after(nothing, {**announcement(NOTHING, IDS, first=0, following=50, epoch=3, staging=7), IDS.offset: 50})
+    assert landed_epoch(merged, ids) == 3
+    announced = after(merged, announcement(merged, ids, first=50, following=90, epoch=1, staging=8))
+    assert (announced[ids.offset], landed_epoch(announced, ids)) == (50, 3)
+    over = after(announced, {ids.offset: 90})
+    assert landed_epoch(over, ids) == 1
+    assert {name for name in over if name.endswith(("log-1", "log-2"))} == {
+        f"mirrorlog:c:i:{kind}:{log}" for kind in ("log", "pending") for log in ("log-1", "log-2")
+    }
+    again = after(over, announcement(over, ids, first=90, following=95, epoch=2, staging=9))
+    assert (landed_epoch(again, ids), landed_epoch(after(again, {ids.offset: 95}), ids)) == (1, 2)
 
 
 def test_a_range_that_ends_in_a_gap_is_announced_without_an_epoch() -> None:

@@ -16,6 +16,7 @@ from mirrorlog.spark.positions import QueuePosition, as_offsets, broken_history,
 
 LOG = "7c6e67c6-85b5-54b0-b99c-56b1e8d06aa8"
 OTHER_LOG = "00000000-85b5-54b0-b99c-56b1e8d06aa8"
+THIRD_LOG = "11111111-85b5-54b0-b99c-56b1e8d06aa8"
 READ = QueuePosition(17, 4, LOG, "first")
 
 positions = st.builds(
@@ -90,6 +91,20 @@ def test_what_is_no_position_is_refused(wrong: object) -> None:
         pytest.param(QueuePosition(17, 4), {"below": below(4)}, None, id="no ids given"),
         pytest.param(QueuePosition(17, 4), {"below": below(5)}, "epoch 4", id="no ids given, another record"),
         pytest.param(READ, {"log_id": OTHER_LOG}, f"stood in log {LOG}, now it is in {OTHER_LOG}", id="another log"),
+        pytest.param(READ, {"log_id": OTHER_LOG, "former_logs": (LOG,)}, None, id="a former log"),
+        pytest.param(READ, {"former_logs": (OTHER_LOG,), "below": below(5)}, "epoch 4", id="in the log that it was in"),
+        pytest.param(
+            READ,
+            {"log_id": OTHER_LOG, "former_logs": (LOG,), "below": below(5)},
+            None,
+            id="of two logs nothing is proved",
+        ),
+        pytest.param(
+            READ, {"log_id": OTHER_LOG, "former_logs": (THIRD_LOG,)}, "was never in that one", id="nor a former log"
+        ),
+        pytest.param(
+            READ, {"former_logs": (LOG,), "incarnation": "second"}, "made anew since", id="another queue, in that log"
+        ),
         pytest.param(READ, {"incarnation": "second"}, "made anew since", id="another queue of the name"),
     ],
 )

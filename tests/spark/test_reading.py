@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from mirrorlog.client import Client, ConsumedBatch
@@ -22,7 +23,7 @@ from mirrorlog.errors import MirrorlogError, NotCurrent, OffsetOutOfRange, Posit
 from mirrorlog.spark import offline
 from mirrorlog.spark.errors import HistoryChanged, RangeNotDense, RecordsMissing
 from mirrorlog.spark.options import SourceOptions
-from mirrorlog.spark.plan import QueueFacts, QueuePlace, QueueRange, tasks
+from mirrorlog.spark.plan import QueuePlace, QueueRange, tasks
 from mirrorlog.spark.positions import QueuePosition
 from mirrorlog.spark.reading import nodes as spark_nodes
 from mirrorlog.spark.reading.filters import TimeRange
@@ -375,12 +376,10 @@ def test_a_stream_over_files_ends_at_a_declared_loss(story: StoryLog, tmp_path: 
 # --- What nodes say of a queue --------------------------------------------------------------------------------------
 
 
-def said(node: str, *, next_: int = 10, epoch: int = 2, **info: Any) -> Metadata:
-    given = {"incarnation": "i", "master": "n1", "current": True, **info}
-    queue = QueueInfo(
-        name="q", queue_id=7, log_id=LOG_ID, epoch=epoch, mirrors=["n2", "n3"], begin=0, next=next_, **given
-    )
-    return Metadata(cluster_id="c", cluster_name="c", node_id=node, nodes=[], queues=[queue])
+def said(node: str, *, next_: int = 10, epoch: int = 2, version: int = 0, **info: Any) -> Metadata:
+    given = {"incarnation": "i", "master": "n1", "current": True, "log_id": LOG_ID, **info}
+    queue = QueueInfo(name="q", queue_id=7, epoch=epoch, mirrors=["n2", "n3"], begin=0, next=next_, **given)
+    return Metadata(cluster_id="c", cluster_name="c", node_id=node, nodes=[], queues=[queue], version=version)
 
 
 @pytest.mark.parametrize(
@@ -393,6 +392,9 @@ def said(node: str, *, next_: int = 10, epoch: int = 2, **info: Any) -> Metadata
         pytest.param([said("n2", epoch=3, master="n1")], (10, False, "n1", 3), id="the new master has not heard of it"),
         pytest.param([said("n2", master="")], (10, False, "", 2), id="no master"),
         pytest.param([said("n3", next_=99, incarnation="old", epoch=1), said("n1")], (10, True, None, 2), id="older"),
+        pytest.param(
+            [said("n3", epoch=9, log_id=LOG_ID[::-1]), said("n1", version=4)], (10, True, None, 2), id="in a former log"
+        ),
     ],
 )
 def test_what_the_nodes_say_is_put_together(answers: list[Metadata], expected: tuple[Any, ...]) -> None:
@@ -408,11 +410,11 @@ async def test_a_new_master_is_waited_for(nodes: list[Node], monkeypatch: pytest
     ask = NodeLookup._ask
     known_at = 3
 
-    async def not_yet(self: NodeLookup, queues: list[str] | None) -> list[QueueFacts]:
+    async def not_yet(self: NodeLookup, queues: list[str] | None) -> list[Metadata]:
         nonlocal asked
         asked += 1
         found = await ask(self, queues)
-        return found if asked >= known_at else [_not_current(facts) for facts in found]
+        return found if asked >= known_at else [_not_current(answer) for answer in found]
 
     monkeypatch.setattr(NodeLookup, "_ask", not_yet)
     assert await asyncio.to_thread(plan_and_read, over(nodes)) == list(range(COUNT))
@@ -423,5 +425,5 @@ async def test_a_new_master_is_waited_for(nodes: list[Node], monkeypatch: pytest
         await asyncio.to_thread(plan_and_read, over(nodes))
 
 
-def _not_current(facts: QueueFacts) -> QueueFacts:
-    return QueueFacts(**{**{name: getattr(facts, name) for name in facts.__slots__}, "current": False})
+def _not_current(answer: Metadata) -> Metadata:
+    return structs.replace(answer, queues=[structs.replace(info, current=False) for info in answer.queues])

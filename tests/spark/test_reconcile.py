@@ -70,7 +70,7 @@ def write(spark: SparkSession, path: Path, log: LogSource, name: str, rows: pa.T
     """A table of those rows whose position is `following`, or that names none."""
     writer = spark.createDataFrame(rows).repartition(2).write.format("delta").mode("append")
     if following is not None:
-        writer = writer.option("txnAppId", QueueIds.of(log.facts(name)).offset).option("txnVersion", following)
+        writer = writer.option("txnAppId", QueueIds(log.facts(name)).offset).option("txnVersion", following)
     writer.save(str(path))
     return path
 
@@ -91,7 +91,7 @@ def test_a_table_that_was_landed_whole_is_equal(
 ) -> None:
     """Goal: equal tables are equal, in whatever order and files, and the numbers are those of the data. Rows of an
     older queue of the name, which came with other commits, are in the table too, and are not blamed on this one."""
-    own = QueueIds.of(log.facts(name)).offset
+    own = QueueIds(log.facts(name)).offset
     older = {"txnAppId": own.rpartition(":")[0] + ":older", "txnVersion": 50}
     table = tmp_path / "table"
     spark.createDataFrame(source.slice(0, 50)).write.format("delta").options(**older).save(str(table))

@@ -23,7 +23,7 @@ from mirrorlog.spark.options import parse_options
 from mirrorlog.spark.reading import stream
 from mirrorlog.spark.reading.stream import QueueStreamReader
 from mirrorlog.testing import Cluster
-from tests.spark.fake_log import FakeLog
+from tests.spark.fake_log import LOG_ID, OTHER_LOG, FakeLog
 from tests.spark.queues import publish
 
 ALL = ReadAllAvailable()
@@ -334,6 +334,37 @@ def test_a_log_that_lost_its_tail_is_noticed(log: FakeLog) -> None:
 
     both_ways(HistoryChanged, r"record 9 was of epoch 1, now it is one of epoch 2", query, rewritten)
     assert query.until_idle() == [("q", 10, 20)]
+
+
+def test_a_stream_goes_on_over_the_moves_of_its_queue(log: FakeLog) -> None:
+    """Goal: every record once, each range within one log, and no move is taken for a loss, nor a loss for a move. A
+    queue moves between triggers and within one, also back; the stream is started again in between. Then its log loses
+    what was read last."""
+    queue = log.add("q")
+    queue.publish(10, epoch=7)
+    query = Query()
+    before = reader().initialOffset()
+    assert query.until_idle() == [("q", 0, 10)]
+    queue.move(OTHER_LOG)
+    assert query.trigger() is None
+    queue.publish(10, epoch=2)
+    query.restart()
+    assert query.until_idle() == [("q", 10, 20)]
+    assert query.offset["q"]["0"] == {"offset": 20, "epoch": 2, "log": OTHER_LOG, "incarnation": "first"}
+    queue.publish(5, epoch=2)
+    queue.move(LOG_ID)
+    queue.publish(5, epoch=9)
+    assert query.until_idle() == [("q", 20, 25), ("q", 25, 30)]
+    query.restart()
+    assert query.until_idle() == []
+    wanted = [partition.wanted for partition in query.reader.partitions(before, query.offset)]  # type: ignore[attr-defined]
+    assert [(each.log_id, each.first, each.next) for each in wanted] == [
+        (LOG_ID, 0, 10), (OTHER_LOG, 10, 25), (LOG_ID, 25, 30)
+    ]  # fmt: skip
+    queue.stretches[-1] = (25, 40, 8)
+    query.restart()
+    with pytest.raises(HistoryChanged, match="of epoch 9, now it is one of epoch 8"):
+        query.trigger()
 
 
 def test_a_trigger_that_is_run_again_checks_its_start(log: FakeLog) -> None:

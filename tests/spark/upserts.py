@@ -59,7 +59,7 @@ class ListQueue:
 
     @property
     def ids(self) -> UpsertIds:
-        return UpsertIds.of(self.facts)
+        return UpsertIds(self.facts)
 
     def rows(self, first: int, following: int) -> pa.RecordBatch:
         count = following - first

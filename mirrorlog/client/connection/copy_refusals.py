@@ -37,8 +37,13 @@ NO_ANSWER: Final = (ConnectionLost, RequestTimeout, LogUnavailable, NodeStopping
 
 
 def views_of(queue: str, answers: Iterable[Metadata]) -> dict[str, QueueInfo]:
-    """The queue as each node that knows it described it, by node id."""
-    return {answer.node_id: info for answer in answers for info in answer.queues if info.name == queue}
+    """The queue as each node that knows it described it, by node id. One that is behind, and has it in a former log, is
+    left out: epochs and start offsets are compared within one log."""
+    found = [(answer, info) for answer in answers for info in answer.queues if info.name == queue]
+    if not found:
+        return {}
+    _, newest = max(found, key=lambda each: (each[0].version, each[1].epoch))
+    return {answer.node_id: info for answer, info in found if info.log_id == newest.log_id}
 
 
 def newest_of(views: dict[str, QueueInfo]) -> QueueInfo:

@@ -180,7 +180,9 @@ class ReplicaChoice:
         )
         if self.any_mirror and info.master:
             wanted = [*wanted, info.master]  # before a mirror that began late, and behind those that have all
-        no_mirror = self._read_from == "mirror" and not mirrors
+        # What stands in a former log is read where it is.
+        former = self._found is not None and info.log_id != self._found.info.log_id
+        no_mirror = self._read_from == "mirror" and not mirrors and not former
         if not set(wanted) <= {info.master, *info.mirrors} or not wanted or no_mirror:
             raise BadRequest(
                 f"queue {self._queue!r} is on {info.master}, {', '.join(info.mirrors)}; not {self._read_from!r}"

@@ -173,7 +173,7 @@ def _end(facts: QueueFacts, table: LandedTable, until: Until) -> int:
         return until
     if until == "latest":
         return facts.next
-    position = table.positions.get(QueueIds.of(facts).offset)
+    position = table.positions.get(QueueIds(facts).offset)
     if position is None:
         raise TableOutOfStep(
             f"{table.path} names no position of queue {facts.name!r}: nothing of it was landed there, or not by a "
@@ -185,7 +185,7 @@ def _end(facts: QueueFacts, table: LandedTable, until: Until) -> int:
 def _rows(spark: SparkSession, facts: QueueFacts, table: LandedTable, notes: list[str]) -> DataFrame:
     """The queue's rows, without those of another queue that had its name, as far as the table's log tells them."""
     rows = table.of(facts.name)
-    own = QueueIds.of(facts).offset
+    own = QueueIds(facts).offset
     cluster = own.rpartition(":")[0]
     others = {name for name in table.positions if name.rpartition(":")[0] == cluster and name != own}
     if not others:

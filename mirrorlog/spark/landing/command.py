@@ -212,7 +212,7 @@ def _remaining(spark: SparkSession, made: Landing, facts: QueueFacts) -> range:
     from mirrorlog.spark.landing.commit.delta_log import table_state
     from mirrorlog.spark.landing.positions import QueueIds
 
-    ids = QueueIds.of(facts)
+    ids = QueueIds(facts)
     landed = table_state(spark, made.table, [ids.offset]).versions[ids.offset]
     return range(max(landed or 0, facts.begin), facts.next)
 

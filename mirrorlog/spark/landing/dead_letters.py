@@ -108,11 +108,11 @@ def refuse_ahead(state: TableState, table: str, queues: Sequence[QueueFacts]) ->
 
 
 def _announced_ahead(state: TableState, queues: Sequence[QueueFacts]) -> list[QueueFacts]:
-    return [facts for facts in queues if (state.versions[QueueIds.of(facts).dead] or 0) > _landed(state, facts)]
+    return [facts for facts in queues if (state.versions[QueueIds(facts).dead] or 0) > _landed(state, facts)]
 
 
 def _landed(state: TableState, facts: QueueFacts) -> int:
-    return state.versions[QueueIds.of(facts).offset] or 0
+    return state.versions[QueueIds(facts).offset] or 0
 
 
 def take_back(
@@ -122,7 +122,7 @@ def take_back(
 
     `dead_seen`: read after `seen`. Raises LandingConflict when another landing of the queue is at work, SparkFailed.
     """
-    ids, main = ids_of(facts, table), QueueIds.of(facts)
+    ids, main = ids_of(facts, table), QueueIds(facts)
     landed = _landed(seen, facts)
     note = {"why": "dead letters ahead of their table", "queue": facts.name, "from": landed}
     fence = _next_fence(dead_seen.versions[ids.fence])
@@ -166,9 +166,9 @@ def _shut_out(
         if table_state(spark, table, ()).version is not None:
             raise LandingConflict(f"another landing of queue {facts.name!r} has made {table} meanwhile, run again")
         return None
-    upsert = UpsertIds.of(facts)
+    upsert = UpsertIds(facts)
     shut = shut_out(spark, table, seen, upsert) if upsert.staging in seen.versions else {}
-    sets = {**sets, **shut, **_raised(seen, QueueIds.of(facts))}
+    sets = {**sets, **shut, **_raised(seen, QueueIds(facts))}
     commit(spark, table, seen=seen, sets=sets, note=note)
     return replace(seen, versions={**seen.versions, **sets})
 
@@ -187,7 +187,7 @@ def announce_dead(
     Comes before `commit_dead`. `shape`: what a table becomes that is not there yet. What the step's last commit has to
     see in place of `seen`, which has the announcement. Raises LandingConflict, SparkFailed.
     """
-    sets = {QueueIds.of(facts).dead: following for facts, following in ends.items()}
+    sets = {QueueIds(facts).dead: following for facts, following in ends.items()}
     commit(spark, table, seen=seen, sets=sets, note=note, shape=shape if seen.version is None else None)
     now = table_state(spark, table, ()) if seen.version is None else seen
     return replace(now, versions={**seen.versions, **sets})

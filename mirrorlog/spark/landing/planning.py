@@ -34,7 +34,8 @@ RECORD_BYTES_MAX: Final = 64 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class QueuePlan:
-    """What a step lands of a queue: the pieces between declared losses, and where the queue stands afterwards.
+    """What a step lands of a queue: the pieces between declared losses, each within one log, and where the queue
+    stands afterwards.
 
     `epoch`: of the record below `first`, where the log has another history than the table was landed from.
     """
@@ -156,9 +157,9 @@ def _below(lookup: Lookup, queues: Sequence[QueueFacts], state: TableState) -> d
     """The header of the batch with the last landed record, of the queues where there is something to prove."""
     stands = []
     for facts in queues:
-        ids = QueueIds.of(facts)
+        ids = QueueIds(facts)
         landed = state.versions[ids.offset]
-        if landed is not None and landed != facts.next and state.versions[ids.epoch] is not None:
+        if landed is not None and landed != facts.next and state.versions[ids.epoch(landed)] is not None:
             stands.append((facts, landed))
     return headers_below(lookup, stands)
 
@@ -167,7 +168,7 @@ def _queue_plan(
     landing: Landing, lookup: Lookup, facts: QueueFacts, state: TableState, below: BatchHeader | None
 ) -> QueuePlan:
     skip = landing.on_data_loss == "skip"
-    landed = state.versions[QueueIds.of(facts).offset]
+    landed = state.versions[QueueIds(facts).offset]
     changed = changed_history(facts, state, below, landing.table)
     if not skip:
         refuse_changed_history(changed)
@@ -193,4 +194,5 @@ def _gaps(lookup: Lookup, facts: QueueFacts, first: int) -> list[Gap]:
 
 
 def _pieces(facts: QueueFacts, first: int, end: int, gaps: Sequence[Gap]) -> tuple[QueueRange, ...]:
-    return tuple(facts.range(begin, stop) for begin, stop in between(first, end, gaps))
+    dense = (facts.range(begin, stop) for begin, stop in between(first, end, gaps))
+    return tuple(piece for each in dense for piece in facts.in_logs(each))

@@ -1,19 +1,21 @@
 """Where a queue stands in a table: the application ids and their versions, and where the next step begins. Pure.
 
     mirrorlog:<cluster>:<incarnation>                the next queue offset
-    mirrorlog:<cluster>:<incarnation>:log:<log id>   the epoch of the last record that was landed from that log
+    mirrorlog:<cluster>:<incarnation>:log:<log id>   the epoch of the last record that was landed from that log: of the
+                                                     last one that was landed, if it stood there
     mirrorlog:<cluster>:<incarnation>:fence          the number of the landing that may commit
     mirrorlog:<cluster>:<incarnation>:dead           the queue offset up to which there may be dead letters
     mirrorlog:<cluster>:<incarnation>:begin          the first queue offset that was landed, where somebody noted it
 
 A queue that is deleted and made again, or a cluster made anew under the same name, has another incarnation: it is
-landed from its start offset, and the rows of the old one stay beside it.
+landed from its start offset, and the rows of the old one stay beside it. One that goes to another log keeps its
+incarnation, and with it all but the epoch: that is compared within one log only (decision 0050).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 from mirrorlog.commitlog.format.header import BatchHeader
 from mirrorlog.spark.errors import BeginUnknown, HistoryChanged, RecordsMissing, TableOutOfStep
@@ -40,19 +42,31 @@ class MissedRange:
 class QueueIds:
     """The application ids of a queue as it is now; iterating gives all of them."""
 
-    offset: str
-    epoch: str
-    fence: str
-    dead: str
-    begin: str
+    facts: QueueFacts
 
-    @classmethod
-    def of(cls, facts: QueueFacts) -> QueueIds:
-        name = f"mirrorlog:{facts.cluster_id}:{facts.incarnation}"
-        return cls(name, f"{name}:log:{facts.log_id}", f"{name}:fence", f"{name}:dead", f"{name}:begin")
+    @property
+    def offset(self) -> str:
+        return f"mirrorlog:{self.facts.cluster_id}:{self.facts.incarnation}"
+
+    @property
+    def fence(self) -> str:
+        return f"{self.offset}:fence"
+
+    @property
+    def dead(self) -> str:
+        return f"{self.offset}:dead"
+
+    @property
+    def begin(self) -> str:
+        return f"{self.offset}:begin"
+
+    def epoch(self, following: int) -> str:
+        """Of the log in which the record below the queue offset `following` stands."""
+        return f"{self.offset}:log:{self.facts.log_at(following - 1)}"
 
     def __iter__(self) -> Iterator[str]:
-        return iter(astuple(self))
+        yield from (self.offset, self.fence, self.dead, self.begin)
+        yield from (f"{self.offset}:log:{log_id}" for log_id in self.facts.logs)
 
 
 def begin_set(ids: QueueIds, versions: Mapping[str, int | None], first: int) -> dict[str, int]:
@@ -107,12 +121,14 @@ def changed_history(facts: QueueFacts, state: TableState, below: BatchHeader | N
 
     `below`: the header of the batch that holds the last landed record. An epoch of 0 is one that is not known.
     """
-    ids = QueueIds.of(facts)
-    landed, epoch = state.versions.get(ids.offset), state.versions.get(ids.epoch)
+    ids = QueueIds(facts)
+    landed = state.versions.get(ids.offset)
+    epoch = None if landed is None else state.versions.get(ids.epoch(landed))
     if landed is None or not epoch:
         return None
-    position = QueuePosition(landed, epoch, facts.log_id, facts.incarnation)
-    why = broken_history(position, log_id=facts.log_id, incarnation=facts.incarnation, below=below)
+    log_id = facts.log_at(landed - 1)
+    position = QueuePosition(landed, epoch, log_id, facts.incarnation)
+    why = broken_history(position, log_id=log_id, incarnation=facts.incarnation, below=below)
     return None if why is None else f"queue {facts.name!r} has another history than {table}: {why}"
 
 

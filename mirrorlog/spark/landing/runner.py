@@ -156,7 +156,7 @@ class Runner:
             if holds is not None:
                 # What the table says here the log is told, and may free below it.
                 sync_table(landing.table, state.version)
-                landed = {facts.name: state.versions[QueueIds.of(facts).offset] for facts in queues}
+                landed = {facts.name: state.versions[QueueIds(facts).offset] for facts in queues}
                 holds.begin({facts.name: max(landed[facts.name] or 0, facts.begin) for facts in queues})
             plans = queue_plans(landing, lookup, queues, resumed(landing, queues, state))
             size = record_bytes(lookup, plans, landing.max_bytes)
@@ -319,11 +319,11 @@ def _epochs(plans: Sequence[QueuePlan], written: WrittenFiles) -> dict[tuple[str
 def _sets(plans: Sequence[QueuePlan], epochs: Mapping[tuple[str, int], int], state: TableState) -> dict[str, int]:
     sets: dict[str, int] = {}
     for plan in plans:
-        ids = QueueIds.of(plan.facts)
+        ids = QueueIds(plan.facts)
         sets |= {**begin_set(ids, state.versions, plan.first), ids.offset: plan.next}
         epoch = epochs.get((plan.facts.name, plan.next))
         if epoch is not None:
-            sets[ids.epoch] = epoch
+            sets[ids.epoch(plan.next)] = epoch
     return sets
 
 

@@ -14,11 +14,14 @@ from mirrorlog.client.connection.copy_refusals import begin_of, newest_of, views
 from mirrorlog.client.connection.queue_metadata import is_known
 from mirrorlog.errors import OffsetOutOfRange, PositionLost, RequestTimeout
 from mirrorlog.spark.access import NO_ACCESS, Access
-from mirrorlog.spark.plan import MASTER, QueueFacts, QueuePlace, Seen, no_such_queue
+from mirrorlog.spark.plan import MASTER, QueueFacts, QueuePlace, QueueSpan, Seen, no_such_queue
 from mirrorlog.wire.messages.queues import GetMetadata, Metadata
 
 # A new master learns within a round trip what its predecessor confirmed, if its mirrors are there.
 _CURRENT_S: Final = 5.0
+# A queue that goes to another log is in none for some tens of milliseconds. Under a pattern nobody knows that it was
+# one: a place may be there before its queue.
+_MOVING_S: Final = 1.0
 # Of a batch that planning looks at: nodes give one at least, however large.
 _LOOK_BYTES: Final = 1
 _LOOKS_AT_ONCE: Final = 16
@@ -64,7 +67,8 @@ class NodeLookup:
             self._runner.close()
 
     def facts(self, queues: Sequence[str] | None) -> list[QueueFacts]:
-        """As of `Lookup`. A new master that does not know yet what is confirmed is waited for, some seconds."""
+        """As of `Lookup`. A new master that does not know yet what is confirmed is waited for, some seconds; and a
+        queue that is between two logs."""
         return self._runner.run(self._facts(None if queues is None else list(queues)))
 
     def times(self, wanted: Mapping[str, int]) -> dict[str, int]:
@@ -82,11 +86,17 @@ class NodeLookup:
 
     async def _facts(self, queues: list[str] | None) -> list[QueueFacts]:
         loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + _CURRENT_S
+        began = loop.time()
         backoff = Backoff(random.random)
         while True:
-            facts = await self._ask(queues)
-            if all(map(self._is_known, facts)) or loop.time() >= give_up_at:
+            answers = await self._ask(queues)
+            if queues is None and (moving := _moving(answers)):
+                # Who is asked for them by name tells of those that have come and are not opened yet.
+                answers += await self._ask(moving)
+            facts = _facts_of(queues, answers)
+            known, moving = all(map(self._is_known, facts)), _moving(answers)
+            waits_s = _MOVING_S if known and queues is None else _CURRENT_S
+            if (known and not moving) or loop.time() >= began + waits_s:
                 return facts
             await asyncio.sleep(backoff.next_s())
 
@@ -94,15 +104,14 @@ class NodeLookup:
         """Whether waiting would tell no more: who reads from mirrors needs no master to answer."""
         return facts.current or (bool(facts.silent_master) and self._read_from != MASTER)
 
-    async def _ask(self, queues: list[str] | None) -> list[QueueFacts]:
+    async def _ask(self, queues: list[str] | None) -> list[Metadata]:
         first = await self._client.metadata(queues)
         # All nodes: only the master knows the latest confirm at once, and it may be the one that is down.
         others = [node.node_id for node in first.nodes if node.node_id != first.node_id]
         answers = [first, *await ask_all(self._client, others, GetMetadata(queues=queues), Metadata)]
         answered = {answer.node_id for answer in answers}
         self.silent = [node.node_id for node in first.nodes if node.node_id not in answered]
-        known = {info.name for answer in answers for info in answer.queues}
-        return [_merged(queue, answers) for queue in (sorted(known) if queues is None else queues) if queue in known]
+        return answers
 
     async def _times(self, wanted: Mapping[str, int]) -> dict[str, int]:
         find, any_copy = self._client.admin.find_offset, self._read_from != MASTER
@@ -135,6 +144,21 @@ class NodeLookup:
             raise RequestTimeout(f"queue {name!r}: record {at} did not come within {_LOOK_S:g} s") from None
 
 
+def _facts_of(queues: Sequence[str] | None, answers: Sequence[Metadata]) -> list[QueueFacts]:
+    """In the order asked for, or of all in the order of their names."""
+    known = {info.name for answer in answers for info in answer.queues}
+    return [_merged(queue, answers) for queue in (sorted(known) if queues is None else queues) if queue in known]
+
+
+def _moving(answers: Sequence[Metadata]) -> list[str]:
+    """The queues that are in a log by the one who knows most of the cluster, and that nobody describes, though nodes
+    are up that hold it."""
+    knows_most = max(answers, key=lambda answer: answer.version)
+    told = {info.name for answer in answers for info in answer.queues}
+    told |= {outage.name for outage in knows_most.outages}
+    return [name for name in knows_most.placed if name not in told]
+
+
 def _merged(queue: str, answers: Sequence[Metadata]) -> QueueFacts:
     """A confirm that one node knows of is a confirm; where it starts is the master's word."""
     views = views_of(queue, answers)
@@ -153,4 +177,6 @@ def _merged(queue: str, answers: Sequence[Metadata]) -> QueueFacts:
         epoch=newest.epoch,
         current=master in views and is_known(leading, told_by=master),
         mirrored=bool(newest.mirrors),
+        spans=tuple(QueueSpan(span.log_id, span.first) for span in leading.spans),
+        former_logs=tuple(leading.former_logs),
     )

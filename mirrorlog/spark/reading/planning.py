@@ -38,7 +38,8 @@ def planned(options: SourceOptions, lookup: Lookup, conditions: Conditions = ALL
     whole = [
         piece
         for each in narrowed(ranges(options, queues, found), conditions.offsets)
-        for piece in without_gaps(lookup, named[each.queue], each, fail_on_data_loss=options.fail_on_data_loss)
+        for dense in without_gaps(lookup, named[each.queue], each, fail_on_data_loss=options.fail_on_data_loss)
+        for piece in named[each.queue].in_logs(dense)
     ]
     return tasks(options, whole)
 
@@ -79,11 +80,11 @@ logger: Final = logging.getLogger(__name__)
 
 
 def positions_at(lookup: Lookup, wanted: Mapping[QueueFacts, int]) -> dict[str, QueuePosition]:
-    """Positions at queue offsets, with the epoch of the record below each where there is one."""
+    """Positions at queue offsets, with the log of the record below each, and its epoch where there is one."""
     below = headers_below(lookup, wanted.items())
     epochs = {queue: header.epoch for queue, header in below.items()}
     return {
-        facts.name: QueuePosition(at, epochs.get(facts.name), facts.log_id, facts.incarnation)
+        facts.name: QueuePosition(at, epochs.get(facts.name), facts.log_at(at - 1), facts.incarnation)
         for facts, at in wanted.items()
     }
 
@@ -105,7 +106,13 @@ def check_histories(
     below = headers_below(lookup, known)
     for facts, position in stands:
         header = below.get(facts.name)
-        reason = broken_history(position, log_id=facts.log_id, incarnation=facts.incarnation, below=header)
+        reason = broken_history(
+            position,
+            log_id=facts.log_at(position.offset - 1),
+            incarnation=facts.incarnation,
+            below=header,
+            former_logs=facts.logs,
+        )
         if reason is not None:
             loss(
                 HistoryChanged(f"queue {facts.name!r} at {position.offset}: {reason}; {_ADVICE}"),

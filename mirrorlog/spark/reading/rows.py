@@ -17,7 +17,7 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Generic, Self, TypeVar
@@ -34,6 +34,7 @@ from mirrorlog.spark.reading.filters import EVERY_TIME, TimeRange
 
 if TYPE_CHECKING:
     from mirrorlog.spark.offline import BadStretch
+    from mirrorlog.wire.messages.queues import QueueInfo
 
 
 import gc
@@ -188,7 +189,6 @@ def consumed_batches(
     """
     for stretch in dense(wanted, _stretches(options, wanted, takes_unreadable=on_unreadable is not None)):
         if not isinstance(stretch, Missing):
-            _check_identity(wanted, stretch)
             yield stretch
         elif stretch.append_time_us is not None and on_unreadable is not None:
             on_unreadable(stretch)
@@ -242,9 +242,13 @@ async def _from_nodes(
         ) as consumer,
     ):
         at, group, size = wanted.first, [], 0
+        logs = {wanted.log_id}
         while at < wanted.next:
             try:
                 async for batch in consumer.batches():
+                    if batch.log_id not in logs:
+                        logs |= _logs_of(wanted, await client.queue_info(wanted.queue))
+                    _check_identity(wanted, batch, logs)
                     group.append(batch)
                     at, size = batch.next, size + len(batch.raw)
                     if size >= _GROUP_BYTES:
@@ -281,6 +285,7 @@ def _from_files(options: SourceOptions, path: str, wanted: QueueRange) -> Iterat
         try:
             on_bad = None if options.fail_on_data_loss else bad.append
             for batch in directories.log_batches(replace(wanted, first=at), on_bad):
+                _check_identity(wanted, batch, {wanted.log_id})
                 # Without a bad stretch that would explain it a hole is an error, which `dense` raises.
                 if batch.first > at and bad:
                     yield Missing(at, batch.first, "; ".join(map(str, bad)))
@@ -323,13 +328,19 @@ def _refusal(wanted: QueueRange, missing: Missing, go_on_at: int, *, lost: bool)
     return PositionLost(told, go_on_at=go_on_at) if lost else RecordsMissing(told, begin=go_on_at)
 
 
-def _check_identity(wanted: QueueRange, batch: QueueBatch) -> None:
-    """A queue may have been deleted and made again under its name since the job was planned."""
-    planned, found = (wanted.log_id, wanted.queue_id), (batch.log_id, batch.header.queue_id)
-    if found != planned:
+def _logs_of(wanted: QueueRange, info: QueueInfo) -> set[str]:
+    """Where its records may be by now: the old ones of a queue that has moved may have been copied to another log since
+    it was planned."""
+    same = info.queue_id == wanted.queue_id and info.was_in(wanted.log_id)
+    return {info.log_id, *info.former_logs} if same else set()
+
+
+def _check_identity(wanted: QueueRange, batch: QueueBatch, logs: Collection[str]) -> None:
+    """A queue may have been deleted and made again under its name since the job was planned. `logs`: of this one."""
+    if batch.header.queue_id != wanted.queue_id or batch.log_id not in logs:
         raise RangeNotDense(
-            f"{wanted}: planned for queue id {planned[1]} of log {planned[0]}, read from {found[1]} of {found[0]}; "
-            "run the job again"
+            f"{wanted}: planned for queue id {wanted.queue_id} of log {wanted.log_id}, read from "
+            f"{batch.header.queue_id} of {batch.log_id}; run the job again"
         )
 
 

@@ -78,8 +78,8 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: SourceOptions, now: Callable[[], float] = time.monotonic) -> None:
         self.options = options
         self._now = now
-        # By queue, the newest epoch under which positions and gaps were looked at.
-        self._checked: dict[str, int] = {}
+        # By queue, its log and the newest epoch of that under which positions and gaps were looked at.
+        self._checked: dict[str, tuple[str, int]] = {}
         # Where each queue ended when it was looked at last.
         self._newest: dict[str, QueuePosition] = {}
         # With availableNow: how far to read, and of which queues.
@@ -265,10 +265,11 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _must_look(self, lookup: Lookup, facts: QueueFacts, position: QueuePosition, width: int) -> bool:
         """Whether there may be gaps. Under an epoch that is new here the position's history is looked at, too."""
-        if facts.epoch and self._checked.get(facts.name) == facts.epoch:
+        now = facts.log_id, facts.epoch
+        if facts.epoch and self._checked.get(facts.name) == now:
             return width >= _WIDE
         check_histories(lookup, [(facts, position)], fail_on_data_loss=self.options.fail_on_data_loss)
-        self._checked[facts.name] = facts.epoch
+        self._checked[facts.name] = now
         return True
 
     def _not_freed(self, facts: QueueFacts, first: int) -> int:
@@ -321,11 +322,12 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return []
         whole = facts.range(first, following)
         if not self._must_look(lookup, facts, start, following - first):
-            return [whole]
+            return facts.in_logs(whole)
         gaps = gaps_of(lookup, facts, first, min(following, facts.next))
         for gap in gaps:
             self._loss(lost(queue, gap))
-        return [replace(whole, first=one, next=other) for one, other in between(first, following, gaps)]
+        dense = [replace(whole, first=one, next=other) for one, other in between(first, following, gaps)]
+        return [piece for each in dense for piece in facts.in_logs(each)]
 
 
 _ALLOW: Final = "set failOnDataLoss to false to go on without it"
@@ -349,6 +351,9 @@ def _made_anew(facts: QueueFacts, position: QueuePosition) -> HistoryChanged:
 
 def _with_ids(given: Iterable[tuple[QueueFacts, QueuePosition]]) -> dict[str, QueuePosition]:
     """As they were given, so that what is wrong with them stays known; of this queue."""
-    return {
-        facts.name: replace(position, log_id=facts.log_id, incarnation=facts.incarnation) for facts, position in given
-    }
+    return {facts.name: _with_ids_of(facts, position) for facts, position in given}
+
+
+def _with_ids_of(facts: QueueFacts, position: QueuePosition) -> QueuePosition:
+    here = position.log_id if position.log_id in facts.logs else facts.log_at(position.offset - 1)
+    return replace(position, log_id=here, incarnation=facts.incarnation)

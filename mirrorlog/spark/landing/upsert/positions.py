@@ -18,12 +18,11 @@ named. So after an announcement no merge but its own can happen, and offset, epo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from mirrorlog.spark.landing.positions import QueueIds, begin_set
-from mirrorlog.spark.plan import QueueFacts
 
 Versions = Mapping[str, int | None]
 """Of application ids, None of one that never committed."""
@@ -37,16 +36,22 @@ _NOTHING: Final = 0
 class UpsertIds(QueueIds):
     """Those of any table, and three for the merges of an upserted one."""
 
-    pending: str
-    pending_epoch: str
-    staging: str
+    @property
+    def pending(self) -> str:
+        return f"{self.offset}:pending"
 
-    @classmethod
-    def of(cls, facts: QueueFacts) -> UpsertIds:
-        ids = QueueIds.of(facts)
-        pending = f"{ids.offset}:pending"
-        own = (pending, f"{pending}:{facts.log_id}", f"{ids.offset}:staging")
-        return cls(ids.offset, ids.epoch, ids.fence, ids.dead, ids.begin, *own)
+    @property
+    def staging(self) -> str:
+        return f"{self.offset}:staging"
+
+    def pending_epoch(self, following: int) -> str:
+        """Of the log in which the record below the queue offset `following` stands."""
+        return f"{self.pending}:{self.facts.log_at(following - 1)}"
+
+    def __iter__(self) -> Iterator[str]:
+        yield from QueueIds(self.facts)
+        yield from (self.pending, self.staging)
+        yield from (f"{self.pending}:{log_id}" for log_id in self.facts.logs)
 
 
 def landed_epoch(versions: Versions, ids: UpsertIds) -> int | None:
@@ -55,7 +60,7 @@ def landed_epoch(versions: Versions, ids: UpsertIds) -> int | None:
     if landed is None:
         return None
     merged = landed > _NOTHING and versions[ids.pending] == landed
-    return versions[ids.pending_epoch] if merged else versions[ids.epoch]
+    return versions[ids.pending_epoch(landed) if merged else ids.epoch(landed)]
 
 
 def announced_folder(versions: Versions, ids: UpsertIds) -> int | None:
@@ -74,15 +79,19 @@ def announcement(
     """
     sets = {**begin_set(ids, versions, first), ids.offset: first, ids.pending: _NOTHING, ids.staging: staging}
     if epoch is not None:
-        sets |= {ids.pending: following, ids.pending_epoch: epoch}
-    landed = landed_epoch(versions, ids)
-    return sets if landed is None else {ids.epoch: landed, **sets}
+        sets |= {ids.pending: following, ids.pending_epoch(following): epoch}
+    return {**_landed(versions, ids), **sets}
 
 
 def passage(versions: Versions, ids: UpsertIds, *, first: int, following: int, epoch: int | None) -> dict[str, int]:
     """What one commit sets when there is nothing to merge. `epoch`: None when there was no record at all."""
     sets = {**begin_set(ids, versions, first), ids.offset: following, ids.pending: _NOTHING}
     if epoch is not None:
-        return {**sets, ids.epoch: epoch, ids.pending: following, ids.pending_epoch: epoch}
-    landed = landed_epoch(versions, ids)
-    return sets if landed is None else {ids.epoch: landed, **sets}
+        return {**sets, ids.epoch(following): epoch, ids.pending: following, ids.pending_epoch(following): epoch}
+    return {**_landed(versions, ids), **sets}
+
+
+def _landed(versions: Versions, ids: UpsertIds) -> dict[str, int]:
+    """The landed epoch, where a table that is appended to has it."""
+    landed, epoch = versions[ids.offset], landed_epoch(versions, ids)
+    return {} if landed is None or epoch is None else {ids.epoch(landed): epoch}

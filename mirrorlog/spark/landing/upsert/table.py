@@ -348,14 +348,17 @@ def refuse_keyless(rows: pa.RecordBatch, with_key: pa.BooleanArray, *, queue: st
 
 def ids_for(landing: Landing, facts: QueueFacts) -> QueueIds:
     """The application ids that the landing keeps of a queue."""
-    return UpsertIds.of(facts) if landing.write == "upsert" else QueueIds.of(facts)
+    return UpsertIds(facts) if landing.write == "upsert" else QueueIds(facts)
 
 
 def resumed(landing: Landing, queues: Sequence[QueueFacts], state: TableState) -> TableState:
     """The state as an appending landing would have left it: with the epoch of the last record that is landed."""
     if landing.write != "upsert":
         return state
-    epochs = {ids.epoch: landed_epoch(state.versions, ids) for ids in map(UpsertIds.of, queues)}
+    stands = {ids: state.versions[ids.offset] for ids in map(UpsertIds, queues)}
+    epochs = {
+        ids.epoch(landed): landed_epoch(state.versions, ids) for ids, landed in stands.items() if landed is not None
+    }
     return replace(state, versions={**state.versions, **epochs})
 
 
@@ -374,5 +377,5 @@ def with_properties(shape: TableShape | None, state: TableState) -> TableShape |
 
 def move_of(plan: QueuePlan, epochs: Mapping[tuple[str, int], int]) -> QueueMove:
     """What a plan lands, with the epoch of its last record."""
-    queue, ids = plan.facts.name, UpsertIds.of(plan.facts)
+    queue, ids = plan.facts.name, UpsertIds(plan.facts)
     return QueueMove(queue=queue, ids=ids, first=plan.first, next=plan.next, epoch=epochs.get((queue, plan.next)))

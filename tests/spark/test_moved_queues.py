@@ -1,0 +1,185 @@
+"""Queues that move between logs, on real nodes: readers, streams, landings and what checks them cross the borders
+without a gap or a double."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from mirrorlog.client.sync import Client
+from mirrorlog.spark.checks.scope import LogSource
+from mirrorlog.spark.land import land_all
+from mirrorlog.spark.landing.definition import landing
+from mirrorlog.spark.landing.holds import Holds
+from mirrorlog.spark.landing.runner import Runner
+from mirrorlog.spark.options import AtTime, SourceOptions
+from mirrorlog.spark.plan import QueueRange
+from mirrorlog.spark.positions import QueuePosition
+from mirrorlog.spark.reading.lookup import open_lookup
+from mirrorlog.spark.reading.planning import planned
+from mirrorlog.spark.reading.rows import record_batches
+from mirrorlog.spark.reconcile import reconcile
+from mirrorlog.testing import Cluster
+from mirrorlog.wire.messages.queues import QueueInfo
+from tests.process.clusters import eventually, fast_cluster
+from tests.spark.test_land import assert_is_the_log
+
+pytestmark = pytest.mark.process
+
+COUNT = 40
+"""Records in each span."""
+HERE, THERE = ["n1", "n2"], ["n3"]
+COLUMNS = ("offset", "value", "logId", "epoch", "appendTime")
+
+
+def value(number: int) -> bytes:
+    """Every tenth is no JSON."""
+    return b'{"n": %d}' % number if number % 10 else b"bad %d" % number
+
+
+@dataclass
+class MovingQueue:
+    """`q`, with a number in each record, where each log has another queue beside it: so `q` goes, and not its log.
+    `logs`: the one of each span."""
+
+    cluster: Cluster
+    client: Client
+    name: str = "q"
+    count: int = 0
+    logs: list[str] = field(default_factory=list)
+
+    @property
+    def info(self) -> QueueInfo:
+        return self.client.admin.metadata([self.name]).queues[0]
+
+    def publish(self, count: int = COUNT) -> None:
+        with self.client.producer(self.name, confirm="all") as producer:
+            numbers = range(self.count, self.count + count)
+            producer.send_many([value(n) for n in numbers], keys=[b"%d" % (n % 7) for n in numbers])
+        self.count += count
+
+    def move(self, nodes: Sequence[str]) -> QueueInfo:
+        """Returns once it is in another log."""
+        before = self.info.log_id
+        self.client.admin.alter(self.name, {"nodes": list(nodes)})
+
+        def moved() -> QueueInfo | None:
+            (info,) = self.client.admin.metadata([self.name]).queues or [None]
+            return info if info is not None and info.log_id != before else None
+
+        found = eventually(moved, f"{self.name} is in another log than {before}")
+        self.logs.append(found.log_id)
+        return found
+
+
+@pytest.fixture
+def moving() -> Iterator[MovingQueue]:
+    with fast_cluster(3, min_in_sync=1) as cluster, Client(*cluster.servers) as client:
+        cluster.wait_in_sync()
+        for number, nodes in enumerate((HERE, HERE, THERE)):
+            client.admin.declare(f"beside-{number}", {"nodes": nodes})
+        first = client.admin.declare("q", {"nodes": HERE})
+        yield MovingQueue(cluster, client, logs=[first.log_id])
+
+
+def over(queue: MovingQueue, **options: Any) -> SourceOptions:
+    given = {"starting": "earliest", "columns": COLUMNS, **options}
+    return SourceOptions(servers=tuple(queue.cluster.servers), queues=(queue.name,), **given)
+
+
+def plan(options: SourceOptions) -> list[QueueRange]:
+    with open_lookup(options) as lookup:
+        return planned(options, lookup)
+
+
+def rows(options: SourceOptions) -> list[dict[str, Any]]:
+    batches = [each for wanted in plan(options) for each in record_batches(options, wanted)]
+    found: list[dict[str, Any]] = pa.Table.from_batches(batches).to_pylist() if batches else []
+    return found
+
+
+def offsets(options: SourceOptions) -> list[int]:
+    return [row["offset"] for row in rows(options)]
+
+
+def test_a_job_reads_each_span_in_its_log(moving: MovingQueue) -> None:
+    """Goal: a read over nodes has every record once, from the log in which it stands, and says which that is. A queue
+    goes to another node and comes back, with records in each span; read it from masters, mirrors and the nearest, all
+    of it, from offsets, positions and times in each span, up to such ones, and in many tasks."""
+    times = []
+    for nodes in (None, THERE, HERE):
+        if nodes is not None:
+            moving.move(nodes)
+        times.append(time.time_ns() // 1000)
+        moving.publish()
+    assert moving.logs[0] == moving.logs[2] != moving.logs[1]
+    expected = [(n, value(n), moving.logs[n // COUNT]) for n in range(3 * COUNT)]
+    for read_from in ("master", "mirror", "nearest"):
+        found = rows(over(moving, read_from=read_from))
+        assert [(row["offset"], row["value"], row["logId"]) for row in found] == expected, read_from
+    epochs = {row["offset"]: row["epoch"] for row in found}
+    assert [(each.log_id, each.first, each.next) for each in plan(over(moving))] == [
+        (moving.logs[number], number * COUNT, (number + 1) * COUNT) for number in range(3)
+    ]
+    assert len(plan(over(moving, min_partitions=10))) >= 10
+    assert offsets(over(moving, min_partitions=10)) == list(range(3 * COUNT))
+    for number in range(3):
+        first = number * COUNT
+        assert offsets(over(moving, starting=AtTime(times[number]))) == list(range(first, 3 * COUNT))
+        assert offsets(over(moving, ending=AtTime(times[number]))) == list(range(first))
+        assert offsets(over(moving, starting={"q": first + 5}, ending={"q": first + 7})) == [first + 5, first + 6]
+        log_id, incarnation = moving.logs[number], moving.info.incarnation
+        position = QueuePosition(first + 5, epochs[first + 4], log_id, incarnation)
+        assert offsets(over(moving, starting={"q": position})) == list(range(first + 5, 3 * COUNT))
+
+
+# --- With Spark -----------------------------------------------------------------------------------------------------
+
+UPSERT = {"write": "upsert"}
+JSON = {"mode": "json", "decoder": {"schema": "n BIGINT"}}
+
+
+def epochs_of(table: Path) -> set[str]:
+    """The logs of which the table has an epoch."""
+    commits = sorted((table / "_delta_log").glob("*.json"))
+    actions = [json.loads(line) for commit in commits for line in commit.read_text().splitlines()]
+    found = [action["txn"]["appId"].split(":") for action in actions if "txn" in action]
+    return {parts[-1] for parts in found if "log" in parts}
+
+
+@pytest.mark.long_after(1)
+@pytest.mark.parametrize("kind", ["raw", "upserted", "decoded"])
+def test_a_landing_goes_on_over_the_borders(
+    spark: SparkSession, moving: MovingQueue, tmp_path: Path, kind: str
+) -> None:
+    """Goal: a table has each record once, in whichever log it stands, and is equal to the queue. A queue goes elsewhere
+    and comes back, with records in each span, and is landed before and after, in steps that end within a span and
+    reach over borders: appended, merged by key, or decoded with dead letters. The hold goes with the queue."""
+    servers, table, dead = moving.cluster.servers, tmp_path / "table", tmp_path / "dead"
+    keys = {"raw": {"max_records": 50}, "upserted": UPSERT, "decoded": {**JSON, "dead_letters": str(dead)}}[kind]
+    made = landing({"queue": "q", "servers": servers, "table": str(table), **keys})
+    holds = Holds(made)
+    moving.publish()
+    assert land_all(Runner(spark), made, holds).next == COUNT
+    for nodes in (THERE, HERE):
+        moving.publish()
+        moving.move(nodes)
+        (hold,) = moving.client.admin.holds("q")
+        assert (hold.name, hold.queue_offset) == (made.name, moving.count - COUNT)
+        moving.publish()
+        assert land_all(Runner(spark), made, holds).next == moving.count
+    assert epochs_of(table) == {*moving.logs}
+    if kind == "upserted":
+        assert reconcile(spark, LogSource(tuple(servers)), "q", table, write="upsert").equal
+    else:
+        letters = dead if kind == "decoded" else None
+        assert_is_the_log(spark, servers, "q", table, moving.count, dead_letters=letters)
+    holds.end()
