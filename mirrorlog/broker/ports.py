@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
-from mirrorlog.cluster.state.commands import Command
+from mirrorlog.cluster.state.commands import Command, MoveBegun
 from mirrorlog.cluster.state.placements import MovingQueue, Placement, Span
 from mirrorlog.cluster.state.state import LogFacts, Outcome
 from mirrorlog.cluster.state.topology import User, VirtualHost
@@ -94,6 +94,9 @@ class ClusterView(Protocol):
     def rule_for(self, arguments: Mapping[str, Any]) -> Placement:
         """The one that a queue with these asks for. Raises BadRequest."""
 
+    def move_refusal(self, moved: MoveBegun) -> str:
+        """Why such a move would not begin now; empty when it would, as far as is known here."""
+
     def copies_of(self, rule: Placement) -> int:
         """How many there would be now."""
 
@@ -103,6 +106,9 @@ class ClusterView(Protocol):
     async def wanted_log(self, queue: str, arguments: Mapping[str, Any], log_id: UUID, *, make: bool) -> UUID | None:
         """The log that a queue with these belongs in, that one if it will do; it is made if need be. None: without
         `make` it would be. Raises as `place`."""
+
+    def is_group_moving(self, log_group: str) -> bool:
+        """Whether the queues of the log group of this qualified name are on their way to another log."""
 
     def in_group(self, queue: str, log_group: str) -> bool:
         """Whether a queue is where its `x-log-group` is."""

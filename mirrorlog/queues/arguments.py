@@ -18,7 +18,7 @@ from mirrorlog.config import COPIES_MAX, Locator
 from mirrorlog.errors import BadRequest
 from mirrorlog.queues.limits.length import DROP_HEAD, LengthLimits
 from mirrorlog.queues.limits.lifetime import AUTO_DELETE, DURABLE, EXCLUSIVE, EXPIRES, is_transient
-from mirrorlog.wire.names import check_new, is_key, split
+from mirrorlog.wire.names import check_new, is_key, qualified, split
 
 ARGUMENTS_MAX: Final = 100
 DEPTH_MAX: Final = 8
@@ -229,6 +229,12 @@ def log_group_of(arguments: Mapping[str, Any]) -> str:
     """Which queues it is in one log with, by a name that they have in common in their virtual host; empty: any."""
     group = arguments.get(_LOG_GROUP)
     return group if isinstance(group, str) and _TEXT.fullmatch(group) else ""
+
+
+def log_group_key(name: str, arguments: Mapping[str, Any]) -> str:
+    """The qualified name of the log group of the queue `name`; empty without one."""
+    group = log_group_of(arguments)
+    return qualified(split(name)[0], group) if group else ""
 
 
 def locator_of(arguments: Mapping[str, Any]) -> Locator | None:

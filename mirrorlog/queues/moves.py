@@ -8,7 +8,7 @@ arrival be dropped, it has left as before.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 
 from mirrorlog.commitlog.format.header import BatchHeader
@@ -30,7 +30,7 @@ from mirrorlog.queues.queue_table import Queue, QueueTable
 
 class LeftQueue(NamedTuple):
     """Fields as of `QueueLeft`. `first`: of its records here, but for those of a span before; `until`: where the batch
-    ends that says so. `handed_over`: its state is kept no more; `freed`: nor its records, and its name."""
+    ends that says so. `handed_over`: its state is kept no more; `freed`: nor its records."""
 
     move: int
     target: str
@@ -70,8 +70,9 @@ class _Before(NamedTuple):
 
 
 class QueueMoves:
-    """Of one log. `left` and `arriving`: by queue id. `gone`: ids of other logs' blocks whose queues were deleted
-    here. `aside`: the queues whose state is here, though nobody finds them.
+    """Of one log. `left` and `arriving`: by queue id. `gone`: by ids of other logs' blocks whose queues were deleted
+    here, up to where the log may have records of them. `aside`: the queues whose state is here, though nobody finds
+    them.
 
     `firsts`: by queue id, from which queue offset on one that came from another log is here. `epoch_shifts`: the same,
     how far the epochs of its grants and leases are above the log's. Epochs are compared within a log alone, and a queue
@@ -82,7 +83,7 @@ class QueueMoves:
         self._known = known
         self.left: dict[int, LeftQueue] = {}
         self.arriving: dict[int, ArrivingQueue] = {}
-        self.gone: set[int] = set()
+        self.gone: dict[int, int] = {}
         self.aside: dict[int, Queue] = {}
         self.firsts: dict[int, int] = {}
         self.epoch_shifts: dict[int, int] = {}
@@ -164,7 +165,7 @@ class QueueMoves:
     def refusal_of(self, name: str) -> QueueMoving | None:
         """The same, by its name, as long as that is known here."""
         named = [queue_id for queue_id, queue in self.aside.items() if queue.name == name]
-        named += [queue_id for queue_id, left in self.left.items() if left.name == name]
+        named += [queue_id for queue_id, left in self.left.items() if left.name == name and not left.freed]
         return self.refusal(named[0]) if named else None
 
     def leaving(self) -> list[Queue]:
@@ -213,7 +214,7 @@ class QueueMoves:
                 left = None
             case QueueHandedOver() if left is not None:
                 freed = change.freed or left.freed
-                left = left._replace(handed_over=True, freed=freed, name="" if freed else left.name)
+                left = left._replace(handed_over=True, freed=freed)
             case QueueArriving():
                 left = left and left._replace(handed_over=True)
                 arriving = ArrivingQueue(change.move, change.source, change.first, until)
@@ -229,7 +230,7 @@ class QueueMoves:
         """A checkpoint says what is true at its place already, wherever the log was followed up to there."""
         queue_id, until = state.queue_id, header.next_log_offset
         if state.step == "gone":
-            self.gone.add(queue_id)
+            self.gone.setdefault(queue_id, until)
             return
         before = self._note(header, queue_id)
         if state.step == "came":
@@ -266,6 +267,22 @@ class QueueMoves:
             self._take_back(self.undo.pop())
         for queue_id in [each for each, queue in self.aside.items() if queue.declared_at >= log_offset]:
             del self.aside[queue_id]
+
+    def forget(self, log_start: int, is_elsewhere: Callable[[str], bool]) -> None:
+        """What nobody can name any more: the log begins behind all that a queue had here, and the queue was deleted
+        since, or has been in so many logs that this one is none of them. `is_elsewhere`: whether a queue of that name
+        is one of those that have left this log. Copies may forget at different times: whoever asks for a queue that is
+        deleted is told the same."""
+        undone = {before.queue_id for before in self.undo}
+        self.gone = {queue_id: until for queue_id, until in self.gone.items() if until > log_start}
+        newest: dict[str, int] = {}
+        for left in self.left.values():
+            newest[left.name] = max(left.move, newest.get(left.name, 0))
+        for queue_id, left in list(self.left.items()):
+            dead = left.freed and left.name and left.until <= log_start and queue_id not in undone
+            if dead and (left.move < newest[left.name] or not is_elsewhere(left.name)):
+                self._set(queue_id, None, self.arriving.get(queue_id))
+                self._known.gone(queue_id)
 
     # --- checkpoints ---
 

@@ -174,6 +174,10 @@ class QueueTable:
         if (lengths := lengths_of(queue.arguments)) is not None:
             self.lengths[queue.queue_id] = lengths
 
+    def gone(self, queue_id: int) -> None:
+        """It is nobody's any more, and never will be anybody else's."""
+        self._ids.gone(queue_id)
+
     def remove(self, queue: Queue) -> None:
         """It is here no more."""
         del self.by_name[queue.name]

@@ -382,7 +382,7 @@ class QueueRegistry:
             self._confirmed_start_offsets.pop(queue_id, None)
             self._ids.gone(queue_id)
             if not self._ids.owns(queue_id):
-                self.moves.gone.add(queue_id)
+                self.moves.gone[queue_id] = leaving.log_offset
             self.deleted.append(queue_id)
 
     def cut(self, log_offset: int) -> None:

@@ -117,12 +117,33 @@ def test_a_log_that_the_queue_has_come_back_to_has_what_is_before_and_behind_ano
     assert [logs.to_read(queue_id, at) for at in (0, 40, 60)] == [second, second, first]
 
 
-def test_what_does_not_move_is_read_without_a_word_of_the_cluster() -> None:
+def test_what_does_not_move_is_found_by_one_look() -> None:
+    """In the log that gave its id out, however many others there are."""
     one = Master(number=1)
     queue_id = one.declare("q")
     logs, (first,) = hosted(one)
-    logs.spans_of = lambda queue: pytest.fail(f"asked for the spans of {queue}")
+    broken: Any = SimpleNamespace(
+        log_id=UUID(int=9), state=HostedState.MASTER, assignment=SimpleNamespace(log_number=9), replica=None
+    )
+    logs.add(broken)
     assert logs.to_read(queue_id, 7) is first
+
+
+def test_of_several_copies_that_have_a_queue_the_one_that_it_is_in_is_asked() -> None:
+    """Goal: nobody is sent around by a copy that has not heard that a queue has left. Method: a queue went from its own
+    log to a second and a third one; of the first two there are copies here that are behind, and it may be back."""
+    copies = [Master(number=number) for number in (1, 2, 3)]
+    queue_id = copies[0].declare("q")
+    logs, hosted_logs = hosted(*copies)
+    known: list[Span] = []
+    logs.spans_of = lambda queue: known
+    for number in (1, 2):
+        came(copies[number], queue_id, move=4 + number, first=10 * number)
+    for last in ([0], [0, 1], [0, 1, 2], [0, 2, 1], [0, 1, 2, 0]):
+        known[:] = [Span(str(hosted_logs[number].log_id), 10 * at) for at, number in enumerate(last)]
+        assert logs.of_queue(queue_id) is hosted_logs[last[-1]], last
+    logs.remove(hosted_logs[0])
+    assert logs.of_queue(queue_id) is hosted_logs[2]
 
 
 def test_a_log_that_is_named_is_looked_in_as_long_as_the_queue_has_records_there() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mirrorlog import versions
-from mirrorlog.broker.membership.placing import Declared, PlacingSettings, place_for
+from mirrorlog.broker.membership.placing import Declared, PlacingSettings, place_for, rule_for, will_do
 from mirrorlog.cluster.state.commands import Addresses, Holder, LogMade, QueuesPlaced
 from mirrorlog.cluster.state.machine import applied
 from mirrorlog.cluster.state.placements import Placement
@@ -230,3 +230,18 @@ def test_no_node_masters_two_more_than_another_of_one_rule(asked: list[tuple[int
         known, home = declared(known, f"q{number}", copies=copies, flush=flush, min_in_sync=1)
         mastered[home] += 1
     assert max(mastered.values()) - min(mastered.values()) <= 1
+
+
+class Uncounted(dict[str, str]):
+    """The queues of a cluster, which nobody is to go through."""
+
+    def values(self) -> Any:
+        raise AssertionError("all queues were looked at")
+
+
+def test_a_rule_alone_counts_no_queues() -> None:
+    """It is asked for again and again, of a cluster that may have 100,000 queues."""
+    known = state(log(0), log(1, flush="disk"), queues=Uncounted(q="log0"))
+    assert rule_for({"copies": 2}, known, PlacingSettings()) == Placement(copies=2, flush="memory")
+    assert will_do(known, "log0", {"flush": "memory"}, PlacingSettings())
+    assert not will_do(known, "log0", {"flush": "disk"}, PlacingSettings())

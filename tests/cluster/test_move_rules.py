@@ -20,7 +20,8 @@ from mirrorlog.cluster.state.commands import (
 )
 from mirrorlog.cluster.state.events import events_of
 from mirrorlog.cluster.state.machine import AppliedEntry, applied
-from mirrorlog.cluster.state.placements import SPANS_KEPT, MovingQueue, Placement, Span
+from mirrorlog.cluster.state.move_rules import why_not
+from mirrorlog.cluster.state.placements import SPANS_KEPT, SPANS_LIVE_MAX, MovingQueue, Placement, Span
 from mirrorlog.cluster.state.state import ClusterState, NodeFacts, decode_state, encode_state
 
 
@@ -180,3 +181,18 @@ def test_a_deleted_queue_leaves_nothing() -> None:
     world.moved("q", to="B", at=10)
     assert not world.apply(QueuesRemoved(names=("q",), log_id="B", epoch=0, removals=0))
     assert (world.state.queues, world.state.placing.spans) == ({}, {})
+
+
+def test_a_queue_with_records_in_many_logs_stays_until_some_are_gone() -> None:
+    """Goal: how many logs and nodes it takes to read a queue is bounded. Method: it goes to and fro, and nothing of it
+    is freed; then the oldest span ends."""
+    world = World("q")
+    for number in range(SPANS_LIVE_MAX - 1):
+        assert not why_not(world.state, MoveBegun(names=("q",), target="BA"[number % 2]))
+        world.moved("q", to="BA"[number % 2], at=number + 1)
+    further = MoveBegun(names=("q",), target="C")
+    assert "has records in 8 logs already" in why_not(world.state, further)
+    assert "retention_ms" in why_not(world.state, further)
+    assert not world.apply(SpanEnded(name="q", log_id="A"))
+    assert not why_not(world.state, further)
+    assert "there is no log X" in why_not(world.state, MoveBegun(names=("q",), target="X"))

@@ -129,6 +129,9 @@ class Assigned:
     def placed(self, queue: str) -> UUID | None:
         return next(iter(self.logs()))
 
+    def is_group_moving(self, log_group: str) -> bool:
+        return False
+
     def outage(self, log_id: UUID, queue: str = "") -> LogUnavailable | None:
         return None
 

@@ -264,3 +264,52 @@ def test_a_number_that_an_earlier_log_had_goes_on_above_its_ids() -> None:
     assert registry.visitors == {id_base_of(3) + 7}, "a queue of that earlier log is none of this one's"
     registry.cut(0)
     assert registry.queue_id_max == id_base_of(3) + 40
+
+
+def test_what_nobody_can_name_any_more_is_forgotten() -> None:
+    """Goal: a log that queues come to and leave for years keeps no word of each. Method: one is deleted elsewhere, one
+    is used there, one is a visitor that was deleted here; while the log has bytes of them all are known, and then the
+    one that is used alone. Ids are given out once all the same."""
+    master = Master()
+    registry = master.derived.registry
+    deleted, used = master.declare("deleted"), master.declare("used")
+    for move, queue_id in enumerate((deleted, used), 5):
+        left(master, queue_id, move=move)
+        say(master, QueueHandedOver(queue_id=queue_id, move=move, freed=True))
+    arrive(master)
+    say(master, QueueOpened(queue_id=VISITOR, move=3))
+    master.append(registry.delete(VISITOR))
+    end = master.log.end
+    master.confirm_all()
+    registry.moves.forget(0, is_used)
+    assert (sorted(registry.moves.left), list(registry.moves.gone)) == ([deleted, used], [VISITOR])
+    assert registry.any_gone
+    registry.moves.forget(end, is_used)
+    assert (list(registry.moves.left), list(registry.moves.gone)) == ([used], [])
+    with pytest.raises(NoSuchQueue):
+        registry.find_id(deleted)
+    with pytest.raises(QueueMoving):
+        registry.find_id(used)
+    registry.cut(end)
+    assert master.declare("new") not in (deleted, used)
+
+
+def is_used(name: str) -> bool:
+    return name == "used"
+
+
+def test_of_two_queues_of_one_name_that_have_left_the_newer_one_is_kept() -> None:
+    """The older one is deleted: there is one of a name."""
+    master = Master()
+    older = master.declare("used")
+    left(master, older, move=5)
+    say(master, QueueHandedOver(queue_id=older, move=5, freed=True))
+    newer = master.declare("used")
+    left(master, newer, move=6)
+    say(master, QueueHandedOver(queue_id=newer, move=6, freed=True))
+    moves = master.derived.registry.moves
+    moves.forget(master.log.end, is_used)
+    assert set(moves.left) == {older, newer}, "what may be cut is not forgotten"
+    master.confirm_all()
+    moves.forget(master.log.end, is_used)
+    assert set(moves.left) == {newer}

@@ -68,8 +68,10 @@ class HostedLogs:
         """
         number = queue_id // IDS_PER_LOG
         log = self._by_number.get(number)
-        if log is not None and log.replica.damage is None and queue_id in log.replica.queues.by_id:
-            return log
+        if log is not None and log.replica.damage is None:
+            queue = log.replica.queues.by_id.get(queue_id)
+            if queue is not None and _is_newest(log, self.spans_of(queue.name)):
+                return log
         if (moved := self._moved_to(queue_id)) is not None:
             log = moved
         if log is not None and log.replica.damage is None:
@@ -127,15 +129,17 @@ class HostedLogs:
 
     def _moved_to(self, queue_id: int) -> HostedLog | None:
         """The log that the queue has come to, else one that it has left, of those here. Asked for nothing that is where
-        its id was given out."""
-        found = None
-        for log in self:
-            queues = log.replica.queues
-            if queue_id in queues.visitors:
-                return log
-            if queues.moves.knows(queue_id):
-                found = log
-        return found
+        its id was given out, but for a copy there which may not have heard that it has left.
+
+        Copies that are behind may have it too: its newest span's goes before them."""
+        there = {str(log.log_id): log for log in self if queue_id in log.replica.queues.by_id}
+        if len(there) > 1:
+            name = next(iter(there.values())).replica.queues.by_id[queue_id].name
+            newest = [there[span.log_id] for span in reversed(self.spans_of(name)) if span.log_id in there]
+            return next(iter((*newest, *there.values())))
+        if there:
+            return next(iter(there.values()))
+        return next((log for log in self if log.replica.queues.moves.knows(queue_id)), None)
 
     @property
     def refused(self) -> list[HostedLog]:
@@ -157,6 +161,11 @@ def _name_in(log: HostedLog, queue_id: int) -> str:
     queues = log.replica.queues
     queue = queues.by_id.get(queue_id)
     return queue.name if queue is not None else queues.moves.left_name(queue_id)
+
+
+def _is_newest(log: HostedLog, spans: Sequence[Span]) -> bool:
+    """Whether a queue with these spans is in a log, and in no other one since."""
+    return not spans or spans[-1].log_id == str(log.log_id)
 
 
 def _not_moved(queue: str) -> Sequence[Span]:

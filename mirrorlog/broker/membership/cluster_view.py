@@ -8,18 +8,18 @@ from math import inf
 from typing import Any, Final
 from uuid import UUID, uuid5
 
-from msgspec.structs import replace
-
 from mirrorlog import versions
 from mirrorlog.broker.hosting.hosting import assignment_of
 from mirrorlog.broker.log.clock import now_us
 from mirrorlog.broker.log.refusals import not_master
+from mirrorlog.broker.membership.cluster_status import cluster_status
 from mirrorlog.broker.membership.placing import Declared, PlacingSettings, place_for, rule_for, will_do
 from mirrorlog.cluster.coordination.liveness import Change, Life, nodes_needed, nodes_out
 from mirrorlog.cluster.service import ClusterService
 from mirrorlog.cluster.state.commands import (
     Command,
     LogMade,
+    MoveBegun,
     QueueIdsGranted,
     QueuesPlaced,
     QueuesRemoved,
@@ -28,27 +28,24 @@ from mirrorlog.cluster.state.commands import (
     member_of,
 )
 from mirrorlog.cluster.state.log_rules import copies_of
+from mirrorlog.cluster.state.move_rules import why_not
 from mirrorlog.cluster.state.placements import MovingQueue, Placement, Span
 from mirrorlog.cluster.state.state import (
     QUEUE_IDS_GRANTED,
     QUEUE_IDS_MAX,
     ClusterState,
     LogFacts,
-    NodeFacts,
     Outcome,
-    advice,
-    holds_transient,
 )
 from mirrorlog.cluster.state.topology import NONE as NO_TOPOLOGY
 from mirrorlog.cluster.state.topology import User, VirtualHost
 from mirrorlog.cluster.state.topology_commands import PasswordRenewed
 from mirrorlog.config import LOG_NUMBER_MAX, LogAssignment, Member
 from mirrorlog.errors import BadRequest, LogUnavailable, MirrorlogError, NoSuchVirtualHost, NotLeader
-from mirrorlog.queues.arguments import log_group_of
+from mirrorlog.queues.arguments import log_group_key
 from mirrorlog.queues.limits.lifetime import is_transient
-from mirrorlog.versions import version_of
 from mirrorlog.wire.messages.queues import QueueOutage
-from mirrorlog.wire.messages.status import ClusterStatus, LossStatus, NodeStatus, PlacedLog
+from mirrorlog.wire.messages.status import ClusterStatus
 from mirrorlog.wire.names import qualified, shown, split
 
 EVERYWHERE_S: Final = 2.0
@@ -178,6 +175,10 @@ class NodeView:
         key = qualified(split(queue)[0], log_group)
         return state is not None and queue in state.queues and state.queues[queue] == state.log_groups.get(key)
 
+    def is_group_moving(self, log_group: str) -> bool:
+        """See `ports.ClusterView`."""
+        return bool(log_group) and any(move.log_group == log_group for move in self.moves().values())
+
     def outage(self, log_id: UUID, queue: str = "") -> LogUnavailable | None:
         """Why nobody can answer for a log, and a queue in it, now; None while somebody may."""
         state = self._known
@@ -278,8 +279,7 @@ class NodeView:
             raise NoSuchVirtualHost(f"there is no virtual host {virtual_host[:64]!r}; add it first")
         if is_transient(arguments):
             return await self._place_here(queue, service)
-        group = log_group_of(arguments)
-        log_group = qualified(virtual_host, group) if group else ""
+        log_group = log_group_key(queue, arguments)
         found = self._place_for(service, queue, arguments, log_group)
         log_id = await self._made(found, service) if isinstance(found, LogMade) else found
         # Asked for again if a coordinator hangs: it is decided once, whatever comes of the first.
@@ -287,7 +287,7 @@ class NodeView:
         command = QueuesPlaced(log_id=log_id, names=(queue,), log_group=log_group, **asked)
         outcome = await service.decisions.decide(command, timeout_s=PLACE_S)
         if outcome.refusal and log_group:
-            raise BadRequest(outcome.refusal)
+            raise outcome.error if outcome.code else BadRequest(outcome.refusal)
         if outcome.refusal:
             raise NotLeader(f"{outcome.refusal}; ask again")
         if (placed := service.state.queues.get(queue)) is None:
@@ -308,6 +308,10 @@ class NodeView:
     def rule_for(self, arguments: Mapping[str, Any]) -> Placement:
         """See `ports.ClusterView`."""
         return rule_for(arguments, self._cluster_service().state, self._placing)
+
+    def move_refusal(self, moved: MoveBegun) -> str:
+        """See `ports.ClusterView`."""
+        return why_not(self._cluster_service().state, moved)
 
     def copies_of(self, rule: Placement) -> int:
         """How many there would be now."""
@@ -418,74 +422,9 @@ class NodeView:
 
     def status(self, now: float) -> ClusterStatus | None:
         """`now`: the loop's clock in s."""
-        service = self.service
-        if service is None:
-            return None
-        state, waits = service.state, service.coordination.waits
-        places = state.places
-        own = state.nodes.get(service.identity.node)
-        return ClusterStatus(
-            version=state.version,
-            incarnation=state.incarnation,
-            coordinator=service.leader,
-            term=service.driver.raft.term,
-            elections=service.coordination.elections,
-            registered=own is not None and own.start_id == service.identity.start_id,
-            nodes=[_node_status(node, facts, service) for node, facts in state.nodes.items()],
-            logs=[
-                replace(
-                    _placed(log_id, log, waits.get(log_id, ())),
-                    transient=holds_transient(state, log_id),
-                    target=list(places.place(log_id).target) if places is not None else [],
-                )
-                for log_id, log in state.logs.items()
-            ],
-            advice=advice(state),
-            cluster_version=state.cluster_version,
-            moving_paused=places is not None and places.paused,
-        )
-
-
-def _node_status(node: str, facts: NodeFacts, service: ClusterService) -> NodeStatus:
-    addresses = facts.addresses
-    return NodeStatus(
-        node_id=node,
-        member=facts.member,
-        client=addresses.client,
-        replication=addresses.replication,
-        grpc=addresses.grpc,
-        http=addresses.http,
-        life=service.life(node).value,
-        start_id=facts.start_id,
-        kind=facts.kind.value if facts.start_id else "",
-        witness=facts.witness,
-        stopped=facts.stopped,
-        draining=facts.draining,
-        leaving=facts.leaving,
-        votes=facts.member not in service.driver.raft.members.learners,
-        software_version=version_of(facts.start_id) if facts.start_id else 0,
-    )
+        return cluster_status(self.service) if self.service is not None else None
 
 
 def _since(time_us: int) -> str:
     """For people; empty when it is not known."""
     return f" since {datetime.fromtimestamp(time_us // 1_000_000, UTC):%Y-%m-%dT%H:%M:%SZ}" if time_us else ""
-
-
-def _placed(log_id: str, log: LogFacts, waits_for: Iterable[str]) -> PlacedLog:
-    return PlacedLog(
-        log_id=log_id,
-        name=log.name,
-        flush=log.flush,
-        replicas=list(log.replicas),
-        master=log.master.node if log.master is not None else "",
-        epoch=log.epoch,
-        version=log.version,
-        in_sync=[node for node in log.replicas if node in log.in_sync],
-        marked=[node for node in log.replicas if node in log.marked],
-        copies=log.copies,
-        copies_wanted=log.copies_wanted,
-        losses=[LossStatus(epoch=loss.epoch, start=loss.start, end=loss.end, leapt=loss.leapt) for loss in log.losses],
-        waits_for=list(waits_for),
-        wished=log.wished,
-    )

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import sha256
 from typing import Any, Final
 from uuid import UUID, uuid5
@@ -99,12 +100,27 @@ class _Search:
         self._settings = settings
         self._is_up = is_up
         self._locator = locator_of(queue.arguments) or settings.locator
-        self._held = Counter(state.queues.values())
         self._logs = {log_id: log for log_id, log in state.logs.items() if not holds_transient(state, log_id)}
-        self._homed = Counter(log.replicas[0] for log in self._logs.values() if log.replicas)
-        self._mastered = Counter[str]()
+
+    # Of all queues and logs, counted when a log is chosen: a rule alone needs none of it, and is asked for often.
+
+    @cached_property
+    def _held(self) -> Counter[str]:
+        """How many queues are in each log."""
+        return Counter(self._state.queues.values())
+
+    @cached_property
+    def _homed(self) -> Counter[str]:
+        """To how many logs each node is home."""
+        return Counter(log.replicas[0] for log in self._logs.values() if log.replicas)
+
+    @cached_property
+    def _mastered(self) -> Counter[str]:
+        """How many queues each node masters."""
+        found = Counter[str]()
         for log_id in self._logs:
-            self._mastered[self._at(log_id)] += self._held[log_id]
+            found[self._at(log_id)] += self._held[log_id]
+        return found
 
     def found(self) -> str | LogMade:
         state, arguments = self._state, self._queue.arguments

@@ -1,14 +1,17 @@
 """`AlterQueue`: a queue gets other arguments of its place, and goes where they lead.
 
 Three steps, each of which may be done twice: the log that it belongs in is made, if there is none; its own log says its
-new arguments, confirmed; the cluster decides the move. Whoever asks again goes on from there.
+new arguments, confirmed; the cluster decides the move. Whoever asks again goes on from there. Each of them takes a
+while, in which the queue may leave, its log group may get another queue, and its log others: so all of it is looked at
+again behind each wait, and only what is still so is done.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+from uuid import UUID
 
 from mirrorlog import versions
 from mirrorlog.broker.hosting.hosted_log import HostedLog
@@ -18,17 +21,32 @@ from mirrorlog.broker.session.queue_deletion import confirmed, publisher_of
 from mirrorlog.broker.session.queue_requests import Handler, Requests, Respond
 from mirrorlog.cluster.state.commands import LogAltered, MoveBegun
 from mirrorlog.cluster.state.placements import Placement
-from mirrorlog.errors import BadRequest
-from mirrorlog.queues.arguments import PLACING, check_values, log_group_of
+from mirrorlog.errors import BadRequest, LogUnavailable, MirrorlogError, Refused
+from mirrorlog.queues.arguments import PLACING, check_values, log_group_key
 from mirrorlog.queues.changes import QueueAltered, encode_change
 from mirrorlog.queues.limits.lifetime import is_transient
 from mirrorlog.queues.queue_table import Queue
 from mirrorlog.wire.messages.base import Message
 from mirrorlog.wire.messages.queues import AlteredQueue, AlterQueue
-from mirrorlog.wire.names import qualified, shown, split
+from mirrorlog.wire.names import shown
 
 TOGETHER_MAX: Final = 1_000
 """Queues of one log group that move at once."""
+
+
+LOOKS_MAX: Final = 5
+"""How often it is decided anew when what it was decided by has changed meanwhile."""
+
+
+class _Plan(NamedTuple):
+    """Which queues change, as they are found now. `in_place`: nobody else is in their log, and it may get the rule."""
+
+    ids: tuple[int, ...]
+    names: tuple[str, ...]
+    arguments: dict[str, Any]
+    rule: Placement
+    in_place: bool
+    log_group: str
 
 
 class AlterRequests:
@@ -44,100 +62,114 @@ class AlterRequests:
         if (older := versions.too_old(self._view.cluster_version(), needed, "queues that move")) is not None:
             respond(older)
             return
-        log, queue = self._requests.find(message.name)
+        log = self._requests.mastered(message.name)
+
+        async def alter() -> None:
+            respond(await self.alter(log, message.name, message.arguments, dry_run=message.dry_run))
+
+        self._requests.once_known(log, respond, lambda: self._requests.later(alter(), respond))
+
+    async def alter(
+        self, log: HostedLog, name: str, changes: Mapping[str, Any], *, dry_run: bool = False
+    ) -> AlteredQueue:
+        """Let a queue of a log that this node masters go where its arguments lead, with these changes of them. What it
+        is decided by may change while it waits for the cluster, or for copies: then it is decided anew.
+
+        Raises BadRequest, NoSuchQueue, QueueMoving, NotMaster, Refused, or what a log says that takes nothing."""
+        refused: MirrorlogError | None = None
+        for _ in range(LOOKS_MAX):
+            plan = self._plan(log, name, changes)
+            target: UUID | None = log.log_id
+            if not plan.in_place:
+                target = await self._view.wanted_log(name, plan.arguments, log.log_id, make=not dry_run)
+            if plan != self._plan(log, name, changes):
+                continue
+            moves = target != log.log_id
+            made = moves and target is not None  # a log that is to be made first takes every queue
+            moved = MoveBegun(names=plan.names, target=str(target), log_group=plan.log_group) if made else None
+            if moved is not None and (refusal := self._view.move_refusal(moved)):
+                raise Refused(refusal)
+            answer = self._answer(log, plan, moves=moves, done=not dry_run)
+            if dry_run:
+                return answer
+            await self._log(log, plan)
+            if plan != self._plan(log, name, changes):
+                continue
+            command = moved if moved is not None else self._rule_change(log, plan)
+            outcome = await self._view.decide_once(command) if command is not None else None
+            if outcome is None or not outcome.refusal:
+                return answer
+            refused = outcome.error
+        raise refused or LogUnavailable(f"what is in log {log.name} changes all the time; ask again")
+
+    def _plan(self, log: HostedLog, name: str, changes: Mapping[str, Any]) -> _Plan:
+        """What is so now. Raises as `alter`."""
         if not log.masters:
             raise not_master(log.name, self._view.master(log.log_id))
-        arguments = _altered(queue, message.arguments)
+        queue = log.replica.queues.find(name)
+        arguments = _altered(queue, changes)
         together = self._together(log, queue)
-        self._requests.once_known(
-            log, respond, lambda: self._requests.later(self._move(log, together, arguments, message, respond), respond)
+        names = tuple(each.name for each in together)
+        rule = self._view.rule_for(arguments)
+        alone = set(self._view.placed_in(log.log_id)) <= set(names)
+        return _Plan(
+            ids=tuple(each.queue_id for each in together),
+            names=names,
+            arguments=arguments,
+            rule=rule,
+            in_place=alone and self._view.may_alter(log.log_id, rule),
+            log_group=log_group_key(queue.name, queue.arguments),
         )
 
     def _together(self, log: HostedLog, queue: Queue) -> list[Queue]:
         """The queues of its log group, it among them."""
-        host, group = split(queue.name)[0], log_group_of(queue.arguments)
+        group = log_group_key(queue.name, queue.arguments)
         if not group:
             return [queue]
-        found = [
-            each for each in log.replica.queues if log_group_of(each.arguments) == group and split(each.name)[0] == host
-        ]
+        found = [each for each in log.replica.queues if log_group_key(each.name, each.arguments) == group]
         if len(found) > TOGETHER_MAX:
             raise BadRequest(f"log group {shown(group)} has {len(found)} queues, and {TOGETHER_MAX} can move together")
         return found
 
-    async def _move(
-        self, log: HostedLog, queues: Sequence[Queue], arguments: dict[str, Any], message: AlterQueue, respond: Respond
-    ) -> None:
-        view, name, names = self._view, message.name, tuple(each.name for each in queues)
-        rule = view.rule_for(arguments)
-        alone = set(view.placed_in(log.log_id)) <= set(names)
-        in_place = alone and view.may_alter(log.log_id, rule)
-        target = (
-            log.log_id if in_place else await view.wanted_log(name, arguments, log.log_id, make=not message.dry_run)
-        )
-        answer = self._answer(log, queues, rule, in_place=in_place, moves=target != log.log_id, message=message)
-        if not message.dry_run:
-            await self._log(log, queues, arguments)
-            if in_place:
-                await self._decide_rule(log, rule)
-            elif target is not None and target != log.log_id:
-                await self._decide(MoveBegun(names=names, target=str(target), log_group=self._group(queues[0])))
-        respond(answer)
-
-    @staticmethod
-    def _group(queue: Queue) -> str:
-        group = log_group_of(queue.arguments)
-        return qualified(split(queue.name)[0], group) if group else ""
-
-    def _answer(
-        self,
-        log: HostedLog,
-        queues: Sequence[Queue],
-        rule: Placement,
-        *,
-        in_place: bool,
-        moves: bool,
-        message: AlterQueue,
-    ) -> AlteredQueue:
+    def _answer(self, log: HostedLog, plan: _Plan, *, moves: bool, done: bool) -> AlteredQueue:
         facts, index = self._view.log_facts(str(log.log_id)), log.replica.index
         held = len(facts.replicas) if facts is not None else 0
         copies = log.replica.log.end - log.replica.log.begin
-        left = sum(index.next_confirmed(each.queue_id) - index.begin(each.queue_id) for each in queues)
-        more = max(0, self._view.copies_of(rule) - held) if in_place else 0
+        left = sum(index.next_confirmed(each) - index.begin(each) for each in plan.ids)
+        more = max(0, self._view.copies_of(plan.rule) - held) if plan.in_place else 0
         return AlteredQueue(
-            queues=[each.name for each in queues],
-            rule=rule.words,
+            queues=list(plan.names),
+            rule=plan.rule.words,
             log=log.name,
             moves=moves,
-            copies_change=in_place and self._view.rule_of(log.log_id) != rule,
+            copies_change=plan.in_place and self._view.rule_of(log.log_id) != plan.rule,
             copied_bytes=more * copies,
             left_records=left if moves else 0,
-            done=not message.dry_run,
+            done=done,
         )
 
-    async def _log(self, log: HostedLog, queues: Sequence[Queue], arguments: dict[str, Any]) -> None:
+    async def _log(self, log: HostedLog, plan: _Plan) -> None:
         """All of a group have the same place, so they get the same words about it."""
-        changed = {name: arguments.get(name) for name in PLACING}
-        for queue in queues:
-            wanted = _but_none({**queue.arguments, **changed})
-            if wanted == queue.arguments:
-                continue
+        changed = {name: plan.arguments.get(name) for name in PLACING}
+        for queue_id in plan.ids:
+            queue = log.replica.queues.find_id(queue_id)
+            await self._log_arguments(log, queue, _but_none({**queue.arguments, **changed}))
+
+    async def _log_arguments(self, log: HostedLog, queue: Queue, wanted: dict[str, Any]) -> None:
+        if wanted != queue.arguments:
             publisher = publisher_of(log, self._view)
             altered = encode_change(QueueAltered(queue_id=queue.queue_id, arguments=wanted))
             await confirmed(partial(publisher.append_change, altered))
 
-    async def _decide_rule(self, log: HostedLog, rule: Placement) -> None:
+    def _rule_change(self, log: HostedLog, plan: _Plan) -> LogAltered | None:
+        """None when the log has that rule already, or is not the queues' alone."""
         facts = self._view.log_facts(str(log.log_id))
-        if facts is not None and self._view.rule_of(log.log_id) != rule:
-            await self._decide(LogAltered(log_id=str(log.log_id), seen=facts.seen, placement=rule))
-
-    async def _decide(self, command: LogAltered | MoveBegun) -> None:
-        outcome = await self._view.decide_once(command)
-        if outcome.refusal:
-            raise outcome.error
+        if facts is None or not plan.in_place or self._view.rule_of(log.log_id) == plan.rule:
+            return None
+        return LogAltered(log_id=str(log.log_id), seen=facts.seen, placement=plan.rule)
 
 
-def _altered(queue: Queue, changes: dict[str, Any]) -> dict[str, Any]:
+def _altered(queue: Queue, changes: Mapping[str, Any]) -> dict[str, Any]:
     """Its arguments with these; None takes one away. Raises BadRequest."""
     if is_transient(queue.arguments):
         raise BadRequest(

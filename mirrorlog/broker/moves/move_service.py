@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Hashable, Mapping
+from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, TypeVar
 from uuid import UUID, uuid4
 
@@ -26,8 +27,9 @@ from mirrorlog.broker.ports import ClusterView
 from mirrorlog.broker.session.queue_deletion import confirmed, publisher_of
 from mirrorlog.cluster.requests import AskArrival, AskFree, Noted, QueueArrival, decode_answer, encode
 from mirrorlog.cluster.state.commands import Holder, MoveCancelled, QueuesMoved, SpanEnded
-from mirrorlog.cluster.state.placements import MovingQueue
+from mirrorlog.cluster.state.placements import MovingQueue, Span
 from mirrorlog.errors import LogUnavailable, MirrorlogError, QueueMoving
+from mirrorlog.queues.arguments import log_group_key
 from mirrorlog.queues.changes import encode_change
 from mirrorlog.queues.moving import PIECE_WORK_BYTES, QueuePieces, come_back, hand_over, leave, open_arrived
 from mirrorlog.queues.queue_table import Queue
@@ -68,6 +70,8 @@ class MoveService:
         """Whether a deletion of a queue is under way here: it does not leave meanwhile. Set before clients come."""
         self._look_at = self._free_at = 0.0
         self._freeing: dict[str, asyncio.Task[None]] = {}
+        self._spans_seen: Mapping[str, Sequence[Span]] = {}
+        self._with_former: Mapping[str, Sequence[Span]] = {}
         self.waits: dict[str, str] = {}
         """Why a queue does not get on, by its name."""
 
@@ -90,8 +94,11 @@ class MoveService:
             self._free_at = now + FREE_S
             self._free_spans()
             for log in self._logs:
-                if log.replica.queues.moves.left and log.knows_confirmed:
+                moved = log.replica.queues.moves
+                if moved.left and log.knows_confirmed:
                     self._free_what_nobody_has(log)
+                if (moved.left or moved.gone) and self._view.has_heard():
+                    moved.forget(log.replica.log.begin, partial(self._has_span_in, str(log.log_id)))
         for log in self._logs:
             if not log.knows_confirmed:
                 continue
@@ -135,7 +142,7 @@ class MoveService:
                 self._start(self._deciding, move.number, self._decide(MoveCancelled(number=move.number)))
             elif queue is None or self.is_being_deleted(name):
                 continue
-            elif move.number in self._ready:
+            elif move.number in self._ready and self._is_whole(log, move, moves):
                 self._leave(log, queue, move)
             elif move.number not in self._asking:
                 self._start(self._asking, move.number, self._ask_whether_ready(log, name, queue.queue_id, move))
@@ -147,6 +154,21 @@ class MoveService:
             taken = self._given.get(place) == (left.move, self._mastership(left.target))
             if not taken and len(self._giving) < AT_ONCE_MAX:
                 self._start(self._giving, place, self.give(log, name, queue_id, moves[name]))
+
+    def _is_whole(self, log: HostedLog, move: MovingQueue, moves: Mapping[str, MovingQueue]) -> bool:
+        """Whether all queues of a log group that are here are in its move. One may have been declared into the group
+        between the look at who is in it and the decision; from then on none is. Such a move is cancelled: another one
+        with all of them follows."""
+        queues, of_group = log.replica.queues, move.log_group
+        if not of_group or any(each.move == move.number for each in queues.moves.left.values()):
+            return True
+        if all(each.name in moves for each in queues if log_group_key(each.name, each.arguments) == of_group):
+            return True
+        if move.number not in self._deciding:
+            logger.warning("move_cancelled log=%s move=%s reason='another queue of its group'", log.name, move.number)
+            self._ready.discard(move.number)
+            self._start(self._deciding, move.number, self._decide(MoveCancelled(number=move.number)))
+        return False
 
     def _mastership(self, log_id: str) -> Mastership:
         facts = self._view.log_facts(log_id)
@@ -238,11 +260,25 @@ class MoveService:
         except MirrorlogError as error:
             logger.debug("span_not_freed log=%s reason=%r", log.name, str(error))
 
+    def _has_span_in(self, log_id: str, name: str) -> bool:
+        return any(span.log_id == log_id for span in self._view.spans(name))
+
+    def _with_former_records(self) -> Mapping[str, Sequence[Span]]:
+        """Of the queues that have records in former logs, their spans. Looked for when the cluster has changed some:
+        of most queues that ever moved there are none left."""
+        all_spans = self._view.all_spans()
+        if all_spans is not self._spans_seen:
+            self._spans_seen = all_spans
+            self._with_former = {
+                name: spans for name, spans in all_spans.items() if not all(span.ended for span in spans[:-1])
+            }
+        return self._with_former
+
     def _free_spans(self) -> None:
         """Where a queue begins behind one of its former spans, that log is told, and then the cluster."""
-        for name, spans in self._view.all_spans().items():
+        for name, spans in self._with_former_records().items():
             live = [number for number, span in enumerate(spans[:-1]) if not span.ended]
-            log = self._logs.held(spans[-1].log_id) if live else None
+            log = self._logs.held(spans[-1].log_id)
             if log is None or not log.knows_confirmed or name in self._freeing:
                 continue
             queue = log.replica.queues.get(name)

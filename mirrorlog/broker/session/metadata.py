@@ -212,6 +212,16 @@ class MetadataAnswers:
         return SpanInfo(log_id=span.log_id, first=span.first, epoch=facts.epoch, master=master, mirrors=mirrors)
 
 
+async def offset_at(log: HostedLog, queue_id: int, time_us: int) -> int:
+    """Of the first record of a queue that was appended then or later, in that log."""
+    index = log.replica.index
+    if not index.is_past_time(queue_id, time_us):
+        return index.find_time(queue_id, time_us)
+    past = await log.past.find_time(queue_id, time_us)
+    found = index.find_time(queue_id, time_us)
+    return found if past is None else max(index.begin(queue_id), min(past, found))
+
+
 def _expires(log: HostedLog, queue: Queue) -> bool:
     """Whether it goes unless it is used: it is read at its master alone, which does not see what mirrors give."""
     lifetime = log.replica.queues.lifetimes.get(queue.queue_id)

@@ -122,6 +122,14 @@ class Deletions:
                 logger.info("places_without_queues log=%s count=%s", log.name, len(left[at : at + AT_ONCE_MAX]))
                 await self._remove(log, left[at : at + AT_ONCE_MAX])
 
+    async def give_back(self, log: HostedLog, name: str) -> None:
+        """A place in a log that this node masters, of a queue that was never declared there, and is to be in another
+        log. Of any other log nothing is done: whoever masters it will be asked. Raises as `delete`."""
+        await self.ended(name)
+        if log.knows_confirmed and log.replica.queues.named(name) is None and self._cluster.placed(name) == log.log_id:
+            with self._begun([name]):
+                await self._remove(log, [name])
+
     @contextmanager
     def _begun(self, names: Sequence[str]) -> Iterator[None]:
         ends = asyncio.Event()

@@ -17,14 +17,22 @@ from mirrorlog.broker.hosting.hosted_log import HostedLog
 from mirrorlog.broker.hosting.hosted_logs import HostedLogs
 from mirrorlog.broker.log.refusals import not_master
 from mirrorlog.broker.ports import ClusterView
-from mirrorlog.broker.session.metadata import MetadataAnswers
+from mirrorlog.broker.session.metadata import MetadataAnswers, offset_at
 from mirrorlog.broker.session.operator_requests import Operations
 from mirrorlog.broker.session.queue_deletion import WAIT_S, Deletions
 from mirrorlog.broker.session.queue_lifetimes import Exclusives, LifetimeKeeper
 from mirrorlog.commitlog.epochs import EPOCH_MAX
 from mirrorlog.config import Settings
-from mirrorlog.errors import AccessRefused, BadRequest, LogUnavailable, MirrorlogError, NotMaster, QueueExists
-from mirrorlog.queues.arguments import check_declaration, log_group_of, version_needed
+from mirrorlog.errors import (
+    AccessRefused,
+    BadRequest,
+    LogUnavailable,
+    MirrorlogError,
+    NotMaster,
+    QueueExists,
+    QueueMoving,
+)
+from mirrorlog.queues.arguments import check_declaration, log_group_key, log_group_of, version_needed
 from mirrorlog.queues.changes import PositionCommitted
 from mirrorlog.queues.limits.lifetime import is_transient
 from mirrorlog.queues.queue_table import IDS_PER_LOG, Queue, no_such_queue
@@ -150,6 +158,16 @@ class Requests:
         if log_id is not None and (outage := self._view.outage(log_id, name)) is not None:
             raise outage
 
+    def mastered(self, name: str) -> HostedLog:
+        """The log that a queue is in, or was placed in, which this node masters. Raises NotMaster, NoSuchQueue, or why
+        it is not served."""
+        if not self._has_home(name):
+            self.find(name)  # raises why it is not there
+        log = self._home(name)
+        if not log.masters:
+            raise not_master(log.name, self._view.master(log.log_id))
+        return log
+
     def is_being_deleted(self, name: str) -> bool:
         """Whether a deletion of that queue is under way here."""
         return self._deletions.is_under_way(name)
@@ -210,7 +228,9 @@ class Requests:
                 if is_transient(message.arguments):
                     await self._mastered_here(message.name)
         if self._joins_group(message):
-            await self._view.place(message.name, message.arguments)  # its place may be from before it had a group
+            # Its place may be from before it had a group, or from before the group has moved.
+            await self._deletions.give_back(self._home(message.name), message.name)
+            await self._view.place(message.name, message.arguments)
         answer = self._declare_in(self._home(message.name), message, respond)
         if answer is not None:
             respond(answer)
@@ -233,6 +253,8 @@ class Requests:
         if transient and not log.masters:
             raise not_master(log.name, self._view.master(log.log_id))
         new = log.masters and log.replica.queues.get(message.name) is None
+        if new and self._view.is_group_moving(log_group_key(message.name, message.arguments)):
+            raise QueueMoving(f"the queues of {message.name!r}'s x-log-group are moving to another log; ask again")
         if new and transient != is_transient(message.arguments):
             raise QueueExists(
                 f"queue {message.name!r} is being declared as one that {'goes' if transient else 'does not go'} with "
@@ -284,48 +306,25 @@ class Requests:
         if (older := self._deletions.check_version()) is not None:
             respond(older)
             return
-        if not self._has_home(message.name):
-            self.find(message.name)  # raises why it is not there
-        log = self._home(message.name)
-        if not log.masters:
-            raise not_master(log.name, self._view.master(log.log_id))
+        log = self.mastered(message.name)
+        self.once_known(log, respond, lambda: self.later(self._deletions.delete(log, message, respond), respond))
 
-        def known() -> None:
-            self.later(self._deletions.delete(log, message, respond), respond)
-
-        self.once_known(log, respond, known)
-
-    def _find_offset(self, message: FindOffset, respond: Respond) -> Message | None:
+    def _find_offset(self, message: FindOffset, respond: Respond) -> None:
         if message.log:
             log, queue_id = self._logs.with_records(message.log, message.queue)
         else:
             log, queue = self.find(message.queue)
             queue_id = queue.queue_id
+
+        async def look() -> None:
+            moved = queue_id in log.replica.queues.visitors or self._view.spans(message.queue)
+            at = await offset_at(log, queue_id, message.append_time_us)
+            respond(FoundOffset(queue_offset=at, log=str(log.log_id) if moved else ""))
+
         if message.any_copy:
-            return self._find_offset_in(log, queue_id, message, respond)
-
-        def known() -> None:
-            if (answer := self._find_offset_in(log, queue_id, message, respond)) is not None:
-                respond(answer)
-
-        self.once_known(log, respond, known)
-        return None
-
-    def _find_offset_in(self, log: HostedLog, queue_id: int, message: FindOffset, respond: Respond) -> Message | None:
-        index, time_us = log.replica.index, message.append_time_us
-        moved = queue_id in log.replica.queues.visitors or self._view.spans(message.queue)
-        found_in = str(log.log_id) if moved else ""
-        if not index.is_past_time(queue_id, time_us):
-            return FoundOffset(queue_offset=index.find_time(queue_id, time_us), log=found_in)
-
-        async def look_back() -> None:
-            past = await log.past.find_time(queue_id, time_us)
-            found = index.find_time(queue_id, time_us)
-            at = found if past is None else max(index.begin(queue_id), min(past, found))
-            respond(FoundOffset(queue_offset=at, log=found_in))
-
-        self.later(look_back(), respond)
-        return None
+            self.later(look(), respond)
+        else:
+            self.once_known(log, respond, lambda: self.later(look(), respond))
 
     def _commit_position(self, message: CommitPosition, respond: Respond) -> None:
         log, queue = self.find(message.queue)

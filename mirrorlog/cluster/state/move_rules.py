@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from mirrorlog.cluster.state.commands import MoveBegun, MoveCancelled, MovingPaused, QueuesMoved, SpanEnded
-from mirrorlog.cluster.state.placements import SPANS_KEPT, MovingQueue, Span
+from mirrorlog.cluster.state.placements import SPANS_KEPT, SPANS_LIVE_MAX, MovingQueue, Span
 from mirrorlog.cluster.state.state import ClusterState, Forbidden, holds_transient
 from mirrorlog.wire.names import shown
 
@@ -28,6 +28,24 @@ def begun(state: ClusterState, index: int, command: MoveBegun) -> ClusterState:
         **dict.fromkeys(names, MovingQueue(index, source, command.target, command.log_group)),
     }
     return replace(state, places=replace(state.placing, moves=moves))
+
+
+def why_not(state: ClusterState, command: MoveBegun) -> str:
+    """Why a move is not to be asked for; empty when it may be. More than the cluster itself refuses: a queue whose
+    records are in many logs needs all of these to be read, and their nodes to be there."""
+    try:
+        if begun(state, 0, command) is state:
+            return ""
+    except Forbidden as refusal:
+        return str(refusal)
+    for name in command.names:
+        live = sum(not span.ended for span in state.placing.spans.get(name, ()))
+        if live >= SPANS_LIVE_MAX:
+            return (
+                f"queue {shown(name)} has records in {live} logs already, which is as many as may be: let those in the "
+                "oldest be settled, or go by retention (retention_ms, retention_bytes), and then move it"
+            )
+    return ""
 
 
 def _check_may_begin(state: ClusterState, command: MoveBegun, names: Sequence[str]) -> str:

@@ -53,6 +53,9 @@ class LogPlace(msgspec.Struct, frozen=True, omit_defaults=True):
 SPANS_KEPT: Final = 16
 """Of a queue; the oldest go, once they have ended."""
 
+SPANS_LIVE_MAX: Final = 8
+"""So many logs may have records of one queue; a further move of it is refused until those of the oldest are gone."""
+
 NOWHERE: Final = LogPlace()
 
 

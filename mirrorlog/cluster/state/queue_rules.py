@@ -25,6 +25,7 @@ from mirrorlog.cluster.state.log_rules import made, node_of
 from mirrorlog.cluster.state.placements import LogPlaces
 from mirrorlog.cluster.state.state import TRANSIENT_PREFIX, ClusterState, Forbidden, holds_transient
 from mirrorlog.cluster.state.topology_commands import VirtualHostRemoved
+from mirrorlog.errors import QueueMoving
 from mirrorlog.wire.names import SEPARATOR, shown, split
 
 LOG_GROUPS_MAX: Final = 10_000
@@ -53,7 +54,7 @@ def _with_queues(state: ClusterState, names: Iterable[str], log_id: str) -> Clus
 def _placed_in_group(state: ClusterState, command: QueuesPlaced) -> ClusterState:
     group = command.log_group
     if any(move.log_group == group for move in state.placing.moves.values()):
-        raise Forbidden(f"the queues of log group {shown(group)} are moving to another log; ask again")
+        raise QueueMoving(f"the queues of log group {shown(group)} are moving to another log; ask again")
     placed = {name: state.queues[name] for name in command.names if name in state.queues}
     for where in (*placed.values(), command.log_id):
         if holds_transient(state, where):
