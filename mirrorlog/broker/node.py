@@ -204,6 +204,7 @@ class BrokerNode:
         hosting.ask_election = service.coordination.ask_election
         service.answers.dead_letters = server.dead_letters.asked
         service.answers.arrivals = server.moves.asked
+        service.answers.syncs = server.former_records.asked
         hosting.propose_soon = service.propose_soon
         hosting.on_registered = self._note_registered
         hosting.on_changed = server.look_at_rights

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
 from mirrorlog.cluster.state.commands import Command, MoveBegun
-from mirrorlog.cluster.state.placements import MovingQueue, Placement, Span
+from mirrorlog.cluster.state.placements import LogPlaces, MovingQueue, Placement, Span
 from mirrorlog.cluster.state.state import LogFacts, Outcome
 from mirrorlog.cluster.state.topology import User, VirtualHost
 from mirrorlog.cluster.state.topology_commands import PasswordRenewed
@@ -84,6 +84,9 @@ class ClusterView(Protocol):
 
     def moves(self) -> Mapping[str, MovingQueue]:
         """Queues that are on their way from one log to another, by name; another object after each change."""
+
+    def places(self) -> LogPlaces:
+        """All that is decided of where queues are and go; another object after each change."""
 
     def log_facts(self, log_id: str) -> LogFacts | None:
         """What the cluster has decided of a log."""

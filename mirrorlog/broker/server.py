@@ -22,7 +22,10 @@ from mirrorlog.broker.hosting.status import disk_status, memory_status, with_war
 from mirrorlog.broker.log.clock import now_us
 from mirrorlog.broker.log.host import Helpers, Host
 from mirrorlog.broker.moves.alter_requests import AlterRequests
+from mirrorlog.broker.moves.former_records import FormerRecords
 from mirrorlog.broker.moves.move_service import MoveService
+from mirrorlog.broker.moves.sync_requests import SyncRequests
+from mirrorlog.broker.moves.sync_service import SyncService
 from mirrorlog.broker.ports import ClusterView
 from mirrorlog.broker.resources.budgets import OutgoingBudget
 from mirrorlog.broker.resources.disk_limits import DiskReport, DiskSpace
@@ -106,7 +109,7 @@ class Server:
                 credentials=credentials,
                 lines=self._lines,
             ),
-            MovePace(settings.cluster.move_bytes_per_s),
+            pace := MovePace(settings.cluster.move_bytes_per_s),
         )
         self.dead_letters = DeadLetterLinks(
             settings.node.id,
@@ -137,6 +140,15 @@ class Server:
         self.former: Callable[[], list[FormerStatus]] = list
         """The copies that this node is not named for any more."""
         self.moves = MoveService(settings.node.id, self.logs, view)
+        self.former_records = FormerRecords(self.logs, view, helper=self.helpers.read)
+        self.syncs = SyncService(
+            settings.node.id,
+            self.logs,
+            view,
+            records=self.former_records,
+            pace=pace,
+            log_bytes_max=settings.log.retention_bytes,
+        )
         self._door: NativeDoor | None = None
         self._requests: Requests | None = None
         self._ticker: asyncio.Task[None] | None = None
@@ -157,6 +169,7 @@ class Server:
         await self.ha.start(settings.replication_bind)
         self._requests = requests = Requests(settings, self.logs, self._view, self._status, self.operations)
         requests.handlers |= AlterRequests(requests, self._view).handlers
+        requests.handlers |= SyncRequests(requests, self._view, self.syncs).handlers
         self.moves.is_being_deleted = requests.is_being_deleted
         self._door = NativeDoor(
             welcome=self.welcome, host=self._host, logs=self.logs, requests=requests, lines=self._lines
@@ -204,6 +217,7 @@ class Server:
         if self._door is not None:
             self._door.close()
         await self.moves.stop()
+        await self.syncs.stop()
         await self.ha.stop()
         await self._disk.stop()
         await self._memory.stop()
@@ -259,6 +273,7 @@ class Server:
                 log.tick(now)
             self._requests.lifetimes.tick(now)
             self.moves.tick(now)
+            self.syncs.tick(now)
             await asyncio.sleep(TICK_S)
 
     def _ticker_ended(self, ticker: asyncio.Task[None]) -> None:

@@ -59,7 +59,9 @@ from mirrorlog.wire.messages.queues import (
     Metadata,
     Position,
     QueueInfo,
+    QueueSync,
     SetHold,
+    SyncQueue,
 )
 from mirrorlog.wire.names import split
 
@@ -128,6 +130,23 @@ class Admin(OperatorAdmin):
         Raises BadRequest for what cannot be changed, NoSuchQueue, Refused, or OutcomeUnknown; may be asked again."""
         message = AlterQueue(name=name, arguments=dict(arguments), dry_run=dry_run)
         return await change_at_master(self._client, name, message, AlteredQueue)
+
+    async def sync_queue(self, name: str) -> QueueSync:
+        """Have what a queue that has moved has left in former logs copied to the log that it is in, where nothing of
+        it is left then. Returns when that is decided, with what is to be done; it is done in the background, up to
+        `cluster.move_bytes_per_s`, while the queue is used. Nothing happens where there is nothing to copy.
+
+        Raises NoSuchQueue, Refused, or OutcomeUnknown; may be asked again."""
+        return await change_at_master(self._client, name, SyncQueue(queue=name, wish="sync"), QueueSync)
+
+    async def cancel_sync_queue(self, name: str) -> QueueSync:
+        """No more of it is copied. What is copied stays, and `sync_queue` goes on from there. Raises as that."""
+        return await change_at_master(self._client, name, SyncQueue(queue=name, wish="cancel"), QueueSync)
+
+    async def queue_sync(self, name: str) -> QueueSync:
+        """What a queue that has moved has left in former logs, and how far the copying of it is. Raises NoSuchQueue, or
+        why nobody can say."""
+        return await ask_master(self._client, name, SyncQueue(queue=name), QueueSync, insist=True)
 
     async def delete_queue(
         self, name: str, *, if_unused: bool = False, if_empty: bool = False, force: bool = False

@@ -43,11 +43,12 @@ _OF_DEAD_LETTERS = requests.AskQueue | requests.AskTake | requests.AskBatch
 
 class Answers:
     """`dead_letters`: answers what other nodes' queues ask of the logs that are mastered here; `arrivals`: takes
-    queues that move to them."""
+    queues that move to them; `syncs`: gives what queues have left in them."""
 
     def __init__(self, member: AnsweringMember, host: MemberHost) -> None:
         self.dead_letters: Callable[[_OF_DEAD_LETTERS], Awaitable[requests.AnyAnswer]] | None = None
         self.arrivals: Callable[[requests.AskArrival | requests.AskFree], Awaitable[requests.AnyAnswer]] | None = None
+        self.syncs: Callable[[requests.AskRecords | requests.AskHeld], Awaitable[requests.AnyAnswer]] | None = None
         self._member = member
         self._host = host
 
@@ -76,16 +77,22 @@ class Answers:
             told = requests.Applied(index=await member.decisions.decided_up_to())
         elif isinstance(asked, requests.AskSizes):
             told = requests.LogSizes(sizes=dict(self._host.sizes()))
-        elif isinstance(asked, requests.AskArrival | requests.AskFree) and self.arrivals is not None:
-            told = await self.arrivals(asked)
-        elif (
+        else:
+            told = await self._of_queues(asked)
+        return told
+
+    async def _of_queues(self, asked: requests.AnyQuestion) -> requests.AnyAnswer:
+        """By the logs that are mastered here."""
+        if isinstance(asked, requests.AskArrival | requests.AskFree) and self.arrivals is not None:
+            return await self.arrivals(asked)
+        if isinstance(asked, requests.AskRecords | requests.AskHeld) and self.syncs is not None:
+            return await self.syncs(asked)
+        if (
             isinstance(asked, requests.AskQueue | requests.AskTake | requests.AskBatch)
             and self.dead_letters is not None
         ):
-            told = await self.dead_letters(asked)
-        else:
-            raise ProtocolError(f"{type(asked).__name__} from a member")
-        return told
+            return await self.dead_letters(asked)
+        raise ProtocolError(f"{type(asked).__name__} from a member")
 
     async def fence_here(self, asked: requests.AskFence) -> requests.Fenced:
         """Raises NotLeader when another run was meant, MirrorlogError when it cannot be."""

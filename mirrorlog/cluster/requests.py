@@ -183,6 +183,43 @@ class BatchTold(MemberAnswer, frozen=True):
     batch: bytes = b""
 
 
+class AskRecords(MemberRequest, frozen=True):
+    """To the node that masters a log which a queue has left: its newest batches there that begin in [first, until),
+    queue offsets, as many as fit into `max_bytes`, at least one. `until`: where a batch ends. Answered with
+    RecordsTold. Since `versions.SYNC`."""
+
+    log_id: str
+    queue_id: int
+    first: int
+    until: int
+    max_bytes: int
+
+
+class RecordsTold(MemberAnswer, frozen=True):
+    """`batches`: as they stand in the log, in order; `first`: from there up to what was asked for there is nothing
+    besides them."""
+
+    first: int
+    batches: tuple[bytes, ...] = ()
+
+
+class AskHeld(MemberRequest, frozen=True):
+    """To the node that masters a log which a queue has left: how much of it is there of [first, until), queue offsets?
+    Answered with HeldTold. Since `versions.SYNC`."""
+
+    log_id: str
+    queue_id: int
+    first: int
+    until: int
+
+
+class HeldTold(MemberAnswer, frozen=True):
+    """`size`: bytes of its batches; `first`: where what is there begins."""
+
+    size: int
+    first: int
+
+
 class AskLooking(MemberRequest, frozen=True):
     """Of a node that looks for a cluster, to another one that does: what do you look for?"""
 
@@ -210,8 +247,22 @@ AnyQuestion = (
     | AskArrival
     | AskFree
     | AskBatch
+    | AskRecords
+    | AskHeld
 )
-AnyAnswer = Applied | Fenced | Noted | Joined | LookingAnswer | QueueFound | LogSizes | QueueArrival | BatchTold
+AnyAnswer = (
+    Applied
+    | Fenced
+    | Noted
+    | Joined
+    | LookingAnswer
+    | QueueFound
+    | LogSizes
+    | QueueArrival
+    | BatchTold
+    | RecordsTold
+    | HeldTold
+)
 
 encode = msgspec.msgpack.Encoder().encode
 

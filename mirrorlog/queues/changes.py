@@ -2,7 +2,7 @@
 
     CONTROL      queue id 0   EpochStarted, QueueDeclared, QueueDeleted, LogStartMoved, QueueStartsMoved, OffsetsJumped,
                               QueueLeft, QueueReturned, QueueHandedOver,
-                              QueueArriving, QueueArrived, QueueOpened, ArrivalDropped
+                              QueueArriving, QueueArrived, QueueOpened, ArrivalDropped, SpanCopied
     QUEUE_STATE  the queue's  PositionCommitted, HoldSet, HoldEnded, Settled, Returned, Watermark, RecordsLeased,
                               GroupReset, GroupDeleted, QueueUsed, ForwardingStarted, Addressed, PieceForwarded
 
@@ -330,7 +330,24 @@ class ArrivalDropped(_Change, frozen=True):
     move: int
 
 
-MoveChange = QueueLeft | QueueReturned | QueueHandedOver | QueueArriving | QueueArrived | QueueOpened | ArrivalDropped
+class SpanCopied(_Change, frozen=True):
+    """All that the queue has from `first` on is in this log, confirmed before this was appended: what it had left of it
+    in former logs was copied. Since `versions.SYNC`."""
+
+    queue_id: int
+    first: int
+
+
+MoveChange = (
+    QueueLeft
+    | QueueReturned
+    | QueueHandedOver
+    | QueueArriving
+    | QueueArrived
+    | QueueOpened
+    | ArrivalDropped
+    | SpanCopied
+)
 StateGone = QueueHandedOver | QueueArriving | ArrivalDropped
 """With these nothing that was known of the queue's groups, holds, producers, records' attributes counts any more."""
 
@@ -363,6 +380,7 @@ Change = (
     | QueueArrived
     | QueueOpened
     | ArrivalDropped
+    | SpanCopied
 )
 
 _ENCODER: Final = msgspec.msgpack.Encoder()

@@ -22,6 +22,7 @@ from mirrorlog.queues.changes import (
     QueueLeft,
     QueueOpened,
     QueueReturned,
+    SpanCopied,
     StateGone,
 )
 from mirrorlog.queues.checkpoint_states import MoveState
@@ -74,7 +75,8 @@ class QueueMoves:
     here, up to where the log may have records of them. `aside`: the queues whose state is here, though nobody finds
     them.
 
-    `firsts`: by queue id, from which queue offset on one that came from another log is here. `epoch_shifts`: the same,
+    `firsts`: by queue id, from which queue offset on one that came from another log is here; it goes down as that is
+    copied which the queue has left there (`SpanCopied`), for good when all of it is. `epoch_shifts`: the same,
     how far the epochs of its grants and leases are above the log's. Epochs are compared within a log alone, and a queue
     may come to one whose epochs are lower: lease numbers would be given twice then, and what was given out before would
     seem to be of a mastership to come."""
@@ -153,9 +155,11 @@ class QueueMoves:
 
     def elsewhere(self, queue_id: int, queue_offset: int) -> QueueMoving | None:
         """What whoever asks for that record is told that is not in this log, and that no loss has taken: None when it
-        was not in another one before."""
-        left = self.left.get(queue_id)
-        if queue_offset >= (left.first if left is not None else self.firsts.get(queue_id, 0)):
+        was not in another one before. While it is not confirmed from where on it is here, nobody knows: a copy may have
+        heard that records were copied before it heard that these are confirmed."""
+        left, first = self.left.get(queue_id), self.firsts.get(queue_id, 0)
+        unsure = any(before.queue_id == queue_id and before.first != first for before in self.undo)
+        if not unsure and queue_offset >= (left.first if left is not None else first):
             return None
         return QueueMoving(
             f"record {queue_offset} of queue {queue_id} is in a log that the queue was in before; ask for its spans",
@@ -188,6 +192,9 @@ class QueueMoves:
         """A change was appended."""
         queue_id = change.queue_id
         before = self._note(header, queue_id)
+        if isinstance(change, SpanCopied):
+            self._came(queue_id, min(change.first, before.first), before.epoch_shift)
+            return
         self._follow_facts(change, before, header.next_log_offset)
         if isinstance(change, QueueArriving):
             self._came(queue_id, change.first, change.grants_epoch + 1 - header.epoch)

@@ -473,8 +473,8 @@ class QueueRegistry:
 
     def _move(self, header: BatchHeader, change: MoveChange) -> None:
         self.moves.follow(header, change)
-        if isinstance(change, QueueArriving):
-            self._starts_moved(header, {change.queue_id: change.begin})
+        if isinstance(change, QueueArriving):  # also below what was said here: its records elsewhere are not dead
+            self._appended(_Unconfirmed(header.next_log_offset, change.queue_id, (), begin=change.begin))
         elif (left := self.moves.left.get(change.queue_id)) is not None and left.freed:
             self._starts_moved(header, {change.queue_id: left.next_queue_offset})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from mirrorlog import versions
 from mirrorlog.cluster.raft.messages import EntryKind, RaftEntry
 from mirrorlog.cluster.state.commands import (
     Addresses,
@@ -15,6 +16,8 @@ from mirrorlog.cluster.state.commands import (
     QueuesMoved,
     QueuesPlaced,
     QueuesRemoved,
+    QueueSyncWished,
+    RecordsCopied,
     SpanEnded,
     TransientLogMade,
 )
@@ -30,7 +33,9 @@ class World:
 
     def __init__(self, *queues: str) -> None:
         nodes = {name: NodeFacts(number, Addresses(), start_id="run") for number, name in enumerate("ab", 1)}
-        self.state = ClusterState("7c6e67c6-85b5-54b0-b99c-56b1e8d06aa8", "c", nodes=nodes, cluster_version=6)
+        self.state = ClusterState(
+            "7c6e67c6-85b5-54b0-b99c-56b1e8d06aa8", "c", nodes=nodes, cluster_version=versions.OWN
+        )
         self.index = 0
         self.told: list[str] = []
         for number, log_id in enumerate("ABC"):
@@ -196,3 +201,55 @@ def test_a_queue_with_records_in_many_logs_stays_until_some_are_gone() -> None:
     assert not world.apply(SpanEnded(name="q", log_id="A"))
     assert not why_not(world.state, further)
     assert "there is no log X" in why_not(world.state, MoveBegun(names=("q",), target="X"))
+
+
+def test_what_was_copied_is_of_the_newest_span_from_then_on() -> None:
+    """From the queue offset that is told; a span of which nothing is left has ended, the newest first."""
+    world = World("q")
+    world.moved("q", to="B", at=10)
+    world.moved("q", to="C", at=20)
+    assert not world.apply(QueueSyncWished(name="q"))
+    assert "is not the one" in world.apply(RecordsCopied(name="q", log_id="A", first=5))
+    assert not world.apply(RecordsCopied(name="q", log_id="B", first=15))
+    assert world.state.placing.spans["q"] == (Span("A", 0), Span("B", 10), Span("C", 15))
+    assert not world.apply(RecordsCopied(name="q", log_id="B", first=17)), "said late"
+    assert world.state.placing.spans["q"][-1] == Span("C", 15)
+    assert not world.apply(RecordsCopied(name="q", log_id="B", first=4))
+    assert world.state.placing.spans["q"] == (Span("A", 0), Span("B", 10, ended=True), Span("C", 10))
+    assert "is not the one" in world.apply(RecordsCopied(name="q", log_id="B", first=4))
+    assert not world.apply(RecordsCopied(name="q", log_id="A", first=6))
+    assert world.state.placing.spans["q"] == (Span("A", 0), Span("B", 6, ended=True), Span("C", 6))
+    assert world.state.placing.syncs
+    assert not world.apply(RecordsCopied(name="q", log_id="A", first=0))
+    assert world.state.placing.spans["q"][-1] == Span("C", 0)
+    assert world.state.placing.syncs == {}
+    assert world.told[-3:] == ["records_copied", "records_copied", "sync_ended"]
+
+
+def test_a_wish_to_sync_stays_while_there_is_something_to_copy() -> None:
+    """Also of a queue that is on its way; it ends with a cancel, with the last record elsewhere, and with the queue."""
+    world = World("q", "p")
+    assert "there is no queue" in world.apply(QueueSyncWished(name="none"))
+    assert not world.apply(QueueSyncWished(name="q"))
+    assert world.state.placing.syncs == {}, "it has never moved"
+    number = world.move("q", to="B")
+    assert not world.apply(QueueSyncWished(name="q"))
+    assert not world.apply(QueueSyncWished(name="q"))
+    assert world.state.placing.syncs.keys() == {"q"}
+    assert not world.apply(MoveCancelled(number=number))
+    assert world.state.placing.syncs == {}
+    world.moved("q", to="B", at=10)
+    world.moved("p", to="B", at=10)
+    for name in "qp":
+        assert not world.apply(QueueSyncWished(name=name))
+    world.moved("q", to="C", at=20)
+    assert not world.apply(QueueSyncWished(name="q", wished=False))
+    assert not world.apply(QueueSyncWished(name="q", wished=False))
+    assert world.state.placing.syncs.keys() == {"p"}
+    assert not world.apply(SpanEnded(name="p", log_id="A"))
+    assert world.state.placing.syncs == {}
+    assert not world.apply(QueueSyncWished(name="q"))
+    assert not world.apply(QueuesRemoved(names=("q",), log_id="C", epoch=0, removals=0))
+    assert world.state.placing.syncs == {}
+    assert world.told.count("sync_begun") == 4
+    assert world.told.count("sync_cancelled") == 1

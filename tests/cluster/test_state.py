@@ -28,6 +28,8 @@ from mirrorlog.cluster.state.commands import (
     OffsetJumpConfirmed,
     Promoted,
     QueueIdsGranted,
+    QueueSyncWished,
+    RecordsCopied,
     ReplicaAdded,
     ReplicaRemoved,
     Seen,
@@ -814,6 +816,25 @@ def test_what_version_1_wrote_is_what_this_software_makes_of_it() -> None:
     assert encode_state(decided.state) == state
     assert decode_state(state) == decided.state
     assert decided.state.cluster_version == 1
+
+
+def test_what_version_6_wrote_is_what_this_software_makes_of_it() -> None:
+    """As of version 1; and what version 7 adds changes no byte of a state that has none of it, and comes back."""
+    lines = [line.split(" ") for line in (GOLDEN / "version-6.txt").read_text().splitlines() if line[0] != "#"]
+    decided = Decided(decode_state(bytes.fromhex(lines[0][1])))
+    for kind, data in lines[1:-1]:
+        assert kind == "command"
+        command = decode_command(bytes.fromhex(data))
+        assert encode_command(command).hex() == data
+        assert not decided.ask(command)
+    assert encode_state(decided.state).hex() == lines[-1][1]
+    assert decided.state.cluster_version == 6
+    with pytest.raises(UnsupportedVersion, match="QueueSyncWished came with version 7"):
+        check_proposal(decided.state, QueueSyncWished(name="q"))
+    decided.ask(QueueSyncWished(name="q"))
+    decided.ask(RecordsCopied(name="q", log_id="B", first=15))
+    assert encode_command(decided.commands[-2]).hex() == "82a474797065af517565756553796e63576973686564a46e616d65a171"
+    assert decode_state(encode_state(decided.state)) == decided.state
 
 
 def test_a_state_of_a_newer_cluster_is_not_taken() -> None:

@@ -357,3 +357,40 @@ def test_the_index_is_a_list_of_batches(steps: list[tuple[str, int, int]]) -> No
         assert found == [entry.log_offset for entry in visible for _ in range(entry.records)]
         assert [run.log_offset for run in index.entries(queue_id, 0, 1 << 30)] == [e.log_offset for e in visible]
     assert index.records_between(0, 1 << 40) == sum(entry.records for entry in model)
+
+
+def test_copies_come_from_the_border_down_and_are_found_as_they_are_confirmed() -> None:
+    """Goal: a queue that came from another log at 60 gets what it left there, piece by piece, the newest first. After
+    each piece everything from it on is found, in order, and what is below it is not; `entries_before` gives the same
+    from the other side. A piece that came twice is where it came last, and what is evicted stays in its place."""
+    index, ends = QueueIndex(), 400
+    index.add(header(0, kind=Kind.CONTROL, queue_id=0, base=0, records=1))
+    index.jump(0, [1], 60, lost=False)
+
+    def append(base: int, *, copied: bool) -> None:
+        nonlocal ends
+        index.add(header(ends, queue_id=1, base=base, time_us=base, copied=copied))
+        ends += 400
+
+    for base in (60, 70):
+        append(base, copied=False)
+    index.confirm(ends)
+    index.set_start(1, 0)
+    for piece in ((40, 50), (40, 50), (20, 30), (0, 10)):
+        for base in piece:
+            append(base, copied=True)
+        assert index.past_until(1, piece[0]) is not None or index.holds(1, piece[0])
+        index.confirm(ends)
+        runs = index.entries(1, piece[0], 1 << 20)
+        assert [run.base_queue_offset for run in runs] == list(range(piece[0], 80, 10))
+        assert index.entries_before(1, 80, 1 << 20) == runs
+        assert index.entries_before(1, 80, 800) == runs[-2:]
+        if piece[0]:
+            assert index.past_until(1, piece[0] - 1) == piece[0], "the past has nothing there, and the former log has"
+    assert index.find(1, 45).log_offset == 2000
+    assert index.find_time(1, 31) == 40
+    assert (index.begin(1), index.next_confirmed(1), index.next_appended(1)) == (0, 80, 80)
+    assert index.entries_before(1, 1, 1) == index.entries(1, 0, 1)
+    assert index.entries_before(1, 0, 1 << 20) == index.entries_before(2, 9, 1) == []
+    index.evict(2800)
+    assert [index.past_until(1, at) for at in (0, 25, 35, 45, 65, 75)] == [None, None, None, 80, 80, 80]

@@ -486,3 +486,40 @@ def test_the_memory_of_ten_thousand_queues_is_small(tmp_path: Path) -> None:
         text=True,
     )
     assert int(done.stdout) < 40 << 20
+
+
+def test_entries_before_come_from_the_newest_stretch_down_and_as_many_as_fit(past: Past) -> None:
+    """Goal: whoever goes through a queue backwards meets each batch once. Ask at borders, in a hole, before the first
+    and behind the last; then with a copied middle, which takes its part of the older stretch."""
+
+    def before(until: int, max_bytes: int = FOREVER) -> list[tuple[int, int]]:
+        return [(run.log_offset, run.base_queue_offset) for run in past.entries_before(1, until, max_bytes)]
+
+    assert [before(until) for until in (0, 1, 100, 101, 300, 999)] == [
+        [], [(0, 0)], [(0, 0)], [(1000, 100)], [(2000, 200)], [(2000, 200)],
+    ]  # fmt: skip
+    assert [run.base_queue_offset for run in past.entries_before(2, 50, FOREVER)] == [0]
+    assert past.entries_before(3, 50, FOREVER) == []
+    runs = [header(3000 + 400 * n, queue_id=1, base=300 + 10 * n, records=10) for n in range(4)]
+    store(past.tables, runs)
+    past.add(3000)
+    assert [at for _, at in before(340)] == [300, 310, 320, 330]
+    assert [at for _, at in before(330, 800)] == [310, 320]
+    assert [at for _, at in before(330, 799)] == [320]
+    assert [at for _, at in before(330, 1)] == [320]
+    store(past.tables, [header(5000, queue_id=1, base=310, records=10, copied=True)])
+    past.add(5000)
+    assert [before(until) for until in (340, 320, 310)] == [
+        [(3800, 320), (4200, 330)], [(5000, 310)], [(3000, 300)],
+    ]  # fmt: skip
+
+
+def test_the_size_of_a_part_of_a_queue_is_that_of_its_batches(past: Past) -> None:
+    """By batches that begin in it; the one of a copy once."""
+    assert [past.size(1, *part) for part in ((0, 300), (0, 200), (100, 101), (1, 100), (300, 999))] == [
+        1200, 800, 400, 0, 0,
+    ]  # fmt: skip
+    assert (past.size(2, 0, 60), past.size(2, 10, 60), past.size(3, 0, 9)) == (800, 400, 0)
+    store(past.tables, segment(3000, {1: (100, 100)}, copied=True))
+    past.add(3000)
+    assert past.size(1, 0, 300) == 1200

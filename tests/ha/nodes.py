@@ -20,7 +20,7 @@ from mirrorlog.broker.hosting.roles import MasterRole, MirrorRole
 from mirrorlog.broker.log.replica import Replica
 from mirrorlog.broker.server import Server
 from mirrorlog.cluster.state.commands import Command
-from mirrorlog.cluster.state.placements import MovingQueue, Span
+from mirrorlog.cluster.state.placements import NO_PLACES, LogPlaces, MovingQueue, Span
 from mirrorlog.cluster.state.state import QUEUE_IDS_GRANTED, LogFacts, Outcome
 from mirrorlog.cluster.state.topology import User, VirtualHost
 from mirrorlog.cluster.state.topology_commands import PasswordRenewed
@@ -163,6 +163,9 @@ class Assigned:
 
     def moves(self) -> Mapping[str, MovingQueue]:
         return {}
+
+    def places(self) -> LogPlaces:
+        return NO_PLACES
 
     def log_facts(self, log_id: str) -> LogFacts | None:
         return None

@@ -3,6 +3,7 @@ run as it was, on the same disks."""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import shutil
 import subprocess
@@ -15,19 +16,18 @@ import pytest
 
 from mirrorlog import versions
 from mirrorlog.client.sync import Client
-from mirrorlog.errors import UnsupportedVersion
+from mirrorlog.errors import MirrorlogError, UnsupportedVersion
 from mirrorlog.testing import Node
 from mirrorlog.testing.asking import wait_for
-from mirrorlog.wire.messages.queues import QueueInfo
 from mirrorlog.wire.messages.status import ClusterStatus
 from tests.process.clusters import facts, log_lines
 from tests.process.growing import Growing, join
 from tests.process.traffic import Traffic, number_of
 
 ROOT = Path(__file__).parents[2]
-COMMIT_BEFORE = "eec4e7f"
+COMMIT_BEFORE = "9a90900"
 """The last one of the version before this software's."""
-BEFORE, NOW = 5, 6
+BEFORE, NOW = 6, 7
 RATE = 50
 NAMES = ["n1", "n2", "n3"]
 
@@ -82,7 +82,7 @@ class Update:
         new = [line for each in self.nodes for line in log_lines(each, "mirror_joined")[told[each.id] :]]
         asked = [(each["log"], int(each["from"])) for each in map(facts, new) if each["node"] == node.id]
         assert {log for log, _ in asked} == held.keys()
-        assert len(held) == len(NAMES)
+        assert len(held) >= len(NAMES)
         assert all(0 < held[log] <= begin for log, begin in asked), (held, asked)
 
     def goes_on(self) -> None:
@@ -173,19 +173,47 @@ def segments(node: Node) -> dict[str, bytes]:
     return {str(path.relative_to(logs)): path.read_bytes() for path in logs.glob("*/*") if path.name.isdigit()}
 
 
-def declare_placed(address: str) -> QueueInfo:
-    """A queue that says which nodes have its copies: no log of before is so. Asked at a node."""
-    with Client(address) as client:
-        return client.admin.declare("placed", {"nodes": ["n2", "n1", "n3"]})
+def move_one(update: Update) -> None:
+    """A queue goes to another log with its record left behind, in a cluster of the version before: to sync it is
+    refused, by a master of this version."""
+    with Client(*update.servers) as client:
+        first = client.admin.declare("moved").log_id
+        with client.producer("moved") as producer:
+            producer.send(b"left behind")
+        client.admin.alter("moved", {"flush": "disk"})
+
+        def moved() -> bool:
+            with contextlib.suppress(MirrorlogError):
+                return client.admin.metadata(["moved"]).queues[0].log_id != first
+            return False
+
+        wait_for(lambda: moved() or None, timeout=10, what=lambda: f"the move; {update.growing.said()}")
+        names = [traffic.queue for traffic in update.traffic]
+        of_n1 = next(info.name for info in client.admin.metadata(names).queues if info.master == "n1")
+        with pytest.raises(UnsupportedVersion, match="update all nodes"):
+            client.admin.sync_queue(of_n1)
+
+
+def sync_one(update: Update) -> None:
+    """What that queue has left behind is copied, in a cluster of this version."""
+    with Client(*update.servers) as client:
+        assert client.admin.queue_sync("moved").spans
+        client.admin.sync_queue("moved")
+
+        def synced() -> bool:
+            sync = client.admin.queue_sync("moved")
+            return not sync.wished and not sync.spans
+
+        wait_for(lambda: synced() or None, timeout=10, what=lambda: f"the sync; {update.growing.said()}")
 
 
 @pytest.mark.long
 def test_a_cluster_is_updated_node_by_node_and_not_back(update: Update, tmp_path: Path) -> None:
     """Goal: two adjacent versions are one cluster, and there is a way back until all nodes are updated. Method: under
     publishing each node in turn is stopped and goes on with the new software; the first goes back in between. Masters
-    of either version have mirrors of the other. The cluster's version rises with the last; only then a queue may say
-    on which nodes it is. Then the old software is refused: on the disk of a node that was updated, on a disk from
-    before, and on a blank one. All that was published is there once, no copy was made anew, the copies are equal."""
+    of either version have mirrors of the other. The cluster's version rises with the last; only then a queue that has
+    moved may be synced, and is. Then the old software is refused: on the disk of a node that was updated, on a disk
+    from before, and on a blank one. All that was published is there once, no copy was made anew, copies are equal."""
     one, two, three = update.nodes
     assert versions.OWN == NOW, "the software before is two versions behind: let this test begin with the one before"
 
@@ -199,8 +227,7 @@ def test_a_cluster_is_updated_node_by_node_and_not_back(update: Update, tmp_path
     wait_for(lambda: update.masters() == NAMES or None, timeout=10, what=update.growing.said)
     update.whole()
     update.goes_on()  # a master of this version, mirrors of the one before
-    with pytest.raises(UnsupportedVersion, match="update all nodes"):
-        declare_placed(one.client)
+    move_one(update)
 
     update.restart(one, BEFORE)
     update.goes_on()
@@ -213,12 +240,10 @@ def test_a_cluster_is_updated_node_by_node_and_not_back(update: Update, tmp_path
     update.restart(three, NOW, between=lambda: shutil.copytree(three.data_dir, disk_of_before))
     update.check(software=(NOW, NOW, NOW), cluster=NOW)
     update.goes_on()
-    logs_before = {log.log_id for log in update.whole().logs}
-    assert declare_placed(one.client).log_id not in logs_before
-    assert len(update.whole().logs) == len(logs_before) + 1
+    sync_one(update)
     refusal = (
-        "the cluster runs at version 6, and software of version 5 works in clusters of version 4 and 5 only: start the "
-        "node with software of version 6 or 7"
+        "the cluster runs at version 7, and software of version 6 works in clusters of version 5 and 6 only: start the "
+        "node with software of version 7 or 8"
     )
 
     assert three.stop() == 0

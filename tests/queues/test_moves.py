@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
+from mirrorlog.commitlog.format.body import parse_batch_body
 from mirrorlog.commitlog.format.header import BatchHeader
 from mirrorlog.errors import NoSuchQueue, QueueMoving
 from mirrorlog.queues.changes import (
@@ -21,6 +22,7 @@ from mirrorlog.queues.changes import (
     QueueLeft,
     QueueOpened,
     QueueReturned,
+    SpanCopied,
     encode_change,
 )
 from mirrorlog.queues.checkpoint_states import QueueState, encode_checkpoint, encode_state
@@ -313,3 +315,67 @@ def test_of_two_queues_of_one_name_that_have_left_the_newer_one_is_kept() -> Non
     master.confirm_all()
     moves.forget(master.log.end, is_used)
     assert set(moves.left) == {newer}
+
+
+def copied(master: Master, first: int, queue_id: int = VISITOR) -> BatchHeader:
+    return say(master, SpanCopied(queue_id=queue_id, first=first))
+
+
+def cut(master: Master, log_offset: int) -> None:
+    master.log.cut(log_offset)
+    master.derived.registry.cut(log_offset)
+
+
+def test_what_was_copied_is_here_and_nobody_says_that_it_is_lost_before_that_is_confirmed() -> None:
+    """From where on a queue is here goes down, never up; a cut takes it back; a checkpoint tells of it until all is
+    here. While it is not confirmed a record that is not found may come."""
+    master = Master()
+    arrive(master)
+    say(master, QueueOpened(queue_id=VISITOR, move=3))
+    master.confirm_all()
+    moves = master.derived.registry.moves
+    assert moves.elsewhere(VISITOR, 39) is not None
+    assert moves.elsewhere(VISITOR, 40) is None
+    at = copied(master, 30)
+    assert moves.firsts == {VISITOR: 30}
+    assert moves.elsewhere(VISITOR, 35) is not None, "what was copied may not be confirmed here yet"
+    cut(master, at.log_offset)
+    assert moves.firsts == {VISITOR: 40}
+    copied(master, 30)
+    copied(master, 33)
+    master.confirm_all()
+    assert moves.firsts == {VISITOR: 30}
+    assert [moves.elsewhere(VISITOR, each) is None for each in (29, 30, 35)] == [False, True, True]
+    began = master.checkpoint()[0][0].log_offset
+    restarted = Derived(number=master.number)
+    for header, batch in master.log.since(began):
+        restarted.follow(header, batch)
+    assert restarted.registry.moves.firsts == {VISITOR: 30}
+    assert restarted.registry.moves.elsewhere(VISITOR, 35) is not None
+    copied(master, 0)
+    master.confirm_all()
+    assert moves.firsts == {}
+    assert moves.elsewhere(VISITOR, 0) is None
+    assert restarted.registry.find("v").queue_id == master.derived.registry.find("v").queue_id == VISITOR
+
+
+def test_a_queue_that_comes_back_begins_where_its_records_elsewhere_begin() -> None:
+    """Its records here were freed, for they were copied: that says nothing of those that it brings along."""
+    master = Master()
+    queue_id = master.declare("q")
+    left(master, queue_id)
+    say(master, QueueHandedOver(queue_id=queue_id, move=3, freed=True))
+    master.confirm_all()
+    assert master.derived.registry.start_offsets == {queue_id: 9}
+    at = say(master, QueueArriving(queue_id=queue_id, move=4, source="log-b", first=20, begin=2))
+    assert master.derived.registry.start_offsets == {queue_id: 2}
+    cut(master, at.log_offset)
+    assert master.derived.registry.start_offsets == {queue_id: 9}
+
+
+def test_what_was_copied_as_the_log_has_it() -> None:
+    """The bytes are a promise: see docs/format.md."""
+    change = SpanCopied(queue_id=4101, first=30)
+    assert bytes(parse_batch_body(encode_change(change)).values[0] or b"").hex() == (
+        "83a474797065aa5370616e436f70696564a871756575655f6964cd1005a566697273741e"
+    )

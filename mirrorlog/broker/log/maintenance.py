@@ -299,6 +299,14 @@ class PastKeeper:
         """See `Past.find_time`. Raises LogUnavailable while the index is made anew."""
         return await self._ask(lambda past: past.find_time(queue_id, append_time_us))
 
+    async def entries_before(self, queue_id: int, until: int, max_bytes: int) -> list[QueuedBatch]:
+        """See `Past.entries_before`. Raises LogUnavailable while the index is made anew."""
+        return await self._ask(lambda past: past.entries_before(queue_id, until, max_bytes))
+
+    async def size(self, queue_id: int, first: int, until: int) -> int:
+        """See `Past.size`. Raises LogUnavailable while the index is made anew."""
+        return await self._ask(lambda past: past.size(queue_id, first, until))
+
     # --- inside ---
 
     @property

@@ -29,7 +29,7 @@ from mirrorlog.cluster.state.commands import (
 )
 from mirrorlog.cluster.state.log_rules import copies_of
 from mirrorlog.cluster.state.move_rules import why_not
-from mirrorlog.cluster.state.placements import MovingQueue, Placement, Span
+from mirrorlog.cluster.state.placements import NO_PLACES, LogPlaces, MovingQueue, Placement, Span
 from mirrorlog.cluster.state.state import (
     QUEUE_IDS_GRANTED,
     QUEUE_IDS_MAX,
@@ -164,6 +164,10 @@ class NodeView:
     def moves(self) -> Mapping[str, MovingQueue]:
         """Queues on their way; see `ports.ClusterView`."""
         return self._known.placing.moves if self._known is not None else {}
+
+    def places(self) -> LogPlaces:
+        """See `ports.ClusterView`."""
+        return self._known.placing if self._known is not None else NO_PLACES
 
     def log_facts(self, log_id: str) -> LogFacts | None:
         """What the cluster has decided of a log."""

@@ -62,6 +62,7 @@ from mirrorlog.wire.messages.queues import (
     GetMetadata,
     ListHolds,
     SetHold,
+    SyncQueue,
 )
 from mirrorlog.wire.messages.status import GetStatus
 from mirrorlog.wire.messages.topology import (
@@ -348,6 +349,8 @@ def _beside_reading(message: Message) -> list[_Wanted]:
     """Of a request about a queue."""
     if isinstance(message, Redrive) and message.to:
         return [(Right.WRITE, split(message.queue)[0], message.to)]
+    if isinstance(message, SyncQueue) and message.wish:
+        return [(Right.CONFIGURE, *split(message.queue))]
     if isinstance(message, EndHold) or (isinstance(message, SetHold) and message.tiered):
         # Records go from the log, or what went is not found any more: who may do so may delete the queue.
         return [(Right.CONFIGURE, *split(message.queue))]

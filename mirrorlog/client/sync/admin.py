@@ -53,6 +53,9 @@ class BlockingAdmin(Face[Admin]):
 
     declare = changes(Admin.declare)
     alter = changes(Admin.alter)
+    sync_queue = changes(Admin.sync_queue)
+    cancel_sync_queue = changes(Admin.cancel_sync_queue)
+    queue_sync = waits(Admin.queue_sync)
     delete_queue = changes(Admin.delete_queue)
     metadata = waits(Admin.metadata)
     queues = waits(Admin.queues)

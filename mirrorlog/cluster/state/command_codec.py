@@ -22,6 +22,8 @@ from mirrorlog.cluster.state.commands import (
     QueuesMoved,
     QueuesRemoved,
     QueuesUnbound,
+    QueueSyncWished,
+    RecordsCopied,
     ReplicaRetired,
     ReplicasWished,
     RunEnded,
@@ -54,6 +56,8 @@ SINCE: Final[Mapping[type[Command], int]] = {
     RunEnded: versions.TRANSIENT,
     QueueIdsGranted: versions.DELETION,
     **dict.fromkeys(_OF_PLACEMENTS, versions.PLACEMENTS),
+    QueueSyncWished: versions.SYNC,
+    RecordsCopied: versions.SYNC,
 }
 """Those that are not named were there from the first version on."""
 

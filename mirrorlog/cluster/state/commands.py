@@ -248,6 +248,24 @@ class SpanEnded(Command, frozen=True):
     log_id: str
 
 
+class QueueSyncWished(Command, frozen=True):
+    """What the queue has left in former logs shall be copied to the one that it is in, or no more of it. Nothing
+    happens where there is nothing to copy. Since `versions.SYNC`."""
+
+    name: str
+    wished: bool = True
+
+
+class RecordsCopied(Command, frozen=True):
+    """From the master of a queue's log: of the newest span before that has records, the one in the log `log_id`, all
+    from the queue offset `first` on are in the queue's own log, confirmed. That is where they are from now on; and a
+    span of which nothing is left has ended. Since `versions.SYNC`."""
+
+    name: str
+    log_id: str
+    first: int
+
+
 class MovingPaused(Command, frozen=True):
     """Nothing is begun any more that moves logs or queues, and copies that are wished are not filled; or may be
     again."""

@@ -187,6 +187,28 @@ def _span_ended(step: AppliedEntry, command: commands.SpanEnded) -> Iterator[Eve
     yield Event(kind="span_ended", log=name, text=text, details={"queue": command.name})
 
 
+def _sync_wished(step: AppliedEntry, command: commands.QueueSyncWished) -> Iterator[Event]:
+    queue = shown(command.name)
+    kind, text = (
+        ("sync_begun", f"what queue {queue} has in former logs is copied to its own")
+        if command.wished
+        else ("sync_cancelled", f"nothing more of queue {queue} is copied from former logs")
+    )
+    yield Event(kind=kind, text=text, details={"queue": command.name})
+
+
+def _records_copied(step: AppliedEntry, command: commands.RecordsCopied) -> Iterator[Event]:
+    """Of a span that has ended with it: there may be thousands of steps up to there."""
+    spans = step.after.placing.spans[command.name]
+    if not any(span.log_id == command.log_id and not span.ended for span in spans[:-1]):
+        name = step.before.logs[command.log_id].name
+        text = f"all that queue {shown(command.name)} had in log {name} is in its own log, from {spans[-1].first} on"
+        yield Event(kind="records_copied", log=name, text=text, details={"queue": command.name})
+    if command.name in step.before.placing.syncs and command.name not in step.after.placing.syncs:
+        text = f"queue {shown(command.name)} has nothing in former logs any more"
+        yield Event(kind="sync_ended", text=text, details={"queue": command.name})
+
+
 def _queues_removed(step: AppliedEntry, command: commands.QueuesRemoved) -> Iterator[Event]:
     log = _name(step.after, command.log_id)
     for key in command.names:
@@ -429,6 +451,8 @@ _TELLERS: Final[Mapping[type[commands.Command], Callable[[AppliedEntry, Any], It
     commands.QueuesMoved: _queues_moved,
     commands.MoveCancelled: _move_cancelled,
     commands.SpanEnded: _span_ended,
+    commands.QueueSyncWished: _sync_wished,
+    commands.RecordsCopied: _records_copied,
     commands.Promoted: _promoted,
     commands.MasterWished: _wished,
     commands.InSyncShrunk: _shrunk,

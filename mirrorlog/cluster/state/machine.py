@@ -137,6 +137,8 @@ HANDLERS: Final[Mapping[type[Command], Callable[[ClusterState, int, Any], Cluste
     commands.QueuesMoved: move_rules.moved,
     commands.MoveCancelled: move_rules.cancelled,
     commands.SpanEnded: move_rules.span_ended,
+    commands.QueueSyncWished: move_rules.sync_wished,
+    commands.RecordsCopied: move_rules.records_copied,
     commands.MovingPaused: move_rules.paused,
     commands.NodeLeaving: node_rules.leaving,
     commands.LogAltered: log_rules.altered,

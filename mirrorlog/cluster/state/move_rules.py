@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
-from mirrorlog.cluster.state.commands import MoveBegun, MoveCancelled, MovingPaused, QueuesMoved, SpanEnded
+from mirrorlog.cluster.state.commands import (
+    MoveBegun,
+    MoveCancelled,
+    MovingPaused,
+    QueuesMoved,
+    QueueSyncWished,
+    RecordsCopied,
+    SpanEnded,
+)
 from mirrorlog.cluster.state.placements import SPANS_KEPT, SPANS_LIVE_MAX, MovingQueue, Span
 from mirrorlog.cluster.state.state import ClusterState, Forbidden, holds_transient
 from mirrorlog.wire.names import shown
@@ -42,8 +50,9 @@ def why_not(state: ClusterState, command: MoveBegun) -> str:
         live = sum(not span.ended for span in state.placing.spans.get(name, ()))
         if live >= SPANS_LIVE_MAX:
             return (
-                f"queue {shown(name)} has records in {live} logs already, which is as many as may be: let those in the "
-                "oldest be settled, or go by retention (retention_ms, retention_bytes), and then move it"
+                f"queue {shown(name)} has records in {live} logs already, which is as many as may be: sync it "
+                "(mqtool sync-queue), or let those in the oldest be settled, or go by retention (retention_ms, "
+                "retention_bytes), and then move it"
             )
     return ""
 
@@ -96,7 +105,8 @@ def _spans(state: ClusterState, name: str) -> tuple[Span, ...]:
 
 
 def cancelled(state: ClusterState, index: int, command: MoveCancelled) -> ClusterState:
-    return _without_move(state, command.number)
+    names = [name for name, move in state.placing.moves.items() if move.number == command.number]
+    return _without_idle_syncs(_without_move(state, command.number), names)
 
 
 def _without_move(state: ClusterState, number: int) -> ClusterState:
@@ -112,7 +122,48 @@ def span_ended(state: ClusterState, index: int, command: SpanEnded) -> ClusterSt
     if spans[live[0]].log_id != command.log_id:
         raise Forbidden(f"queue {shown(command.name)} has records before those of that log; they end first")
     left = (*spans[: live[0]], replace(spans[live[0]], ended=True), *spans[live[0] + 1 :])
-    return replace(state, places=replace(state.placing, spans={**state.placing.spans, command.name: left}))
+    return _with_spans(state, command.name, left)
+
+
+def _with_spans(state: ClusterState, name: str, spans: tuple[Span, ...]) -> ClusterState:
+    state = replace(state, places=replace(state.placing, spans={**state.placing.spans, name: spans}))
+    return _without_idle_syncs(state, [name])
+
+
+def _without_idle_syncs(state: ClusterState, names: Iterable[str]) -> ClusterState:
+    """A queue is synced when there is nothing left to copy, and nothing on its way that may leave some."""
+    done = {name for name in names if name in state.placing.syncs and not _may_sync(state, name)}
+    if not done:
+        return state
+    left = {name: at for name, at in state.placing.syncs.items() if name not in done}
+    return replace(state, places=replace(state.placing, syncs=left))
+
+
+def _may_sync(state: ClusterState, name: str) -> bool:
+    spans = state.placing.spans.get(name, ())
+    return name in state.placing.moves or any(not span.ended for span in spans[:-1])
+
+
+def sync_wished(state: ClusterState, index: int, command: QueueSyncWished) -> ClusterState:
+    name, syncs = command.name, state.placing.syncs
+    if name not in state.queues:
+        raise Forbidden(f"there is no queue {shown(name)}")
+    if command.wished == (name in syncs) or (command.wished and not _may_sync(state, name)):
+        return state
+    wished = {**syncs, name: index} if command.wished else {each: at for each, at in syncs.items() if each != name}
+    return replace(state, places=replace(state.placing, syncs=wished))
+
+
+def records_copied(state: ClusterState, index: int, command: RecordsCopied) -> ClusterState:
+    spans = state.placing.spans.get(command.name, ())
+    live = [number for number, span in enumerate(spans[:-1]) if not span.ended]
+    if not live or spans[live[-1]].log_id != command.log_id:
+        raise Forbidden(f"log {command.log_id} is not the one that queue {shown(command.name)} is copied from")
+    of = spans[live[-1]]
+    first = max(of.first, command.first)
+    newer = [replace(span, first=min(first, span.first)) for span in spans[live[-1] + 1 :]]
+    ended = replace(of, ended=first <= of.first)
+    return _with_spans(state, command.name, (*spans[: live[-1]], ended, *newer))
 
 
 def paused(state: ClusterState, index: int, command: MovingPaused) -> ClusterState:

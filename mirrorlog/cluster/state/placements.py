@@ -61,7 +61,8 @@ NOWHERE: Final = LogPlace()
 
 class Span(msgspec.Struct, frozen=True, array_like=True):
     """A stretch of a queue: from queue offset `first` up to the next span's. `ended`: none of its records is there any
-    more; it is kept for positions that name its log."""
+    more; it is kept for positions that name its log. `first` is never above that of a later span; where records were
+    copied (`RecordsCopied`) several have the same."""
 
     log_id: str
     first: int
@@ -82,7 +83,9 @@ class LogPlaces(msgspec.Struct, frozen=True, omit_defaults=True):
     """`logs`: by log id, of those about which there is something to say. `spans`: of each queue that has moved, by its
     name, the oldest first; the last one is in the log that `ClusterState.queues` says. `moves`: by the queue's name.
     `ids_given`: by number, as text, up to which number of a queue logs that are no more have given out ids;
-    `logs_removed`: how many these were. `paused`: nothing is begun that moves."""
+    `logs_removed`: how many these were. `paused`: nothing is begun that moves. `syncs`: the queues whose records in
+    former logs shall be copied, by name, each with the index of the entry that says so; a queue goes from here when
+    there are none left."""
 
     logs: Mapping[str, LogPlace] = {}
     spans: Mapping[str, tuple[Span, ...]] = {}
@@ -90,6 +93,7 @@ class LogPlaces(msgspec.Struct, frozen=True, omit_defaults=True):
     ids_given: Mapping[str, int] = {}
     logs_removed: int = 0
     paused: bool = False
+    syncs: Mapping[str, int] = {}
 
     def place(self, log_id: str) -> LogPlace:
         """Of a log."""

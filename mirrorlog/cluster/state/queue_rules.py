@@ -134,8 +134,11 @@ def removed(state: ClusterState, index: int, command: QueuesRemoved) -> ClusterS
 
 
 def _without_spans(state: ClusterState, names: Collection[str]) -> LogPlaces | None:
-    spans = {name: spans for name, spans in state.placing.spans.items() if name not in names}
-    return state.places if len(spans) == len(state.placing.spans) else replace(state.placing, spans=spans)
+    places = state.placing
+    spans = {name: spans for name, spans in places.spans.items() if name not in names}
+    syncs = {name: at for name, at in places.syncs.items() if name not in names}
+    same = (len(spans), len(syncs)) == (len(places.spans), len(places.syncs))
+    return state.places if same else replace(places, spans=spans, syncs=syncs)
 
 
 def transient_made(state: ClusterState, index: int, command: TransientLogMade) -> ClusterState:

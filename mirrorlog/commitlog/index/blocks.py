@@ -132,3 +132,12 @@ class Section:
     def all(self) -> Rows:
         """All rows in one array."""
         return np.concatenate([np.empty(0, self._dtype), *self.slices()])
+
+    def some(self, first: int, last: int) -> Rows:
+        """The rows [first, last) in one array."""
+        blocks = range(first // self._per_block, blocks_for(last, self._dtype.itemsize)) if first < last else range(0)
+        rows = [
+            np.frombuffer(self._blocks.block(self.first_block + number), self._dtype, count=self._per_block)
+            for number in blocks
+        ]
+        return np.concatenate([np.empty(0, self._dtype), *rows])[first % self._per_block :][: max(0, last - first)]

@@ -26,27 +26,17 @@ import struct
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Final, NamedTuple
+from typing import Final
 
 from mirrorlog.commitlog.format.header import HEADER_SIZE, BatchHeader
 from mirrorlog.commitlog.format.rows import COPIED, ENVELOPE, INDEXED_MAX, INNER, PACKED_ROW, ROW_BYTES
 from mirrorlog.commitlog.index.gaps import NO_GAP, NO_GAPS, Gap, Gaps, gap_at, with_gap
-from mirrorlog.commitlog.index.queue_order import QueuedBatch, QueueOrder
+from mirrorlog.commitlog.index.queue_order import OffsetJump, QueuedBatch, QueueOrder, goes_back
 from mirrorlog.commitlog.index.row_chunks import CHUNK_BITS, IN_CHUNK, TIME_MAX, RowChunks
-from mirrorlog.errors import LogCorrupt, OffsetOutOfRange
+from mirrorlog.errors import OffsetOutOfRange
 
 _VISIBLE: Final = struct.Struct("<QQ8xII")  # log offset, base, queue id, records
 _SWEPT_AT_ONCE: Final = 16
-
-
-class _OffsetJump(NamedTuple):
-    """Queues go on at `go_on_at` behind the batch at `log_offset`. `stood`: their next queue offsets before, by queue
-    id, of those that were below. `lost`: what comes in between; else it is in another log."""
-
-    log_offset: int
-    go_on_at: int
-    stood: dict[int, int]
-    lost: bool = True
 
 
 class QueueIndex:
@@ -64,7 +54,7 @@ class QueueIndex:
         self._confirmed = 0
         # The queues that have a gap, and the jumps that are not confirmed, in log order.
         self._gapped: set[int] = set()
-        self._jumps: deque[_OffsetJump] = deque()
+        self._jumps: deque[OffsetJump] = deque()
         self._sweeping: Iterator[QueueOrder] | None = None
         self.partial = False
 
@@ -93,7 +83,7 @@ class QueueIndex:
                 queue.bases.append(base)
                 queue.numbers.append(rows.count)
             elif not copied or base + records > queue.next_appended:
-                raise _goes_back(header, queue.next_appended)
+                raise goes_back(header, queue.next_appended)
         at = (rows.count & IN_CHUNK) * ROW_BYTES
         if not at:
             rows.open_chunk(header)
@@ -116,7 +106,7 @@ class QueueIndex:
             if following < go_on_at or not lost:
                 stood[queue_id] = following
                 self._order(queue_id).next_appended = go_on_at
-        self._jumps.append(_OffsetJump(log_offset, go_on_at, stood, lost))
+        self._jumps.append(OffsetJump(log_offset, go_on_at, stood, lost))
         if log_offset < self._confirmed:
             self.confirm(self._confirmed)
 
@@ -402,6 +392,21 @@ class QueueIndex:
             runs.append(run)
         return runs
 
+    def entries_before(self, queue_id: int, until: int, max_bytes: int) -> list[QueuedBatch]:
+        """Visible batches in order, up to the last one in memory that begins below the queue offset `until`: as many as
+        fit into `max_bytes`, at least one if there is one, without a hole between them."""
+        queue = self._fresh(queue_id)
+        runs: list[QueuedBatch] = []
+        at = bisect_left(queue.bases, min(until, queue.next_confirmed)) if queue is not None else 0
+        while queue is not None and at:
+            run = self._run(queue, at - 1)
+            max_bytes -= run.length
+            if runs and (max_bytes < 0 or run.next_queue_offset != runs[-1].base_queue_offset):
+                break
+            runs.append(run)
+            at -= 1
+        return runs[::-1]
+
     def records_between(self, first_log_offset: int, last_log_offset: int) -> int:
         """The number of records in the batches that begin in [first, last), pending ones included: exact from
         `hot_from` on, below it true to a chunk of 4096 batches or, after a restart, to a segment."""
@@ -426,7 +431,7 @@ class QueueIndex:
             queue = self._queues[queue_id] = QueueOrder(self._rows.floor)
         return queue
 
-    def _confirm_jump(self, jump: _OffsetJump) -> set[int]:
+    def _confirm_jump(self, jump: OffsetJump) -> set[int]:
         """All before it in the log is visible, and nothing behind it."""
         gained: set[int] = set()
         for queue_id in jump.stood:
@@ -489,12 +494,3 @@ class QueueIndex:
             begin=begin,
             next=following,
         )
-
-
-def _goes_back(header: BatchHeader, expected: int) -> LogCorrupt:
-    return LogCorrupt(
-        f"queue {header.queue_id}: the batch at log offset {header.log_offset} begins at queue offset "
-        f"{header.base_queue_offset}, below {expected}; the log was written by a broken master",
-        first=header.log_offset,
-        last=header.next_log_offset,
-    )

@@ -164,6 +164,11 @@ class PastIndex:
         with self._cursor() as cursor:
             return _place_at(cursor, queue_id, queue_offset)
 
+    def segment_before(self, queue_id: int, queue_offset: int) -> QueueExtent | None:
+        """The last stretch that begins below a queue offset; None when there is none."""
+        with self._cursor() as cursor:
+            return _place_before(cursor, queue_id, queue_offset)
+
     def segment_at_time(self, queue_id: int, append_time_us: int) -> QueueExtent | None:
         """The first stretch with a batch that was appended at or after a time (µs UTC); None when there is none."""
         with self._cursor() as cursor:
@@ -319,6 +324,20 @@ class Past:
             if from_queue_offset < place.next or max_bytes <= 0:
                 break
         return runs
+
+    def entries_before(self, queue_id: int, until: int, max_bytes: int) -> list[QueuedBatch]:
+        """Batches in order, up to the last one that begins below the queue offset `until`, out of its stretch: as many
+        as fit into `max_bytes`, at least one. Empty when there is none."""
+        at = self.index.segment_before(queue_id, until)
+        return self._table(at).entries_before(queue_id, min(until, at.next), max_bytes, first=at.base) if at else []
+
+    def size(self, queue_id: int, first: int, until: int) -> int:
+        """Bytes of the batches of a queue in the past that begin in [first, until), queue offsets."""
+        size, place = 0, self.index.segment_of(queue_id, first)
+        while place is not None and place.base < until:
+            size += self._table(place).size(queue_id, max(first, place.base), min(until, place.next))
+            place = self.index.segment_of(queue_id, place.next)
+        return size
 
     def find_time(self, queue_id: int, append_time_us: int) -> int | None:
         """The first queue offset in the past whose batch was appended at or after a time (µs UTC); None when there is

@@ -8,7 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mirrorlog.commitlog.format.header import BatchHeader
 from mirrorlog.commitlog.index.gaps import NO_GAPS, Gaps, without
+from mirrorlog.errors import LogCorrupt
 
 
 class QueueOrder:
@@ -65,10 +67,11 @@ class QueueOrder:
     def arrive(self, first: int) -> None:
         """It comes from another log, and that is confirmed: its next record here is `first`, and none is at or behind
         it. What is before is in that log, or behind it in this one; what a loss had let it jump over here, while it was
-        elsewhere, was none of its."""
+        elsewhere, was none of its. Where it begins is said anew."""
         if self.begin >= self.next_confirmed:
             self.begin = first
         self.hot_start = self.jump = self.next_confirmed = first
+        self.logged_start = -1
         self.gaps = tuple(gap for gap in self.gaps if gap[1] <= first)
 
     def cut(self, count: int) -> None:
@@ -112,3 +115,23 @@ class QueuedBatch(NamedTuple):
     @property
     def next_queue_offset(self) -> int:
         return self.base_queue_offset + self.record_count
+
+
+class OffsetJump(NamedTuple):
+    """Queues go on at `go_on_at` behind the batch at `log_offset`. `stood`: their next queue offsets before, by queue
+    id, of those that were below. `lost`: what comes in between; else it is in another log."""
+
+    log_offset: int
+    go_on_at: int
+    stood: dict[int, int]
+    lost: bool = True
+
+
+def goes_back(header: BatchHeader, expected: int) -> LogCorrupt:
+    """Why a batch cannot follow, whose queue goes on at the queue offset `expected`."""
+    return LogCorrupt(
+        f"queue {header.queue_id}: the batch at log offset {header.log_offset} begins at queue offset "
+        f"{header.base_queue_offset}, below {expected}; the log was written by a broken master",
+        first=header.log_offset,
+        last=header.next_log_offset,
+    )

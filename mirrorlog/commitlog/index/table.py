@@ -243,14 +243,39 @@ class SegmentTable:
                 runs.append(run)
         return runs
 
+    def entries_before(self, queue_id: int, until: int, max_bytes: int, *, first: int) -> list[QueuedBatch]:
+        """Batches that follow one another without a hole, up to the last one here that begins below the queue offset
+        `until`, and from the one that begins at `first` on at most: as many as fit into `max_bytes`, at least one.
+        Empty when there is none."""
+        index = bisect_left(range(self._stretches.count), (queue_id, until), key=self._stretch_key) - 1
+        runs: list[QueuedBatch] = []
+        if index >= 0 and (stretch := self._stretch(index)).queue_id == queue_id:
+            rows = self._rows_of(stretch)
+            for row in reversed(rows[: bisect_left(rows, until, key=lambda row: self._batch(row)[0])]):
+                run = self._run(row)
+                max_bytes -= run.length
+                if run.base_queue_offset < first or (runs and max_bytes < 0):
+                    break
+                runs.append(run)
+        return runs[::-1]
+
+    def size(self, queue_id: int, first: int, until: int) -> int:
+        """Bytes of the batches of a queue here that begin in [first, until), queue offsets."""
+        size = 0
+        for stretch in map(self._stretch, self._numbers_of(queue_id)):
+            if stretch.base < until and stretch.next > first:
+                there = self._batches.some(stretch.first_row, stretch.first_row + stretch.batches)
+                low, high = np.searchsorted(there["base"], np.array([first, until], np.uint64))
+                size += int(there["length"][low:high].sum(dtype=np.int64))
+        return size
+
     def find_time(self, queue_id: int, append_time_us: int) -> int | None:
         """The first queue offset here whose batch was appended at or after a time (µs UTC)."""
-        first = bisect_left(range(self._stretches.count), (queue_id, 0), key=self._stretch_key)
-        last = bisect_left(range(self._stretches.count), (queue_id + 1, 0), key=self._stretch_key)
-        index = bisect_left(range(last), append_time_us, first, key=lambda number: self._stretch(number).last_time)
-        if index == last:
+        numbers = self._numbers_of(queue_id)
+        index = bisect_left(numbers, append_time_us, key=lambda number: self._stretch(number).last_time)
+        if index == len(numbers):
             return None
-        rows = self._rows_of(self._stretch(index))
+        rows = self._rows_of(self._stretch(numbers[index]))
         at = bisect_left(rows, append_time_us, key=lambda row: self._batch(row)[1])
         return self._batch(rows[min(at, len(rows) - 1)])[0]
 
@@ -321,6 +346,11 @@ class SegmentTable:
             if stretch.queue_id == queue_id:
                 return stretch, stretch.first_row
         return None
+
+    def _numbers_of(self, queue_id: int) -> range:
+        """Of the stretches of a queue."""
+        first = bisect_left(range(self._stretches.count), (queue_id, 0), key=self._stretch_key)
+        return range(first, bisect_left(range(self._stretches.count), (queue_id + 1, 0), key=self._stretch_key))
 
     def _rows_of(self, stretch: QueueStretch) -> range:
         return range(stretch.first_row, stretch.first_row + stretch.batches)

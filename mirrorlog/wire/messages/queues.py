@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -227,6 +227,44 @@ class AlteredQueue(Message, frozen=True, kw_only=True):
     copied_bytes: int = 0
     left_records: int = 0
     done: bool = False
+
+
+class SyncQueue(Message, frozen=True):
+    """What a queue that has moved has left in former logs shall be copied to its own (`sync`), or no more of it
+    (`cancel`); or only told how far that is, with an empty `wish`. Answered with QueueSync, by the master of the
+    queue's log; what follows goes on by itself."""
+
+    queue: str
+    wish: Literal["sync", "cancel", ""] = ""
+
+
+class FormerSpan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a former log keeps of a queue that has moved: `records`, queue offsets from `first` up to `next`. `log`: its
+    name; `size`: bytes of their batches, -1 while nobody says, for the reason `unknown`."""
+
+    log: str
+    log_id: str
+    first: int
+    next: int
+    records: int
+    size: int = -1
+    unknown: str = ""
+
+
+class QueueSync(Message, frozen=True, kw_only=True):
+    """How far a queue is synced. `wished`: whether it shall be; `log`: the name of its own log; `spans`: of former logs
+    that have records, the oldest first: what is left to copy. `done_records`, `done_bytes`: copied since this
+    mastership began; `seconds_left`: at this speed, -1 while that is not known; `waits`: why it does not get on."""
+
+    queue: str
+    wished: bool
+    log: str
+    spans: list[FormerSpan] = []
+    done_records: int = 0
+    done_bytes: int = 0
+    bytes_per_s: float = 0.0
+    seconds_left: float = -1.0
+    waits: str = ""
 
 
 class DeleteQueue(Message, frozen=True):

@@ -1,0 +1,127 @@
+"""What queues have left in logs that this node masters, for the master of the log that each is in now (decision 0051).
+
+Batches are given from the newest one down: so what is in the queue's own log is one stretch up to its end at any time,
+and what retention will free first is copied last. A record is passed over only where it is known to be gone: freed, or
+given up after a loss. Of one that is not found and should be there nobody is told anything, and the copying waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from itertools import accumulate
+from typing import Final
+from uuid import UUID
+
+from mirrorlog.broker.hosting.hosted_log import HostedLog
+from mirrorlog.broker.hosting.hosted_logs import HostedLogs
+from mirrorlog.broker.log.fetch import join_runs
+from mirrorlog.broker.log.refusals import not_master
+from mirrorlog.broker.log.replica import Replica
+from mirrorlog.broker.ports import ClusterView
+from mirrorlog.cluster.requests import AskHeld, AskRecords, HeldTold, RecordsTold
+from mirrorlog.commitlog.format.header import read_header
+from mirrorlog.commitlog.index.gaps import gap_at
+from mirrorlog.commitlog.index.queue_order import QueuedBatch
+from mirrorlog.errors import LogCorrupt, LogUnavailable
+
+BYTES_MAX: Final = 4 * 1024 * 1024
+"""Of an answer, but for a batch that is larger."""
+_SIZED_BYTES: Final = 1024 * 1024
+"""Batches in memory are counted so many bytes at a time, before others have their turn of the loop."""
+
+
+class FormerRecords:
+    """Of one node. `helper`: for disks."""
+
+    def __init__(self, logs: HostedLogs, view: ClusterView, *, helper: Executor) -> None:
+        self._logs = logs
+        self._view = view
+        self._helper = helper
+
+    async def asked(self, asked: AskRecords | AskHeld) -> RecordsTold | HeldTold:
+        """Raises NotMaster, LogUnavailable while it cannot be said what is there, or what reading is refused with."""
+        log = self._logs.get(asked.log_id)
+        if log is None or not log.knows_confirmed:
+            raise not_master(asked.log_id if log is None else log.name, self._view.master(UUID(asked.log_id)))
+        if not log.replica.queues.keeps(asked.queue_id):
+            raise LogUnavailable(f"log {log.name} keeps no records of queue {asked.queue_id}")
+        if log.replica.index.partial:
+            raise LogUnavailable(f"log {log.name} does not know yet all that it has of queue {asked.queue_id}")
+        if isinstance(asked, AskHeld):
+            return await self._held(log, asked)
+        return await self._records(log, asked)
+
+    # --- inside ---
+
+    async def _records(self, log: HostedLog, asked: AskRecords) -> RecordsTold:
+        replica, queue_id, until = log.replica, asked.queue_id, asked.until
+        left, index = replica.queues.moves.left.get(queue_id), replica.index
+        begin = max(asked.first, index.begin(queue_id))
+        if until <= begin:
+            return RecordsTold(first=asked.first)
+        if left is not None and until > left.next_queue_offset:  # it was in another log, and is lost with that
+            return RecordsTold(first=max(begin, left.next_queue_offset))
+        if (gap := gap_at(index.gaps_of(queue_id), until - 1)) is not None:
+            return RecordsTold(first=max(asked.first, gap[0]))
+        runs = await self._before(log, queue_id, until, min(asked.max_bytes, BYTES_MAX))
+        runs = [run for run in runs if run.next_queue_offset > begin]
+        if not runs or runs[-1].next_queue_offset != until:
+            raise LogUnavailable(f"record {until - 1} of queue {queue_id} is not found in log {log.name}")
+        batches = await self._read(replica, runs)
+        for run, batch in zip(runs, batches, strict=True):
+            header = read_header(batch)
+            if (header.queue_id, header.base_queue_offset, header.record_count) != (queue_id, *run[1:3]):
+                raise LogCorrupt(
+                    f"log {log.name}: the batch at {run.log_offset} is not the one of queue {queue_id} at queue offset "
+                    f"{run.base_queue_offset}",
+                    first=run.log_offset,
+                    last=run.log_offset + run.length,
+                )
+        first = runs[0].base_queue_offset
+        return RecordsTold(first=asked.first if first <= begin else first, batches=tuple(batches))
+
+    async def _before(self, log: HostedLog, queue_id: int, until: int, max_bytes: int) -> list[QueuedBatch]:
+        """The newest ones below: what memory has is later in the log than what the past has of it."""
+        hot = log.replica.index.entries_before(queue_id, until, max_bytes)
+        if log.replica.past is None or (hot and hot[-1].next_queue_offset >= until):
+            return hot
+        found = await log.past.entries_before(queue_id, until, max_bytes)
+        return found if found and (not hot or found[-1].next_queue_offset > hot[-1].next_queue_offset) else hot
+
+    async def _read(self, replica: Replica, runs: Sequence[QueuedBatch]) -> list[bytes]:
+        content = bytearray()
+        for joined in join_runs(runs):
+            at, end = joined.log_offset, joined.log_offset + joined.length
+            view = replica.log.read(at, joined.length, until=end)
+            if view is not None and len(view) == joined.length:
+                content += view
+                continue
+            while at < end:  # a run ends with its segment
+                job = replica.log.read_cold(at, end - at, until=end)
+                content += await asyncio.get_running_loop().run_in_executor(self._helper, job.run)
+                at = job.end
+        ends = list(accumulate(run.length for run in runs))
+        return [bytes(content[end - run.length : end]) for run, end in zip(runs, ends, strict=True)]
+
+    async def _held(self, log: HostedLog, asked: AskHeld) -> HeldTold:
+        """What stands in memory copied is counted with the past, where it stands, too."""
+        queue_id, index, size = asked.queue_id, log.replica.index, 0
+        first = at = min(asked.until, max(asked.first, index.begin(queue_id)))
+        hot = min(asked.until, index.hot_start(queue_id))
+        if log.replica.past is not None and at < hot:
+            size, at = await log.past.size(queue_id, at, hot), hot
+        while at < min(asked.until, index.next_confirmed(queue_id)):
+            behind = index.gap_end(queue_id, at)
+            if behind is None:
+                if index.past_until(queue_id, at) is not None or at < index.begin(queue_id):
+                    break  # it has left the memory meanwhile: the next one who asks is told
+                runs = index.entries(queue_id, at, _SIZED_BYTES)
+                if not runs:
+                    break
+                size += sum(run.length for run in runs if run.base_queue_offset < asked.until)
+                behind = runs[-1].next_queue_offset
+                await asyncio.sleep(0)
+            at = behind
+        return HeldTold(size=size, first=first)
