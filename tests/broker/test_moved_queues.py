@@ -82,6 +82,7 @@ def test_a_record_is_read_where_it_is() -> None:
     say(third, QueueOpened(queue_id=queue_id, move=6))
     assert [logs.to_read(queue_id, at) for at in (0, 39, 40, 59, 60)] == [first, first, second, second, last]
     say(one, QueueHandedOver(queue_id=queue_id, move=5, freed=True))
+    other.confirm_all()
     refusal = second.replica.queues.moves.elsewhere(queue_id, 39)
     assert isinstance(refusal, QueueMoving)
     assert second.replica.queues.moves.elsewhere(queue_id, 40) is None
