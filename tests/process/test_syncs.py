@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,8 +12,8 @@ import pytest
 from mirrorlog.client import Client
 from mirrorlog.errors import MirrorlogError
 from mirrorlog.wire.messages.queues import QueueInfo, QueueSync
-from tests.process.clusters import fast_cluster
-from tests.process.test_moves import moved, told, values
+from tests.process.clusters import MIB, fast_cluster
+from tests.process.test_moves import Traffic, moved, told, values
 
 pytestmark = pytest.mark.process
 
@@ -92,3 +93,200 @@ async def test_a_synced_queue_needs_its_former_logs_no_more() -> None:
                 cluster.nodes[node].kill()
         async with Client(cluster.nodes["n3"].client) as client:
             assert numbers(await values(client, "orders")) == list(range(3 * BEFORE))
+
+
+def former_bytes(sync: QueueSync) -> int:
+    return sum(span.size for span in sync.spans)
+
+
+async def test_a_sync_shows_how_far_it_is_and_is_cancelled_and_goes_on() -> None:
+    """Goal: an operator sees what is left and how long it takes, and is master of it. Method: a queue with some MB in a
+    former log is synced slowly; it is cancelled in the middle, and nothing more is copied; it goes on from there. In
+    between, and at the end, a reader finds all records in order."""
+    async with fast_cluster(2, settings=SLOW) as cluster:
+        await asyncio.to_thread(cluster.wait_in_sync)
+        async with Client(*cluster.servers) as client:
+            for node in ("n1", "n2"):
+                await client.admin.declare(f"beside {node}", {"nodes": [node]})
+            await client.admin.declare("orders", {"nodes": ["n1"]})
+            await fill(client, "orders", 0, 60, size=20_000)
+            await move(client, "orders", {"nodes": ["n2"]})
+            await fill(client, "orders", 60, 70)
+            left = former_bytes(await client.admin.queue_sync("orders"))
+            assert left > 60 * 20_000
+            await client.admin.sync_queue("orders")
+            half = await until(client, "orders", lambda sync: sync.done_bytes > left // 4 and sync.bytes_per_s > 0)
+            assert half.wished
+            assert 0 < half.seconds_left < 60
+            assert not half.waits
+            assert half.done_records + half.spans[0].records == 60
+            cancelled = await client.admin.cancel_sync_queue("orders")
+            assert not cancelled.wished
+            stopped = await until(client, "orders", lambda sync: sync.bytes_per_s == 0, timeout_s=30)
+            assert stopped.spans
+            assert numbers(await values(client, "orders")) == list(range(70))
+            assert (await client.admin.queue_sync("orders")).done_bytes == stopped.done_bytes
+            await client.admin.pause_moving(True)
+            await client.admin.sync_queue("orders")
+            await until(client, "orders", lambda sync: "moving is paused" in sync.waits)
+            await client.admin.pause_moving(False)
+            after = await synced(client, "orders")
+            assert (after.spans, after.begin) == ([], 0)
+            done = await client.admin.queue_sync("orders")
+            assert done.done_records == 60
+            assert numbers(await values(client, "orders")) == list(range(70))
+
+
+async def test_a_queue_is_synced_while_it_is_used() -> None:
+    """Goal: sync blocks nobody. Method: somebody publishes and somebody acknowledges all the time, while the queue
+    moves twice with a sync behind each move. Every record is there once, in order, and was settled once."""
+    async with fast_cluster(3, min_in_sync=2) as cluster:
+        await asyncio.to_thread(cluster.wait_in_sync)
+        async with Client(*cluster.servers) as client:
+            await client.admin.declare("orders")
+            await client.admin.declare("beside")
+            traffic = Traffic(client, "orders")
+            async with traffic.running():
+                await traffic.reached(BEFORE)
+                for place in ({"copies": 2}, {"copies": None, "flush": "disk"}):
+                    await move(client, "orders", place)
+                    await traffic.reached(BEFORE)
+                    await client.admin.sync_queue("orders")
+                    await synced(client, "orders")
+                    await traffic.reached(BEFORE)
+            assert await values(client, "orders") == [str(number).encode() for number in range(traffic.sent)]
+            assert set(traffic.settled.values()) == {1}
+            assert len(traffic.settled) == traffic.sent
+
+
+async def wish(client: Client, queue: str) -> None:
+    """As soon as the cluster decides again."""
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                await client.admin.sync_queue(queue)
+            except MirrorlogError:
+                await asyncio.sleep(0.05)
+            else:
+                return
+
+
+async def begun_behind(client: Client, queue: str, queue_offset: int) -> None:
+    """Until the queue begins there or behind."""
+    async with asyncio.timeout(30):
+        while True:
+            if (await told(client, queue)).begin >= queue_offset:
+                return
+            await asyncio.sleep(0.05)
+
+
+async def another_master(client: Client, queue: str, former: str) -> None:
+    """Until somebody else masters the queue."""
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                if (await told(client, queue)).master not in ("", former):
+                    return
+            except (MirrorlogError, IndexError):
+                pass
+            await asyncio.sleep(0.02)
+
+
+async def test_another_master_goes_on_with_a_sync() -> None:
+    """Goal: what was copied is in the log, and nothing else is remembered. Method: kill -9 of the new log's master in
+    the middle of a slow sync, and of its successor; both come back. All records are in the new log, in order, once."""
+    settings = {**SLOW, "cluster.node_timeout_ms": 1_000}
+    async with fast_cluster(3, min_in_sync=2, settings=settings) as cluster:
+        await asyncio.to_thread(cluster.wait_in_sync)
+        async with Client(*cluster.servers) as client:
+            await client.admin.declare("beside")
+            await client.admin.declare("orders")
+            await fill(client, "orders", 0, 80, size=20_000)
+            await move(client, "orders", {"flush": "disk"})
+            await fill(client, "orders", 80, 90)
+            await client.admin.sync_queue("orders")
+            for _ in range(2):
+                await until(client, "orders", lambda sync: sync.done_bytes > 0)
+                master = (await told(client, "orders")).master
+                cluster.nodes[master].kill()
+                await another_master(client, "orders", master)
+                await asyncio.to_thread(cluster.nodes[master].start)
+            after = await synced(client, "orders")
+            assert after.spans == []
+            assert numbers(await values(client, "orders")) == list(range(90))
+            await fill(client, "orders", 90, 100)
+            assert numbers(await values(client, "orders")) == list(range(100))
+
+
+async def test_a_sync_waits_for_the_master_of_a_former_log() -> None:
+    """Goal: a reason is told, and it goes on by itself. Method: the only node with the former log is killed, and
+    started again; the queue takes and gives records all the while."""
+    async with fast_cluster(3, settings={"cluster.node_timeout_ms": 1_000}) as cluster:
+        await asyncio.to_thread(cluster.wait_in_sync)
+        async with Client(cluster.nodes["n2"].client, cluster.nodes["n1"].client) as client:
+            for node in ("n1", "n2"):
+                await client.admin.declare(f"beside {node}", {"nodes": [node]})
+            await client.admin.declare("orders", {"nodes": ["n1"]})
+            await fill(client, "orders", 0, 20)
+            await move(client, "orders", {"nodes": ["n2"]})
+            cluster.nodes["n1"].kill()
+            await wish(client, "orders")
+            waits = await until(client, "orders", lambda sync: "nobody masters log" in sync.waits)
+            assert (waits.spans[0].size, waits.spans[0].records) == (-1, 20)
+            assert "nobody masters log" in waits.spans[0].unknown
+            await fill(client, "orders", 20, 30)
+            await asyncio.to_thread(cluster.nodes["n1"].start)
+            await synced(client, "orders")
+            assert numbers(await values(client, "orders")) == list(range(30))
+
+
+async def test_a_synced_queue_moves_back_and_forth() -> None:
+    """Goal: a log that was freed of a queue takes it again with all that it has elsewhere. Method: a queue goes from
+    one log to another and back, synced or not at each step, with records in between; it is read whole after each."""
+    place: list[dict[str, Any]] = [{"flush": "memory"}, {"flush": "disk"}]
+    async with fast_cluster(2) as cluster:
+        await asyncio.to_thread(cluster.wait_in_sync)
+        async with Client(*cluster.servers) as client:
+            for number, where in enumerate(place):
+                await client.admin.declare(f"beside {number}", where)
+            await client.admin.declare("orders", place[0])
+            for step, syncs in enumerate((True, False, True, False, True, True)):
+                await fill(client, "orders", step * 20, step * 20 + 20)
+                await move(client, "orders", place[(step + 1) % 2])
+                if syncs:
+                    await client.admin.sync_queue("orders")
+                    assert (await synced(client, "orders")).spans == []
+                info = await told(client, "orders")
+                assert (info.begin, info.next) == (0, step * 20 + 20)
+                assert numbers(await values(client, "orders")) == list(range(step * 20 + 20)), step
+
+
+async def test_a_sync_of_what_is_only_on_disk_survives_a_restart() -> None:
+    """Goal: copies are found in tables as everything is, also where a queue's places in the log do not rise with its
+    offsets. Method: some MB in logs that keep nothing in memory; a sync; more records; all nodes stop and start. All is
+    read in order, by time too; then retention of the queue lets its oldest records go, wherever they stand."""
+    settings = {"log.kept_mapped_bytes": 0, "limits.max_batch_bytes": 256 * 1024, "limits.max_record_bytes": 128 * 1024}
+    async with fast_cluster(2, settings=settings, segment_bytes=MIB) as cluster:
+        await asyncio.to_thread(cluster.wait_in_sync)
+        async with Client(*cluster.servers) as client:
+            await client.admin.declare("beside")
+            await client.admin.declare("orders", {"retention_bytes": 6 * MIB})
+            await fill(client, "orders", 0, 150, size=20_000)
+            await move(client, "orders", {"flush": "disk"})
+            await fill(client, "orders", 150, 200, size=20_000)
+            middle = time.time_ns() // 1000
+            await client.admin.sync_queue("orders")
+            await synced(client, "orders")
+            await fill(client, "orders", 200, 250, size=20_000)
+            assert numbers(await values(client, "orders")) == list(range(250))
+            for node in cluster.nodes.values():
+                await asyncio.to_thread(node.stop)
+            await asyncio.gather(*(asyncio.to_thread(node.start) for node in cluster.nodes.values()))
+            assert numbers(await values(client, "orders")) == list(range(250))
+            assert await client.admin.find_offset("orders", middle) == 200
+            await fill(client, "orders", 250, 450, size=20_000)
+
+            await begun_behind(client, "orders", 50)
+            left = numbers(await values(client, "orders"))
+            assert left == list(range(left[0], 450))
+            assert left[0] >= 50

@@ -299,8 +299,10 @@ class SyncService:
         former: list[FormerSpan] = []
         for number, span in enumerate(spans[:-1]):
             if log is not None and queue is not None and not span.ended:
-                begin = max(span.first, log.replica.index.begin(queue.queue_id))
-                former.append(await self._former(queue.queue_id, span.log_id, begin, spans[number + 1].first))
+                queue_id, replica = queue.queue_id, log.replica
+                begin = max(span.first, replica.index.begin(queue_id))
+                until = min(spans[number + 1].first, replica.queues.moves.firsts.get(queue_id, 0))
+                former.append(await self._former(queue_id, span.log_id, begin, until))
         rate, left = progress.bytes_per_s(self._now()), sum(each.size for each in former)
         return QueueSync(
             queue=name,

@@ -239,8 +239,9 @@ class SyncQueue(Message, frozen=True):
 
 
 class FormerSpan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a former log keeps of a queue that has moved: `records`, queue offsets from `first` up to `next`. `log`: its
-    name; `size`: bytes of their batches, -1 while nobody says, for the reason `unknown`."""
+    """What a former log alone keeps of a queue that has moved: `records`, queue offsets from `first` up to `next`;
+    what is copied already is not counted. `log`: its name; `size`: bytes of their batches, -1 while nobody says, for
+    the reason `unknown`."""
 
     log: str
     log_id: str
