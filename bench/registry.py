@@ -25,6 +25,7 @@ from bench import (
     w6_work_queue,
     w7_delivery,
     w8_moving_queue,
+    w9_placement,
 )
 from bench.publishing import WAYS
 from bench.workload import KIB, MIB, Measured, Workload
@@ -33,6 +34,9 @@ RECORD_SIZES: Final = (100, KIB, 64 * KIB)
 COMPARED_BYTES: Final = KIB
 """The record size at which peers are measured."""
 
+_W9_BYTES: Final[dict[w9_placement.What, int]] = {
+    "spread": 512 * MIB, "1 GiB moved": 1024 * MIB, "a fourth node": 256 * MIB,
+}  # fmt: skip
 _QUICK_SHARE: Final = 16
 _QUICK_SECONDS: Final = 0.5
 
@@ -47,6 +51,7 @@ def own(*, quick: bool) -> list[Measured]:
         *_w6(quick),
         *_w7(quick),
         *_w8(quick),
+        *_w9(quick),
         *_scale(quick),
         *_open_loop(quick),
     ]
@@ -210,6 +215,12 @@ def _w8(quick: bool) -> Iterator[Measured]:
     for group in (False, True):
         case = w8_moving_queue.Case(KIB, 5 if quick else 40, group=group)
         yield Measured("W8", str(case), partial(w8_moving_queue.run, case))
+
+
+def _w9(quick: bool) -> Iterator[Measured]:
+    for what, full in _W9_BYTES.items():
+        case = w9_placement.Case(what, KIB, _bytes(full, quick))
+        yield Measured("W9", str(case), partial(w9_placement.run, case))
 
 
 def _scale(quick: bool) -> Iterator[Measured]:

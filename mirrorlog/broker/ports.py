@@ -9,9 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
+from mirrorlog.cluster.coordination.liveness import Life
 from mirrorlog.cluster.state.commands import Command, MoveBegun
 from mirrorlog.cluster.state.placements import LogPlaces, MovingQueue, Placement, Span
-from mirrorlog.cluster.state.state import LogFacts, Outcome
+from mirrorlog.cluster.state.state import ClusterState, LogFacts, Outcome
 from mirrorlog.cluster.state.topology import User, VirtualHost
 from mirrorlog.cluster.state.topology_commands import PasswordRenewed
 from mirrorlog.config import LogAssignment, Member
@@ -106,9 +107,11 @@ class ClusterView(Protocol):
     def may_alter(self, log_id: UUID, rule: Placement) -> bool:
         """Whether the log itself may get this rule: it was made by one, with the same flush mode."""
 
-    async def wanted_log(self, queue: str, arguments: Mapping[str, Any], log_id: UUID, *, make: bool) -> UUID | None:
-        """The log that a queue with these belongs in, that one if it will do; it is made if need be. None: without
-        `make` it would be. Raises as `place`."""
+    async def wanted_log(
+        self, queue: str, arguments: Mapping[str, Any], log_id: UUID | None, *, make: bool
+    ) -> UUID | None:
+        """The log that a queue with these belongs in, that one if it will do, else where it would be if it was declared
+        now; it is made if need be. None: without `make` it would be. Raises as `place`."""
 
     def is_group_moving(self, log_group: str) -> bool:
         """Whether the queues of the log group of this qualified name are on their way to another log."""
@@ -126,6 +129,16 @@ class ClusterView(Protocol):
 
     def outages(self, queues: Iterable[str] | None) -> list[QueueOutage]:
         """Those of these queues, or of all there are, that nobody can answer for now."""
+
+    @property
+    def known(self) -> ClusterState | None:
+        """All that is known here; None for a node that is in no cluster."""
+
+    def life(self, node: str) -> Life:
+        """Whether a node is up, as seen from here. Raises NotLeader for a node that is in no cluster."""
+
+    def evening(self, queue: str, arguments: Mapping[str, Any], log_id: UUID) -> int:
+        """How many queues of a log may go where this one of it would be now; see `placing.evening`."""
 
     async def place(self, queue: str, arguments: Mapping[str, Any]) -> UUID:
         """Have a log decided for a new queue; the one it is in, if another declaration was faster. Raises BadRequest

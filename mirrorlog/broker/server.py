@@ -22,6 +22,7 @@ from mirrorlog.broker.hosting.status import disk_status, memory_status, with_war
 from mirrorlog.broker.log.clock import now_us
 from mirrorlog.broker.log.host import Helpers, Host
 from mirrorlog.broker.moves.alter_requests import AlterRequests
+from mirrorlog.broker.moves.evening import QueueEvening
 from mirrorlog.broker.moves.former_records import FormerRecords
 from mirrorlog.broker.moves.move_service import MoveService
 from mirrorlog.broker.moves.sync_requests import SyncRequests
@@ -149,6 +150,7 @@ class Server:
             pace=pace,
             log_bytes_max=settings.log.retention_bytes,
         )
+        self._evening = QueueEvening(settings.node.id, self.logs, view)
         self._door: NativeDoor | None = None
         self._requests: Requests | None = None
         self._ticker: asyncio.Task[None] | None = None
@@ -170,7 +172,7 @@ class Server:
         self._requests = requests = Requests(settings, self.logs, self._view, self._status, self.operations)
         requests.handlers |= AlterRequests(requests, self._view).handlers
         requests.handlers |= SyncRequests(requests, self._view, self.syncs).handlers
-        self.moves.is_being_deleted = requests.is_being_deleted
+        self.moves.is_being_deleted = self._evening.is_being_deleted = requests.is_being_deleted
         self._door = NativeDoor(
             welcome=self.welcome, host=self._host, logs=self.logs, requests=requests, lines=self._lines
         )
@@ -216,6 +218,7 @@ class Server:
         """Close the ports, then the logs."""
         if self._door is not None:
             self._door.close()
+        await self._evening.stop()
         await self.moves.stop()
         await self.syncs.stop()
         await self.ha.stop()
@@ -274,6 +277,7 @@ class Server:
             self._requests.lifetimes.tick(now)
             self.moves.tick(now)
             self.syncs.tick(now)
+            self._evening.tick(now)
             await asyncio.sleep(TICK_S)
 
     def _ticker_ended(self, ticker: asyncio.Task[None]) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from mirrorlog import versions
-from mirrorlog.broker.membership.placing import Declared, PlacingSettings, place_for, rule_for, will_do
+from mirrorlog.broker.membership.placing import Declared, PlacingSettings, evening, place_for, rule_for, will_do
 from mirrorlog.cluster.state.commands import Addresses, Holder, LogMade, QueuesPlaced
 from mirrorlog.cluster.state.machine import applied
 from mirrorlog.cluster.state.placements import Placement
@@ -245,3 +247,71 @@ def test_a_rule_alone_counts_no_queues() -> None:
     assert rule_for({"copies": 2}, known, PlacingSettings()) == Placement(copies=2, flush="memory")
     assert will_do(known, "log0", {"flush": "memory"}, PlacingSettings())
     assert not will_do(known, "log0", {"flush": "disk"}, PlacingSettings())
+
+
+def evened(known: ClusterState, *, copies: int = 2) -> tuple[ClusterState, int]:
+    """The state once no log gives queues away any more, the fullest home first; and how many went."""
+    moved = 0
+    while True:
+        at = Counter(known.logs[log_id].replicas[0] for log_id in known.queues.values())
+        for log_id in sorted(set(known.queues.values()), key=lambda each: (-at[known.logs[each].replicas[0]], each)):
+            names = sorted(name for name, where in known.queues.items() if where == log_id)
+            queue = Declared(names[0], {"copies": copies})
+            many = evening(known, queue, log_id, PlacingSettings(), is_up=lambda node: True)
+            if many:
+                break
+        else:
+            return known, moved
+        for name in names[:many]:
+            known, _ = declared(replace(known, queues=without(known.queues, name)), name, copies=copies)
+            moved += 1
+        assert moved < 10_000
+
+
+def without(queues: Mapping[str, str], name: str) -> dict[str, str]:
+    return {each: log_id for each, log_id in queues.items() if each != name}
+
+
+def joined(known: ClusterState, node: str) -> ClusterState:
+    return replace(known, nodes={**known.nodes, node: NodeFacts(len(known.nodes) + 1, Addresses(), start_id="run")})
+
+
+def queues_at(known: ClusterState) -> Counter[str]:
+    return Counter(known.logs[log_id].replicas[0] for log_id in known.queues.values())
+
+
+@given(st.integers(1, 60), st.data())
+def test_queues_are_spread_again_after_a_node_joined_or_queues_went(count: int, data: st.DataObject) -> None:
+    """No home has more than a fifth more than another, none is left with nothing, and no more go than must. By queues
+    declared on three nodes, of which some are deleted, and a fourth node."""
+    known = state(log(0))
+    for number in range(count):
+        known, _ = declared(known, f"q{number}", copies=2)
+    gone = data.draw(st.sets(st.sampled_from(sorted(known.queues))))
+    known = joined(replace(known, queues={name: at for name, at in known.queues.items() if name not in gone}), "d")
+    before = queues_at(known)
+    after, moved = evened(known)
+    counts = queues_at(after)
+    of_all = [counts[node] for node in "abcd"]
+    assert max(of_all) - min(of_all) < max(2, max(of_all) // 5)
+    assert sum(of_all) == count - len(gone)
+    assert moved == sum(max(0, counts[node] - before[node]) for node in "abcd")
+
+
+def test_a_queue_that_was_placed_where_it_was_wanted_stays_there() -> None:
+    """By the argument, and by the setting; and where homes have as many, or one more."""
+    known = state(log(0))
+    for number in range(4):
+        known, home = declared(known, f"q{number}", at="a", copies=2, locator="client-local")
+        assert home == "a"
+    log_id = known.queues["q0"]
+
+    def many(settings: PlacingSettings, **arguments: Any) -> int:
+        return evening(known, Declared("q0", {"copies": 2, **arguments}), log_id, settings, is_up=lambda node: True)
+
+    assert many(PlacingSettings()) == 2
+    assert many(PlacingSettings(), **{"queue-master-locator": "client-local"}) == 0
+    assert many(PlacingSettings(locator="random")) == 0
+    assert many(PlacingSettings(locator="random"), **{"queue-master-locator": "min-masters"}) == 2
+    known = replace(known, queues={"q0": log_id})
+    assert many(PlacingSettings()) == 0

@@ -10,18 +10,18 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from mirrorlog import versions
-from mirrorlog.cluster.coordination.balance import BYTES_MIN, CopyMove, Outlook, next_move, plan
+from mirrorlog.cluster.coordination.balance import BYTES_MIN, CopyMove, Outlook, at_rest, next_move, plan
 from mirrorlog.cluster.coordination.liveness import Life
 from mirrorlog.cluster.state.commands import Addresses, Holder, ReplicasWished
 from mirrorlog.cluster.state.log_rules import homes_for, promised
 from mirrorlog.cluster.state.machine import applied
-from mirrorlog.cluster.state.placements import LogPlace, LogPlaces, Placement
+from mirrorlog.cluster.state.placements import LogPlace, LogPlaces, Placement, Span
 from mirrorlog.cluster.state.state import ClusterState, LogFacts, NodeFacts
 
 
 def state_of(logs: Mapping[str, str], nodes: str, *, homes: bool = False, **copies: int) -> ClusterState:
-    """Logs by name on nodes, the home first, each node a letter; all are there and in sync. `copies`: that are asked
-    for, by log, by default as many as there are."""
+    """Logs by name on nodes, the home first, each node a letter; all are there and in sync, and each has a queue.
+    `copies`: that are asked for, by log, by default as many as there are."""
     known = {
         node: NodeFacts(member=number, addresses=Addresses(), start_id=f"{node}1") for number, node in enumerate(nodes)
     }
@@ -39,7 +39,10 @@ def state_of(logs: Mapping[str, str], nodes: str, *, homes: bool = False, **copi
         )
         for number, (name, held) in enumerate(logs.items())
     }
-    return ClusterState("id", "c", homes=homes, nodes=known, logs=facts, cluster_version=versions.PLACEMENTS)
+    queues = {f"queue of {name}": name for name in facts}
+    return ClusterState(
+        "id", "c", homes=homes, nodes=known, logs=facts, queues=queues, cluster_version=versions.PLACEMENTS
+    )
 
 
 def up(state: ClusterState, *, down: str = "", gone: str = "", sizes: Mapping[str, int] | None = None) -> Outlook:
@@ -118,6 +121,18 @@ def test_a_node_that_joined_gets_its_share() -> None:
     after, moves = settled(state)
     assert (spread(after), spread(after, homes=True)) == (0, 1)
     assert len([move for move in moves if "holds" in move.why]) == 3, "no more than it has to get"
+
+
+def test_a_log_that_no_queue_is_in_counts_for_nothing_and_stays() -> None:
+    """Nor do others move because of it; by the log that a cluster begins with, beside one that a node is home to. Where
+    a queue has left records in it, it counts."""
+    state = state_of({"main": "ab", "x": "ab"}, "ab")
+    unused = replace(state, queues={"of x": "x"})
+    assert next_move(unused, up(unused)) is None
+    left = replace(unused, places=LogPlaces(spans={"of x": (Span("main", 0), Span("x", 9))}))
+    move = next_move(left, up(left))
+    assert move is not None
+    assert (move.log_id, move.nodes) == ("main", ("b", "a"))
 
 
 def test_a_node_that_leaves_is_emptied_and_gets_nothing() -> None:
@@ -295,3 +310,20 @@ def _filled(log_id: str, log: LogFacts, state: ClusterState, seen: Outlook) -> L
     missing = max(0, promised(state, log_id) - len(staying))
     replicas = (*log.replicas, *able[:missing]) if len(log.replicas) < promised(state, log_id) else log.replicas
     return replace(log, replicas=replicas, in_sync={node: f"{node}1" for node in replicas})
+
+
+def test_the_cluster_is_at_rest_when_no_log_is_to_go_anywhere() -> None:
+    """Not while one is under way or should be, a node is away, a copy is behind, or a master is not at home."""
+    state = state_of({"x": "ab", "y": "bc", "z": "ca"}, "abc")
+    seen = up(state).life
+    assert at_rest(state, seen)
+    assert not at_rest(state, up(state, down="c").life)
+    assert not at_rest(replace(state, places=LogPlaces(paused=True)), seen)
+    assert not at_rest(replace(state, places=LogPlaces(logs={"x": LogPlace(target=("a", "c"))})), seen)
+    behind = replace(state.logs["x"], in_sync={"a": "a1"})
+    assert not at_rest(replace(state, logs={**state.logs, "x": behind}), seen)
+    away = replace(state.logs["x"], master=Holder("b", "b1"))
+    assert not at_rest(replace(state, logs={**state.logs, "x": away}), seen)
+    assert not at_rest(state_of({"x": "ab", "y": "ab"}, "ab"), seen)
+    homes = state_of({"x": "ab", "y": "bc", "z": "ca"}, "abc", homes=True)
+    assert at_rest(replace(homes, queues={"of x": "x"}), seen), "a home without queues is a home"

@@ -32,11 +32,11 @@ from pathlib import Path
 from statistics import quantiles
 from typing import Any, Final, NamedTuple
 
+from bench.namespaces import CLIENT, Network, NotPermitted, SeparatedCluster
 from mirrorlog.errors import MirrorlogError, NotCurrent, Refused
 from mirrorlog.testing import Cluster, Node
 from tests.process.clusters import MIB, assert_copies_equal, declare, eventually, log_of
 from tests.process.given import ENDS, WRONG
-from tests.process.namespaces import CLIENT, Network, NotPermitted, SeparatedCluster
 from tests.process.raw import Raw, batch_of
 from tests.process.traffic import Traffic, number_of
 from tests.process.work import DEAD, MOVED, QUEUE, Work, declare_work

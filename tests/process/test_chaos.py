@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from bench.namespaces import Network, NotPermitted, SeparatedCluster, remove_leftovers
 from mirrorlog.testing import Cluster
 from tests.process.chaos import DISKS, KINDS, MUST_BE_ZERO, Chaos, plan, table
-from tests.process.namespaces import Network, NotPermitted, SeparatedCluster, remove_leftovers
 from tests.process.traffic import Confirmed, Traffic
 
 _NODE_TIMEOUT_MS = 1_000

@@ -12,6 +12,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from bench.namespaces import Network, SeparatedCluster, why_not
 from mirrorlog.client import Client
 from mirrorlog.errors import AccessRefused, ConfigError, LoginFailed, PortTaken
 from mirrorlog.pb.v1 import admin_pb2, admin_pb2_grpc
@@ -21,7 +22,6 @@ from mirrorlog.wire.auth.passwords import hashed
 from mirrorlog.wire.messages.queues import GetMetadata, Metadata
 from mirrorlog.wire.messages.topology import SetUser
 from tests.process.clusters import FAST, MIB, eventually, fast_cluster, log_lines
-from tests.process.namespaces import Network, SeparatedCluster, why_not
 from tests.process.raw import Raw
 from tests.process.test_bad_start import mqnode, said
 from tests.process.test_private_files import held_port

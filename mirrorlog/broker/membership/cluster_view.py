@@ -13,7 +13,7 @@ from mirrorlog.broker.hosting.hosting import assignment_of
 from mirrorlog.broker.log.clock import now_us
 from mirrorlog.broker.log.refusals import not_master
 from mirrorlog.broker.membership.cluster_status import cluster_status
-from mirrorlog.broker.membership.placing import Declared, PlacingSettings, place_for, rule_for, will_do
+from mirrorlog.broker.membership.placing import Declared, PlacingSettings, evening, place_for, rule_for, will_do
 from mirrorlog.cluster.coordination.liveness import Change, Life, nodes_needed, nodes_out
 from mirrorlog.cluster.service import ClusterService
 from mirrorlog.cluster.state.commands import (
@@ -80,28 +80,29 @@ class NodeView:
         return await self.service.decisions.decide_once(command)
 
     @property
-    def _known(self) -> ClusterState | None:
+    def known(self) -> ClusterState | None:
+        """See `ports.ClusterView`."""
         return self.service.state if self.service is not None else None
 
     def member(self, node: str) -> Member | None:
         """Where a node is reached."""
-        facts = self._known.nodes.get(node) if self._known is not None else None
+        facts = self.known.nodes.get(node) if self.known is not None else None
         return member_of(node, facts.addresses) if facts is not None else None
 
     def members(self) -> Iterable[Member]:
         """All but witnesses, which no client has any use for."""
-        nodes = self._known.nodes if self._known is not None else {}
+        nodes = self.known.nodes if self.known is not None else {}
         return [member_of(node, facts.addresses) for node, facts in nodes.items() if not facts.witness]
 
     def logs(self) -> Mapping[UUID, LogAssignment]:
         """All logs there are, in the order of their numbers."""
-        logs = self._known.logs if self._known is not None else {}
+        logs = self.known.logs if self.known is not None else {}
         by_number = sorted(logs.items(), key=lambda item: item[1].number)
         return {UUID(log_id): assignment_of(facts) for log_id, facts in by_number}
 
     def master(self, log_id: UUID) -> Member | None:
         """Who writes a log, if anybody does."""
-        facts = self._known.logs.get(str(log_id)) if self._known is not None else None
+        facts = self.known.logs.get(str(log_id)) if self.known is not None else None
         return self.member(facts.master.node) if facts is not None and facts.master is not None else None
 
     def contact_at(self, now: float) -> float:
@@ -110,11 +111,11 @@ class NodeView:
 
     def version(self) -> int:
         """Of the newest decision that is known here."""
-        return self._known.version if self._known is not None else 0
+        return self.known.version if self.known is not None else 0
 
     def cluster_version(self) -> int:
         """What may be written; see `mirrorlog.versions`."""
-        return self._known.cluster_version if self._known is not None else versions.FIRST
+        return self.known.cluster_version if self.known is not None else versions.FIRST
 
     def renew_password(self, renewed: PasswordRenewed) -> None:
         """Have it decided, and do not wait; whoever logs in later asks for it again."""
@@ -122,12 +123,12 @@ class NodeView:
 
     def routing_version(self, virtual_host: str) -> int:
         """Of what is known here; 0 when there is no such virtual host, or nothing is known."""
-        host = self._known.routing.virtual_host(virtual_host) if self._known is not None else None
+        host = self.known.routing.virtual_host(virtual_host) if self.known is not None else None
         return host.version if host is not None else 0
 
     def virtual_host(self, name: str) -> VirtualHost | None:
         """Its exchanges and bindings, as far as they are known here; another object after each change of them."""
-        return self._known.routing.virtual_host(name) if self._known is not None else None
+        return self.known.routing.virtual_host(name) if self.known is not None else None
 
     async def ask(self, node: str, question: bytes) -> bytes:
         """As `ClusterService.ask`."""
@@ -150,32 +151,32 @@ class NodeView:
 
     def placed(self, queue: str) -> UUID | None:
         """The log that a queue is in, if it was ever declared."""
-        log_id = self._known.queues.get(queue) if self._known is not None else None
+        log_id = self.known.queues.get(queue) if self.known is not None else None
         return UUID(log_id) if log_id is not None else None
 
     def spans(self, queue: str) -> Sequence[Span]:
         """Of a queue that has moved; see `ports.ClusterView`."""
-        return self._known.placing.spans.get(queue, ()) if self._known is not None else ()
+        return self.known.placing.spans.get(queue, ()) if self.known is not None else ()
 
     def all_spans(self) -> Mapping[str, Sequence[Span]]:
         """Of all queues that have moved; see `ports.ClusterView`."""
-        return self._known.placing.spans if self._known is not None else {}
+        return self.known.placing.spans if self.known is not None else {}
 
     def moves(self) -> Mapping[str, MovingQueue]:
         """Queues on their way; see `ports.ClusterView`."""
-        return self._known.placing.moves if self._known is not None else {}
+        return self.known.placing.moves if self.known is not None else {}
 
     def places(self) -> LogPlaces:
         """See `ports.ClusterView`."""
-        return self._known.placing if self._known is not None else NO_PLACES
+        return self.known.placing if self.known is not None else NO_PLACES
 
     def log_facts(self, log_id: str) -> LogFacts | None:
         """What the cluster has decided of a log."""
-        return self._known.logs.get(log_id) if self._known is not None else None
+        return self.known.logs.get(log_id) if self.known is not None else None
 
     def in_group(self, queue: str, log_group: str) -> bool:
         """Whether a queue is where its `x-log-group` is, as far as is known here."""
-        state = self._known
+        state = self.known
         key = qualified(split(queue)[0], log_group)
         return state is not None and queue in state.queues and state.queues[queue] == state.log_groups.get(key)
 
@@ -185,7 +186,7 @@ class NodeView:
 
     def outage(self, log_id: UUID, queue: str = "") -> LogUnavailable | None:
         """Why nobody can answer for a log, and a queue in it, now; None while somebody may."""
-        state = self._known
+        state = self.known
         facts = state.logs.get(str(log_id)) if state is not None else None
         if state is None or facts is None or self.service is None or self.is_transient(log_id):
             return None  # what goes with its node is about to be gone
@@ -202,7 +203,7 @@ class NodeView:
 
     def why_elsewhere(self, log_number: int) -> MirrorlogError | None:
         """See `ports.ClusterView`."""
-        logs = self._known.logs.items() if self._known is not None else ()
+        logs = self.known.logs.items() if self.known is not None else ()
         for log_id, facts in logs:
             if facts.number == log_number:
                 master = self.member(facts.master.node) if facts.master is not None else None
@@ -211,12 +212,12 @@ class NodeView:
 
     def names(self) -> Iterable[str]:
         """Of all queues that have a place, as the cluster has decided."""
-        return self._known.queues if self._known is not None else ()
+        return self.known.queues if self.known is not None else ()
 
     def outages(self, queues: Iterable[str] | None) -> list[QueueOutage]:
         """Those of these queues, or of all there are, that nobody can answer for now, by name; of these also the ones
         that have a copy here, and that nobody can master."""
-        state = self._known
+        state = self.known
         if state is None:
             return []
         if queues is None:
@@ -239,7 +240,7 @@ class NodeView:
 
     def _waits_for_nodes(self, log_id: UUID, queue: str) -> LogUnavailable | None:
         """Why nobody can master a log now, though a copy of it is up; None while somebody may."""
-        state = self._known
+        state = self.known
         facts = state.logs.get(str(log_id)) if state is not None else None
         if state is None or facts is None or self.service is None or self.is_transient(log_id):
             return None
@@ -303,7 +304,20 @@ class NodeView:
         self, service: ClusterService, queue: str, arguments: Mapping[str, Any], log_group: str = ""
     ) -> str | LogMade:
         declared = Declared(queue, arguments, service.identity.node, log_group)
-        return place_for(service.state, declared, self._placing, is_up=lambda node: service.life(node) is Life.UP)
+        return place_for(service.state, declared, self._placing, is_up=self._is_up)
+
+    def _is_up(self, node: str) -> bool:
+        return self.life(node) is Life.UP
+
+    def life(self, node: str) -> Life:
+        """See `ports.ClusterView`."""
+        return self._cluster_service().life(node)
+
+    def evening(self, queue: str, arguments: Mapping[str, Any], log_id: UUID) -> int:
+        """See `ports.ClusterView`."""
+        service = self._cluster_service()
+        declared = Declared(queue, arguments, service.identity.node)
+        return evening(service.state, declared, str(log_id), self._placing, is_up=self._is_up)
 
     def rule_of(self, log_id: UUID) -> Placement:
         """By which a log is on its nodes."""
@@ -327,10 +341,12 @@ class NodeView:
         place, log = self._cluster_service().state.placing.place(str(log_id)), self.log_facts(str(log_id))
         return place.rule is not None and log is not None and log.flush == rule.flush
 
-    async def wanted_log(self, queue: str, arguments: Mapping[str, Any], log_id: UUID, *, make: bool) -> UUID | None:
+    async def wanted_log(
+        self, queue: str, arguments: Mapping[str, Any], log_id: UUID | None, *, make: bool
+    ) -> UUID | None:
         """See `ports.ClusterView`."""
         service = self._cluster_service()
-        if will_do(service.state, str(log_id), arguments, self._placing):
+        if log_id is not None and will_do(service.state, str(log_id), arguments, self._placing):
             return log_id
         found = self._place_for(service, queue, arguments)
         if isinstance(found, LogMade):
@@ -358,25 +374,25 @@ class NodeView:
 
     def is_transient(self, log_id: UUID) -> bool:
         """Whether what is in a log goes with its node's run; what the cluster has not placed there is gone."""
-        transient = self._known.transient if self._known is not None else {}
+        transient = self.known.transient if self.known is not None else {}
         if transient is not self._transient:  # asked for with every fetch
             self._transient, self._transient_ids = transient, frozenset(map(UUID, transient.values()))
         return log_id in self._transient_ids
 
     def placed_in(self, log_id: UUID) -> list[str]:
         """The queues that are in a log; see `ports.ClusterView`."""
-        queues = self._known.queues if self._known is not None else {}
+        queues = self.known.queues if self.known is not None else {}
         wanted = str(log_id)  # once: there may be 100,000 queues
         return [name for name, where in queues.items() if where == wanted]
 
     def lost_from(self, log_id: UUID) -> bool:
         """Whether a loss was ever declared of a log."""
-        facts = self._known.logs.get(str(log_id)) if self._known is not None else None
+        facts = self.known.logs.get(str(log_id)) if self.known is not None else None
         return facts is None or bool(facts.losses)
 
     def queue_ids(self, log_id: UUID) -> int:
         """See `ports.ClusterView`."""
-        return self._known.queue_ids(str(log_id)) if self._known is not None else QUEUE_IDS_MAX
+        return self.known.queue_ids(str(log_id)) if self.known is not None else QUEUE_IDS_MAX
 
     async def grant_queue_ids(self, log_id: UUID, *, given: int) -> None:
         """See `ports.ClusterView`."""

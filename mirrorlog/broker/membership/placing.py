@@ -91,6 +91,25 @@ def will_do(state: ClusterState, log_id: str, arguments: Mapping[str, Any], sett
     return _Search(state, Declared("", arguments), settings, lambda node: True).fits(log_id)
 
 
+def evening(
+    state: ClusterState, queue: Declared, log_id: str, settings: PlacingSettings, *, is_up: Callable[[str], bool]
+) -> int:
+    """How many queues of that log may go where this one would be if it were declared now, without making that home the
+    fuller one: half of what it masters less. A fifth of what its own one masters is nothing: queues come and go. None
+    of those that were placed by anything but the fewest masters: they are where they were wanted."""
+    search = _Search(state, queue, settings, is_up)
+    if search.locator != "min-masters":
+        return 0
+    found = search.found()
+    home = found.replicas[0] if isinstance(found, LogMade) else search.home(found)
+    here = search.queues_at(search.home(log_id))
+    more = here - search.queues_at(home)
+    if more < max(2, here // 5):
+        return 0
+    # No more than what is above the average, for others give too.
+    return max(1, min(more // 2, here - search.average()))
+
+
 class _Search:
     def __init__(
         self, state: ClusterState, queue: Declared, settings: PlacingSettings, is_up: Callable[[str], bool]
@@ -99,7 +118,7 @@ class _Search:
         self._queue = queue
         self._settings = settings
         self._is_up = is_up
-        self._locator = locator_of(queue.arguments) or settings.locator
+        self.locator = locator_of(queue.arguments) or settings.locator
         self._logs = {log_id: log for log_id, log in state.logs.items() if not holds_transient(state, log_id)}
 
     # Of all queues and logs, counted when a log is chosen: a rule alone needs none of it, and is asked for often.
@@ -119,7 +138,7 @@ class _Search:
         """How many queues each node masters."""
         found = Counter[str]()
         for log_id in self._logs:
-            found[self._at(log_id)] += self._held[log_id]
+            found[self.home(log_id)] += self._held[log_id]
         return found
 
     def found(self) -> str | LogMade:
@@ -174,7 +193,16 @@ class _Search:
 
     # --- which of several ---
 
-    def _at(self, log_id: str) -> str:
+    def queues_at(self, node: str) -> int:
+        """In logs that it masters, or is home to while nobody does."""
+        return self._mastered[node]
+
+    def average(self) -> int:
+        """Of the nodes that may be home to the queue, rounded up."""
+        homes = self._homes(self.rule(self._queue.arguments))
+        return -(-sum(map(self.queues_at, homes)) // len(homes))
+
+    def home(self, log_id: str) -> str:
         """Who masters a log, or is home to it while nobody does."""
         log = self._logs[log_id]
         return log.master.node if log.master is not None else next(iter(log.replicas), "")
@@ -183,11 +211,11 @@ class _Search:
         """A log that has a master, if any has one."""
         logs = self._logs
         with_master = [log_id for log_id in fitting if logs[log_id].master is not None] or list(fitting)
-        if self._locator == "random":
+        if self.locator == "random":
             return self._any(sorted(with_master, key=lambda each: logs[each].number))
-        if self._locator == "client-local":
-            with_master = [each for each in with_master if self._at(each) == self._queue.at] or with_master
-        return min(with_master, key=lambda each: (self._mastered[self._at(each)], self._held[each], logs[each].number))
+        if self.locator == "client-local":
+            with_master = [each for each in with_master if self.home(each) == self._queue.at] or with_master
+        return min(with_master, key=lambda each: (self._mastered[self.home(each)], self._held[each], logs[each].number))
 
     def _any(self, of: Sequence[str]) -> str:
         """The same for whoever asks again."""
@@ -207,9 +235,9 @@ class _Search:
         held = Counter(node for log in self._logs.values() for node in log.replicas)
         best = sorted(able, key=lambda node: (self._mastered[node], self._homed[node], held[node], node))
         first = ""
-        if self._locator == "random":
+        if self.locator == "random":
             first = self._any(sorted(able))
-        elif self._locator == "client-local":
+        elif self.locator == "client-local":
             first = self._queue.at
         return sorted(best, key=lambda node: node != first)
 
@@ -217,7 +245,7 @@ class _Search:
 
     def _spread(self, rule: Placement, fitting: Sequence[str]) -> str | LogMade:
         """The log at the best home; it is made there, if that node may be home to one more."""
-        by_home = {self._at(log_id): log_id for log_id in reversed(fitting)}
+        by_home = {self.home(log_id): log_id for log_id in reversed(fitting)}
         numbers = self._state.free_number(LOG_NUMBER_MAX) is not None
         for home in self._homes(rule):
             if home in by_home:
@@ -260,13 +288,14 @@ class _Search:
         )
 
     def _others(self, rule: Placement, home: str) -> Iterable[str]:
-        """Who has the other copies: the nodes of the rule, or those that hold the fewest."""
+        """Who has the other copies: the nodes of the rule, or those that hold the fewest; of these who follows the home
+        by name, so that copies of logs that are made one for each home are spread as evenly as these."""
         nodes = self._state.nodes
         there = [node for node, facts in nodes.items() if facts.stays and node != home and self._is_up(node)]
         if rule.nodes:
             return [node for node in rule.nodes if node in there]
         held = Counter(node for log in self._logs.values() for node in log.replicas)
-        return sorted(there, key=lambda node: (held[node], node))[: copies_of(rule) - 1]
+        return sorted(there, key=lambda node: (held[node], node < home, node))[: copies_of(rule) - 1]
 
     def _name(self, rule: Placement, home: str) -> str:
         """Two rules may have the same words, and what a node was home to may have another home by now."""

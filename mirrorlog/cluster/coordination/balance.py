@@ -3,7 +3,8 @@
 Wanted is, in this order: nothing on a node that leaves, nor on one that a log's placement is not for; no more copies
 than are asked for; nodes that hold equally many copies, are home to equally many logs, and hold equally many bytes, as
 far as these are known. The next wish is for one log; there is none while one is on its way, while moving is paused, or,
-for evenness, while anything is not as it should be: who is down may be back before a copy is made.
+for evenness, while anything is not as it should be: who is down may be back before a copy is made. A log that no queue
+is in, nor records of one, is no work: it counts for nothing, and stays where it is.
 
 That it comes to an end: a move for evenness takes a copy or a home from who has two more than who gets it, so the sum
 of their squares falls, of copies first, then of homes, then of bytes. Two kinds bring a fall nearer: a home that goes
@@ -79,6 +80,17 @@ def next_move(state: ClusterState, seen: Outlook) -> CopyMove | None:
     if not _calm(logs, shares):
         return None
     return shares.even_homes() or shares.even_copies() or shares.even_bytes()
+
+
+def at_rest(state: ClusterState, life: Callable[[str], Life]) -> bool:
+    """Whether every log is where it should be, and mastered by its home: what there is to even out is of queues."""
+    if state.placing.paused or state.placing.moves or any(place.target for place in state.placing.logs.values()):
+        return False
+    logs = [log_id for log_id in state.logs if not holds_transient(state, log_id)]
+    shares = _Shares(state, Outlook(life), logs)
+    used = [state.logs[log_id] for log_id in shares.logs]
+    at_home = all(log.master is not None and log.master.node == log.replicas[0] for log in used)
+    return at_home and _calm(logs, shares) and next_move(state, Outlook(life)) is None
 
 
 def plan(state: ClusterState, seen: Outlook) -> Iterator[CopyMove]:
@@ -187,23 +199,25 @@ def _excess(log_id: str, shares: _Shares) -> CopyMove | None:
 
 
 class _Shares:
-    """What each node has. `nodes`: those that may be given something, and are there."""
+    """What each node has, of logs that are used. `nodes`: those that may be given something, and are there."""
 
     def __init__(self, state: ClusterState, seen: Outlook, logs: list[str]) -> None:
         self.state = state
         self.seen = seen
-        self.logs = logs
+        used = {*state.queues.values(), *(each.log_id for spans in state.placing.spans.values() for each in spans)}
+        self.logs = [log_id for log_id in logs if log_id in used]
         self.nodes = sorted(node for node, facts in state.nodes.items() if facts.stays and seen.life(node) is Life.UP)
         self.copies: Counter[str] = Counter()
         self.homes: Counter[str] = Counter()
         self.bytes: Counter[str] = Counter()
-        for log_id in logs:
+        self._homes_of_all = Counter(home for log_id in logs for home in state.logs[log_id].replicas[:1])
+        for log_id in self.logs:
             replicas = state.logs[log_id].replicas
             self.copies.update(replicas)
             self.homes.update(replicas[:1])
             for node in replicas:
                 self.bytes[node] += seen.sizes.get(log_id, 0)
-        self.movable = [log_id for log_id in logs if self._is_movable(log_id)]
+        self.movable = [log_id for log_id in self.logs if self._is_movable(log_id)]
 
     def _is_movable(self, log_id: str) -> bool:
         """For evenness. What is where it should not be waits for somebody who can take it."""
@@ -320,7 +334,7 @@ class _Shares:
         """Of which logs a copy can go there; where the home goes with it, or would, each way that this can be done."""
         for log_id in self.movable:
             replicas = self.state.logs[log_id].replicas
-            if replicas[:1] == (source,) and self.state.homes and self.homes[source] == 1:
+            if replicas[:1] == (source,) and self.state.homes and self._homes_of_all[source] == 1:
                 continue  # every node is home to a log: another one were made
             if source in replicas and target not in replicas and target in homes_for(self.state, log_id):
                 nodes = [target if node == source else node for node in replicas]

@@ -3,7 +3,8 @@ joined by a bridge, which has an address itself: for clients in the namespace th
 
 A way is cut by a wrong neighbour entry at its sender: frames go to a hardware address that nobody has. So what is sent
 vanishes in silence, in that direction alone, as on a broken path; a blackhole route, or an interface that is down,
-would tell the sender at once. Needs the right to make namespaces (root) and the `ip` command.
+would tell the sender at once. Needs the right to make namespaces (root) and the commands `ip` and,
+to limit what a node sends, `tc`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
-from mirrorlog.testing import Cluster
+from mirrorlog.testing import Cluster, Node
+from mirrorlog.testing.cluster import dump_toml
 
 CLIENT: Final = "client"
 """The name of the namespace that the test itself is in."""
@@ -24,6 +26,10 @@ CLIENT: Final = "client"
 _NOBODY: Final = "02:00:00:00:00:fe"
 _COMMAND_SECONDS: Final = 10.0
 _CLIENT_PORT: Final = 7401
+_BURST_BYTES: Final = 128 * 1024
+"""More than the largest packet between namespaces, 64 KiB: nothing larger would ever be sent."""
+_QUEUE_MS: Final = 50
+"""What waits longer to be sent is dropped."""
 # 10.192.0.0/11 in networks of 256 addresses, one for a process.
 _NETWORKS: Final = 32 * 256
 # Interfaces have names of at most 15 characters, so the process id is all that fits besides.
@@ -76,6 +82,12 @@ class Network:
         self.cut(one, other)
         self.cut(other, one)
 
+    def limit(self, name: str, bits_per_s: int) -> None:
+        """What `name` sends takes its time from here on, as through a network card of that speed.
+        Raises NotPermitted."""
+        _permitted(*self._tc(name), "replace", "dev", self._device(name), "root", "tbf", "rate", f"{bits_per_s}bit",
+             "burst", f"{_BURST_BYTES}", "latency", f"{_QUEUE_MS}ms")  # fmt: skip
+
     def heal(self) -> None:
         """All ways are open again."""
         for sender in self.addresses:
@@ -106,6 +118,9 @@ class Network:
     def _ip(self, name: str) -> list[str]:
         return ["ip"] if name == CLIENT else ["ip", "-n", self._namespace(name)]
 
+    def _tc(self, name: str) -> list[str]:
+        return ["tc", *([] if name == CLIENT else ["-n", self._namespace(name)]), "qdisc"]
+
     def _device(self, name: str) -> str:
         return self._bridge if name == CLIENT else "eth0"
 
@@ -121,14 +136,36 @@ class SeparatedCluster(Cluster):
         super().__init__(copies, settings={"node.insecure": True, **(settings or {})}, **options)
         self._network = network
 
+    def join(self, node_id: str) -> Node:
+        """Start a node that the configuration of the others does not name. It is one of `nodes` from here on."""
+        own = self._addresses_of(node_id)
+        node = Node(
+            node_id,
+            client=own["client"],
+            replication=own["replication"],
+            directory=self.directory,
+            on_start=self._guard.watch,
+            command_prefix=self._network.command_prefix(node_id),
+        )
+        seeds = ",".join(each.replication for each in self.nodes.values())
+        tables = self._configuration(node)
+        del tables["cluster"]["members"], tables["cluster"]["logs"]
+        for section in ("client", "replication"):
+            tables.setdefault(section, {})["bind"] = own[section]
+        node.config_file.touch(0o600)
+        node.config_file.write_text(dump_toml(tables))
+        self.nodes[node_id] = node
+        node.start("--join", seeds)
+        return node
+
     def _addresses(self) -> dict[str, dict[str, str]]:
+        return {node_id: self._addresses_of(node_id) for node_id in self._node_ids}
+
+    def _addresses_of(self, node_id: str) -> dict[str, str]:
         """The same ports for all: each has an address of its own."""
+        address = self._network.addresses[node_id]
         return {
-            node_id: {
-                kind: f"{self._network.addresses[node_id]}:{_CLIENT_PORT + number}"
-                for number, kind in enumerate(("client", "replication", "grpc"))
-            }
-            for node_id in self._node_ids
+            kind: f"{address}:{_CLIENT_PORT + number}" for number, kind in enumerate(("client", "replication", "grpc"))
         }
 
     def _place_nodes(self) -> dict[str, dict[str, str]]:

@@ -1,0 +1,155 @@
+"""Queues are spread over the homes that they may have: after a node joined, or many queues went, some move.
+
+Each node gives away what it has too much of. While nothing else moves, and after a quiet time that is longer for a node
+with fewer queues, so that the fullest one begins and the others see it: two that begin at once may give too much, and
+the next look gives it back. Who has nothing that may move says nothing, and the next one's time comes.
+
+A queue that was placed by anything but the fewest masters stays, and so does a log group that is too large to make
+anything more even. Of those that may move the ones with the fewest records go: what they have stays in the former log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from mirrorlog import versions
+from mirrorlog.broker.hosting.hosted_log import HostedLog
+from mirrorlog.broker.hosting.hosted_logs import HostedLogs
+from mirrorlog.broker.ports import ClusterView
+from mirrorlog.cluster.coordination.balance import at_rest
+from mirrorlog.cluster.state.commands import MoveBegun
+from mirrorlog.cluster.state.state import ClusterState
+from mirrorlog.errors import MirrorlogError
+from mirrorlog.queues.arguments import log_group_of
+from mirrorlog.queues.limits.lifetime import is_transient
+from mirrorlog.queues.queue_table import Queue
+from mirrorlog.wire.names import qualified, split
+
+logger = logging.getLogger(__name__)
+
+QUIET_S: Final = 1.0
+"""For the node with most queues; so much more for each that has more than a node."""
+LOOK_S: Final = 0.5
+AGAIN_S: Final = 60.0
+"""How long a queue is left where it is whose move did not come about."""
+AT_ONCE_MAX: Final = 8
+"""Queues that begin to move together, each by itself."""
+
+
+class QueueEvening:
+    """Of one node, `own`."""
+
+    def __init__(self, own: str, logs: HostedLogs, view: ClusterView) -> None:
+        self._own = own
+        self._logs = logs
+        self._view = view
+        self.is_being_deleted: Callable[[str], bool] = lambda name: False
+        """As of `MoveService`."""
+        self._look_at = self._quiet_since = 0.0
+        self._seen: tuple[object, ...] = ()
+        self._not_before: dict[str, float] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def tick(self, now: float) -> None:
+        """Time passes (s, the loop's clock)."""
+        if now < self._look_at or (self._task is not None and not self._task.done()):
+            return
+        self._look_at = now + LOOK_S
+        state = self._view.known
+        if state is None or state.cluster_version < versions.PLACEMENTS:
+            return
+        if (seen := (state.queues, state.logs, state.places)) != self._seen:
+            self._seen, self._quiet_since = seen, now
+            return
+        if now - self._quiet_since < QUIET_S * (1 + self._rank(state)) or not at_rest(state, self._view.life):
+            return
+        self._not_before = {name: at for name, at in self._not_before.items() if at > now}
+        for log in self._logs:
+            if log.masters and log.knows_confirmed and (moves := self._moves(log)):
+                names = [queue.name for queues in moves for queue in queues]
+                self._not_before.update(dict.fromkeys(names, now + AGAIN_S))
+                self._task = asyncio.ensure_future(self._begin(log, moves))
+                return
+
+    async def idle(self) -> None:
+        """Until what it has chosen has begun, or was refused."""
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    async def stop(self) -> None:
+        """Nothing is begun any more."""
+        if self._task is not None:
+            self._task.cancel()
+            await self.idle()
+
+    def _rank(self, state: ClusterState) -> int:
+        """How many nodes master more queues, of equals those with lower names."""
+        held = Counter(state.queues.values())
+        mastered = Counter[str]()
+        for log_id, log in state.logs.items():
+            mastered[log.master.node if log.master is not None else ""] += held[log_id]
+        return sum((-count, node) < (-mastered[self._own], self._own) for node, count in mastered.items() if node)
+
+    def _moves(self, log: HostedLog) -> list[tuple[Queue, ...]]:
+        """Of one log, all to one home, so that it does not become the fuller one: those that go together."""
+        alone: list[Queue] = []
+        groups: defaultdict[str, list[Queue]] = defaultdict(list)
+        for queue in log.replica.queues:
+            if log_group_of(queue.arguments):
+                groups[_group(queue)].append(queue)
+            elif self._may_move(queue):
+                alone.append(queue)
+        if alone and (many := self._many(least := min(alone, key=self._size(log)), log)):
+            # What goes there together has the same arguments of its place.
+            rule = self._view.rule_for(least.arguments)
+            same = [each for each in alone if self._view.rule_for(each.arguments) == rule]
+            return [(each,) for each in heapq.nsmallest(min(many, AT_ONCE_MAX), same, key=self._size(log))]
+        for _, queues in sorted(groups.items()):
+            if all(map(self._may_move, queues)) and len(queues) <= self._many(queues[0], log):
+                return [tuple(queues)]
+        return []
+
+    @staticmethod
+    def _size(log: HostedLog) -> Callable[[Queue], tuple[int, str]]:
+        """Records that would stay behind."""
+        index = log.replica.index
+        return lambda queue: (index.next_confirmed(queue.queue_id) - index.begin(queue.queue_id), queue.name)
+
+    def _may_move(self, queue: Queue) -> bool:
+        return not (
+            is_transient(queue.arguments) or queue.name in self._not_before or self.is_being_deleted(queue.name)
+        )
+
+    def _many(self, queue: Queue, log: HostedLog) -> int:
+        try:
+            return self._view.evening(queue.name, queue.arguments, log.log_id)
+        except MirrorlogError as error:
+            logger.debug("queue_not_evened queue=%r reason=%r", queue.name, str(error))
+            return 0
+
+    async def _begin(self, log: HostedLog, moves: Sequence[tuple[Queue, ...]]) -> None:
+        """All of them go where the first one would be."""
+        first = moves[0][0]
+        try:
+            target = await self._view.wanted_log(first.name, first.arguments, None, make=True)
+            for queues in moves:
+                begun = MoveBegun(
+                    names=tuple(queue.name for queue in queues), target=str(target), log_group=_group(queues[0])
+                )
+                outcome = await self._view.decide_once(begun)
+                if outcome.refusal:
+                    raise outcome.error
+                logger.info("queues_evened log=%s queues=%s to=%s", log.name, ",".join(begun.names), target)
+        except MirrorlogError as error:
+            logger.info("queues_not_evened log=%s queue=%r reason=%r", log.name, first.name, str(error))
+
+
+def _group(queue: Queue) -> str:
+    """The qualified name of its log group; empty without one."""
+    group = log_group_of(queue.arguments)
+    return qualified(split(queue.name)[0], group) if group else ""
