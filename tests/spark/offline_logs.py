@@ -6,13 +6,23 @@ import random
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
+from uuid import UUID
 
 from mirrorlog.client.consumer.records import ConsumedBatch
 from mirrorlog.commitlog.format.body import Record
 from mirrorlog.commitlog.format.codec import compress_draft
 from mirrorlog.commitlog.format.drafts import draft_columns
 from mirrorlog.commitlog.format.header import BatchHeader, Codec, Flag
-from mirrorlog.queues.changes import OffsetsJumped, QueueStartsMoved, encode_change
+from mirrorlog.queues.changes import (
+    OffsetsJumped,
+    QueueArrived,
+    QueueArriving,
+    QueueHandedOver,
+    QueueLeft,
+    QueueOpened,
+    QueueStartsMoved,
+    encode_change,
+)
 from mirrorlog.queues.checkpoint_states import (
     CheckpointBegan,
     CheckpointEnded,
@@ -25,6 +35,7 @@ from mirrorlog.queues.checkpoint_states import (
 )
 from mirrorlog.spark.offline import LogDirectories, OnBad
 from mirrorlog.spark.plan import QueueFacts, QueueRange
+from tests.commitlog.logs import LOG_ID
 from tests.spark.queues import every_kind_of_record
 from tests.tools.logs import SEGMENT_BYTES, LogMaker
 
@@ -45,8 +56,11 @@ class Row(NamedTuple):
 class StoryLog(LogMaker):
     """A log that keeps in `rows`, by queue id, what it was given; `begins` as said by the log."""
 
-    def __init__(self, directory: Path, *, segment_bytes: int = SEGMENT_BYTES, queues: int = 3) -> None:
-        super().__init__(directory, segment_bytes=segment_bytes, queues=queues)
+    def __init__(
+        self, directory: Path, *, segment_bytes: int = SEGMENT_BYTES, queues: int = 3, log_id: UUID = LOG_ID
+    ) -> None:
+        super().__init__(directory, segment_bytes=segment_bytes, queues=queues, log_id=log_id)
+        self.log_id = str(log_id)
         self.rows: dict[int, dict[int, Row]] = {queue_id: {} for queue_id in self._next}
         self.begins: dict[int, int] = {}
         self.gaps: dict[int, tuple[int, int]] = {}
@@ -76,14 +90,43 @@ class StoryLog(LogMaker):
     def _states(self, *states: State) -> BatchHeader:
         return self.change(encode_checkpoint([encode_state(each) for each in states]))
 
+    def leave(self, queue_id: int, target: str, *, move: int) -> tuple[int, int]:
+        """A queue goes to the log `target`: its first queue offset there, and the time, µs UTC."""
+        first = self._next.pop(queue_id)
+        self.change(encode_change(QueueLeft(queue_id, move, target, first)))
+        self.change(encode_change(QueueHandedOver(queue_id, move)))
+        return first, self._time_us
+
+    def take(self, queue_id: int, source: StoryLog, *, move: int) -> int:
+        """A queue comes from that log; its first queue offset here."""
+        first, self._time_us = source.leave(queue_id, self.log_id, move=move)
+        self.change(encode_change(QueueArriving(queue_id, move, source.log_id, first)))
+        self._states(QueueState(queue_id, f"q{queue_id}", "made once", {}, first, {}, 0))
+        self.change(encode_change(QueueArrived(queue_id, move)))
+        self.change(encode_change(QueueOpened(queue_id, move)))
+        self._next[queue_id] = first
+        self.rows.setdefault(queue_id, {})
+        return first
+
     def copy(self, number: int) -> BatchHeader:
         """Append the batch `number` of `stored` once more; its queue begins where the log says, from now on."""
         header, _ = self.stored[number]
         if header.queue_id not in self.begins:
             self.say_begin(header.queue_id, min(self.rows[header.queue_id]))
+        return self._append_copied(self.bytes_of(header))
+
+    def copy_from(self, source: StoryLog, headers: Iterable[BatchHeader]) -> None:
+        """Append these batches of another log."""
+        for header in headers:
+            self._append_copied(source.bytes_of(header))
+
+    def bytes_of(self, header: BatchHeader) -> memoryview:
         with (self.directory / f"{self._start_of(header.log_offset):020d}").open("rb") as file:
             file.seek(header.log_offset - self._start_of(header.log_offset))
-            copied = self.log.append_copied(memoryview(file.read(header.length)))
+            return memoryview(file.read(header.length))
+
+    def _append_copied(self, batch: memoryview) -> BatchHeader:
+        copied = self.log.append_copied(batch)
         assert copied.flags & Flag.COPIED
         return copied
 
@@ -158,7 +201,7 @@ def rows_of(batches: Iterable[ConsumedBatch]) -> list[Row]:
 
 
 def range_of(facts: QueueFacts, first: int | None = None, following: int | None = None) -> QueueRange:
-    """All of a queue, or a part of it."""
+    """All of a queue that is in one log, or a part of it."""
     first = facts.begin if first is None else first
     following = facts.next if following is None else following
     return QueueRange(facts.cluster_id, facts.name, facts.log_id, facts.queue_id, first, following)

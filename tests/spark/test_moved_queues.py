@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 
 from mirrorlog.client.sync import Client
 from mirrorlog.spark.checks.scope import LogSource
+from mirrorlog.spark.errors import RecordsMissing
 from mirrorlog.spark.land import land_all
 from mirrorlog.spark.landing.definition import landing
 from mirrorlog.spark.landing.holds import Holds
@@ -24,6 +25,7 @@ from mirrorlog.spark.options import AtTime, SourceOptions
 from mirrorlog.spark.plan import QueueRange
 from mirrorlog.spark.positions import QueuePosition
 from mirrorlog.spark.reading.lookup import open_lookup
+from mirrorlog.spark.reading.nodes import ask_nodes
 from mirrorlog.spark.reading.planning import planned
 from mirrorlog.spark.reading.rows import record_batches
 from mirrorlog.spark.reconcile import reconcile
@@ -81,8 +83,8 @@ class MovingQueue:
 
 
 @pytest.fixture
-def moving() -> Iterator[MovingQueue]:
-    with fast_cluster(3, min_in_sync=1) as cluster, Client(*cluster.servers) as client:
+def moving(tmp_path: Path) -> Iterator[MovingQueue]:
+    with fast_cluster(3, min_in_sync=1, data_dir=tmp_path / "nodes") as cluster, Client(*cluster.servers) as client:
         cluster.wait_in_sync()
         for number, nodes in enumerate((HERE, HERE, THERE)):
             client.admin.declare(f"beside-{number}", {"nodes": nodes})
@@ -139,6 +141,35 @@ def test_a_job_reads_each_span_in_its_log(moving: MovingQueue) -> None:
         log_id, incarnation = moving.logs[number], moving.info.incarnation
         position = QueuePosition(first + 5, epochs[first + 4], log_id, incarnation)
         assert offsets(over(moving, starting={"q": position})) == list(range(first + 5, 3 * COUNT))
+
+
+def test_by_path_it_is_the_same_queue_as_over_nodes(moving: MovingQueue, tmp_path: Path) -> None:
+    """Goal: both readers have the same rows, from the same logs. A queue goes elsewhere and comes back; read it from
+    the nodes and from their directories, while they run and when they have stopped; the directory of one node that has
+    a part of it alone says what is missing."""
+    path = tmp_path / "nodes"
+    moving.publish()
+    for nodes in (THERE, HERE):
+        moving.move(nodes)
+        moving.publish()
+    files = replace(over(moving), servers=(), path=str(path))
+    expected = rows(over(moving))
+
+    def met() -> bool:
+        """The checkpoint, which is all that a reader of files may believe, is written twice a second."""
+        with open_lookup(files) as lookup:
+            facts = lookup.facts(["q"])
+        return facts == ask_nodes(moving.cluster.servers, ["q"])
+
+    eventually(met, "the path has what the nodes say")
+    assert rows(files) == expected
+    with pytest.raises(RecordsMissing, match=f"went on in log {moving.logs[0]} with record {2 * COUNT}"):
+        plan(replace(files, path=str(path / "n3")))
+    for node in moving.cluster.nodes.values():
+        node.stop()
+    assert rows(files) == expected
+    with pytest.raises(RecordsMissing, match=f"stood in log {moving.logs[1]}"):
+        rows(replace(files, path=str(path / "n1")))
 
 
 # --- With Spark -----------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from contextlib import closing
 from pathlib import Path
 from typing import Final
+from uuid import UUID
 
 from mirrorlog.commitlog.files import OS_FILES
 from mirrorlog.commitlog.flush import Checkpoint, CheckpointFile
@@ -61,9 +62,11 @@ class LogMaker:
     """Writes a log as a node does: queues 1, 2, … with dense offsets, one producer each, state checkpoints, a begin
     that moves, tables and an index. Every record has 100 bytes."""
 
-    def __init__(self, directory: Path, *, segment_bytes: int = SEGMENT_BYTES, queues: int = 3) -> None:
+    def __init__(
+        self, directory: Path, *, segment_bytes: int = SEGMENT_BYTES, queues: int = 3, log_id: UUID = LOG_ID
+    ) -> None:
         self.directory = directory
-        self.log = open_log(directory, segment_bytes=segment_bytes, epoch=1, kept_mapped_bytes=0)
+        self.log = open_log(directory, segment_bytes=segment_bytes, epoch=1, kept_mapped_bytes=0, log_id=log_id)
         self.headers: list[BatchHeader] = []
         self.state = 0
         self._next: dict[int, int] = {}

@@ -14,7 +14,8 @@ from mirrorlog.commitlog.recovery.opening import IDENTITY_NAME
 from mirrorlog.errors import BadInput, NoSuchLog, NoSuchQueue
 from mirrorlog.spark.errors import BadOption
 from mirrorlog.spark.offline.log_reader import LogBatch, LogReader
-from mirrorlog.spark.offline.log_view import KnownQueue, LogView, OnBad
+from mirrorlog.spark.offline.log_view import LogView, OnBad
+from mirrorlog.spark.offline.path_queue import PathQueue, missing
 from mirrorlog.spark.plan import QueueFacts, QueueRange
 
 if TYPE_CHECKING:
@@ -57,8 +58,10 @@ class LogDirectories:
     def facts(self, names: Sequence[str] | None = None, on_bad: OnBad | None = None) -> list[QueueFacts]:
         """Queues as they are confirmed now, in the order asked for; by default all of them, in order of name.
 
-        Where a log has bad bytes, what it says of its queues may not be all: LogCorrupt, unless `on_bad` hears of them.
-        Raises NoSuchQueue naming those that are not there, BadInput for a name that is in several logs; as `open`.
+        A queue that is in several logs is one (`path_queue`). Where a log has bad bytes, what it says of its queues may
+        not be all: LogCorrupt, unless `on_bad` hears of them; likewise RecordsMissing for a queue that has gone on in a
+        log that is not there. Raises NoSuchQueue naming those that are not there, BadInput for a name that several
+        queues have; as `open`.
         """
         for reader in self._readers:
             reader.read_on()
@@ -66,24 +69,28 @@ class LogDirectories:
         if missing := [name for name in names or () if name not in queues]:
             raise NoSuchQueue(f"no queue {', '.join(map(repr, missing))} in {self.path}{self._damage()}")
         wanted = sorted(queues) if names is None else names
-        asked = [queues[name][0] for name in wanted]
-        for bad in (bad for each in self._readers if names is None or each in asked for bad in each.view.bad):
+        asked = {reader for name in wanted for reader in queues[name].readers}
+        bad = [bad for each in self._readers if names is None or each in asked for bad in each.view.bad]
+        there = {each.log_id for each in self._readers}
+        bad += [gone for name in wanted if (gone := queues[name].gone_to(there)) is not None]
+        for each in bad:
             if on_bad is None:
-                raise bad.error()
-            on_bad(bad)
-        return [reader.facts(queue) for reader, queue in (queues[name] for name in wanted)]
+                raise each.error()
+            on_bad(each)
+        return [queues[name].facts() for name in wanted]
 
-    def find_time(self, queue: str, append_time_us: int) -> int:
+    def find_time(self, queue: str, append_time_us: int, on_bad: OnBad | None = None) -> int:
         """The first confirmed queue offset whose batch was appended at or after a time (µs UTC); the next one when
-        there is none. As of the last `facts`. Raises as `facts`."""
-        reader, known = self._named(queue)
-        return reader.find_time(known, append_time_us)
+        there is none. As of the last `facts`. Raises as `facts`, and RecordsMissing when it may be in a log that is not
+        there, unless there is an `on_bad`, which has heard of worse."""
+        return self._named(queue).find_time(append_time_us, passes_missing=on_bad is not None)
 
     def header(self, queue: str, queue_offset: int) -> BatchHeader | None:
         """Of the batch that holds a queue offset, proven by its checksums: with its epoch, and whether it is copied.
         None when no batch that can be read holds it. As of the last `facts`. Raises as `facts`."""
-        reader, known = self._named(queue)
-        return reader.header(known, queue_offset)
+        found = self._named(queue)
+        reader = found.reader(found.facts().log_at(queue_offset)) if found.has_moved else found.own
+        return None if reader is None else reader.header(found.known, queue_offset)
 
     def batches(self, wanted: QueueRange, on_bad: OnBad | None = None) -> Iterator[ConsumedBatch]:
         """The batches of exactly this range, in order, proven; the first and the last one cut to it.
@@ -103,6 +110,8 @@ class LogDirectories:
     def log_batches(self, wanted: QueueRange, on_bad: OnBad | None = None) -> Iterator[LogBatch]:
         """As `batches`, for Arrow alone: so tasks need no client."""
         reader = next((each for each in self._readers if each.log_id == wanted.log_id), None)
+        if reader is None and any(self._has_moved_in(each, wanted) for each in self._readers):
+            raise missing(wanted)
         if reader is None or reader.view.log.cluster_id != wanted.cluster_id:
             raise NoSuchLog(f"{wanted}: {self.path} has no log {wanted.log_id} of cluster {wanted.cluster_id}")
         queue = reader.queues().get(wanted.queue_id)
@@ -112,17 +121,38 @@ class LogDirectories:
 
     # --- Inside ---------------------------------------------------------------------------------------------------
 
-    def _by_name(self) -> dict[str, tuple[LogReader, KnownQueue]]:
-        found: dict[str, tuple[LogReader, KnownQueue]] = {}
-        for reader in self._readers:
-            for queue in reader.queues().values():
-                if queue.name in found:
-                    logs = f"{found[queue.name][0].view.log.path} and {reader.view.log.path}"
-                    raise BadInput(f"queue {queue.name!r} is in {logs}; give the path of one of them")
-                found[queue.name] = reader, queue
+    @staticmethod
+    def _has_moved_in(reader: LogReader, wanted: QueueRange) -> bool:
+        same = reader.view.log.cluster_id == wanted.cluster_id and wanted.queue_id in reader.queues()
+        return same and reader.view.known.has_moved(wanted.queue_id)
+
+    def _by_name(self) -> dict[str, PathQueue]:
+        found: dict[str, PathQueue] = {}
+        for queue in self._queues():
+            other = found.get(queue.known.name)
+            if other is not None and other.is_here and queue.is_here:
+                logs = f"{other.own.view.log.path} and {queue.own.view.log.path}"
+                raise BadInput(f"queue {queue.known.name!r} is in {logs}; give the path of one of them")
+            # Of one that has left the name may be another's by now.
+            if other is None or queue.is_here:
+                found[queue.known.name] = queue
         return found
 
-    def _named(self, name: str) -> tuple[LogReader, KnownQueue]:
+    def _queues(self) -> Iterator[PathQueue]:
+        """Of all logs. A queue's id is its own in all of the cluster."""
+        held: dict[tuple[str, int], list[LogReader]] = {}
+        for reader in self._readers:
+            for queue_id in reader.queues():
+                held.setdefault((reader.view.log.cluster_id, queue_id), []).append(reader)
+        for (cluster_id, queue_id), readers in held.items():
+            if not any(each.view.known.has_moved(queue_id) for each in readers):
+                yield from (PathQueue(each, each.queues()[queue_id]) for each in readers)
+                continue
+            same = [each.view.known for each in self._readers if each.view.log.cluster_id == cluster_id]
+            if not any(queue_id in known.deleted for known in same):
+                yield PathQueue.of(queue_id, readers)
+
+    def _named(self, name: str) -> PathQueue:
         try:
             return self._by_name()[name]
         except KeyError:

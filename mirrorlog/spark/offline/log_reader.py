@@ -112,6 +112,16 @@ class LogReader:
             epoch=self.view.log.epochs.current,
         )
 
+    def stretches(self, queue_id: int) -> list[tuple[int, int]]:
+        """The queue offsets [first, next) that have a batch in this log, joined and in order."""
+        found: list[tuple[int, int]] = []
+        for first, following, _ in sorted(self._asked(lambda: self._spans(queue_id)), key=lambda span: span[:2]):
+            if found and first <= found[-1][1]:
+                found[-1] = found[-1][0], max(found[-1][1], following)
+            else:
+                found.append((first, following))
+        return found
+
     def find_time(self, queue: KnownQueue, append_time_us: int) -> int:
         """The first queue offset whose batch was appended at or after a time (µs UTC); the next one when there is
         none."""
@@ -132,7 +142,8 @@ class LogReader:
         begin = min(begin, following)
         if self.view.partial:
             begin = max(begin, _last_hole_end(spans))
-        if begin < following:
+        came = known.came.get(queue_id)
+        if begin < following and (came is None or came.first <= begin):
             at = _span_at(spans, begin, following)
             if at.piece is None and at.next in known.gap_ends:
                 begin = at.next  # it has nothing from before the gap
@@ -197,6 +208,10 @@ class LogReader:
         span = _span_at(spans, at, following)
         if span.piece is None:
             end = min((each.first for each in spans if each.first > at), default=self._ends(queue.queue_id)[1])
+            came, gap_ends = self.view.known.came.get(queue.queue_id), self.view.known.gap_ends
+            if came is not None and at < came.first <= end:
+                # It was in other logs before that; the gap ends where it went on, perhaps in one of these.
+                end = min([end, *(each for each in gap_ends if each > at)])
             return [self._hole(queue, span, end)]
         with self._table(span.piece) as table:
             runs = table.entries(queue.queue_id, at, _READ_BYTES, until=span.next)

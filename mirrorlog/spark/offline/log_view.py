@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final, NamedTuple, NoReturn
 
 from mirrorlog.commitlog.files import disk_error
 from mirrorlog.commitlog.flush import Checkpoint
@@ -24,15 +24,30 @@ from mirrorlog.commitlog.log_directory import FILES, LogDirectory, SegmentFile, 
 from mirrorlog.commitlog.recovery.damage import Range
 from mirrorlog.errors import BadBatch, DiskFailed, IndexDoubtful, LogCorrupt, MirrorlogError, PositionLost
 from mirrorlog.queues.changes import (
+    ArrivalDropped,
     Change,
     LogStartMoved,
     OffsetsJumped,
+    QueueArriving,
     QueueDeclared,
     QueueDeleted,
+    QueueHandedOver,
+    QueueLeft,
+    QueueOpened,
+    QueueReturned,
     QueueStartsMoved,
+    SpanCopied,
     decode_changes,
 )
-from mirrorlog.queues.checkpoint_states import GapsState, QueueStartsState, QueueState, State, decode_checkpoint
+from mirrorlog.queues.checkpoint_states import (
+    GapsState,
+    MoveState,
+    QueueStartsState,
+    QueueState,
+    State,
+    decode_checkpoint,
+)
+from mirrorlog.spark.errors import RecordsMissing
 from mirrorlog.spark.offline.pieces import LogPiece, checked_batch, sealed_piece, walk_file
 
 # A node frees a segment every few seconds at most.
@@ -48,6 +63,7 @@ class BadStretch:
     `first` up to `next`, where that is known, else None. `path`: the file, or the log's directory.
 
     `go_on_at`: nothing is damaged, these queue offsets were given up when a loss was declared, up to that one; -1 else.
+    `other_log`: nor is it damaged, but what stands from `first` on is in a log that is not there.
     """
 
     path: Path
@@ -58,12 +74,15 @@ class BadStretch:
     first: int | None = None
     next: int | None = None
     go_on_at: int = -1
+    other_log: str = ""
 
     @property
     def given_up(self) -> bool:
         return self.go_on_at >= 0
 
     def __str__(self) -> str:
+        if self.other_log:
+            return self.reason
         records = f"queue {self.queue!r}, queue offsets {self.first} up to {self.next}"
         if self.given_up:
             return f"{records}: {self.reason}"
@@ -71,7 +90,9 @@ class BadStretch:
         return place if self.queue is None else f"{records}, {place}"
 
     def error(self) -> MirrorlogError:
-        """For who does not go on without: PositionLost, or LogCorrupt."""
+        """For who does not go on without: PositionLost, LogCorrupt, or RecordsMissing."""
+        if self.other_log:
+            return RecordsMissing(self.reason, log=self.other_log)
         if self.given_up:
             return PositionLost(f"{self}; go on at {self.go_on_at}", go_on_at=self.go_on_at)
         return LogCorrupt(f"{self}; {_ADVICE}", first=self.log_first, last=self.log_last, file=str(self.path))
@@ -99,15 +120,36 @@ class KnownQueue:
     incarnation: str
 
 
+class GoneTo(NamedTuple):
+    """Of a queue that has left its log (decision 0050), as `QueueLeft` says: `next` is its first queue offset there."""
+
+    target: str
+    next: int
+
+
+class CameFrom(NamedTuple):
+    """Of a queue that came from another log: from which queue offset on it is in this one, which goes down while its
+    older records are copied (decision 0051). `source`: of what is below; empty where nobody says which that is."""
+
+    source: str
+    first: int
+
+
 @dataclass(slots=True)
 class KnownQueues:
     """Follows the batches of a log that are confirmed, in log order.
 
-    `begins`: logged start offsets by queue id. `nexts`: at least so far is each queue, by queue id. `gap_ends`: where
-    queues went on after losses. `start_decided`: the newest decision on the log's start offset.
+    `queues`: those that have records here, or will, by queue id. `begins`: logged start offsets by queue id. `nexts`:
+    at least so far is each queue, by queue id. `gap_ends`: where queues went on after losses. `start_decided`: the
+    newest decision on the log's start offset. `left`, `arriving`, `came`: of queues that go to other logs, are on their
+    way here, and came from others; `deleted`: ids of queues that are no more.
     """
 
     queues: dict[int, KnownQueue] = field(default_factory=dict)
+    left: dict[int, GoneTo] = field(default_factory=dict)
+    arriving: dict[int, CameFrom] = field(default_factory=dict)
+    came: dict[int, CameFrom] = field(default_factory=dict)
+    deleted: set[int] = field(default_factory=set)
     begins: dict[int, int] = field(default_factory=dict)
     nexts: dict[int, int] = field(default_factory=dict)
     gap_ends: set[int] = field(default_factory=set)
@@ -124,6 +166,14 @@ class KnownQueues:
             LogStartMoved: self._start_moved,
             OffsetsJumped: self._jumped,
             GapsState: self._gaps_said,
+            QueueLeft: self._left,
+            QueueReturned: self._returned,
+            QueueHandedOver: self._handed_over,
+            QueueArriving: self._arriving,
+            QueueOpened: self._opened,
+            ArrivalDropped: self._dropped,
+            SpanCopied: self._copied,
+            MoveState: self._move_said,
         }
         changes: Iterable[Change | State] = (
             decode_checkpoint(batch) if header.kind == Kind.CHECKPOINT else decode_changes(batch)
@@ -132,14 +182,70 @@ class KnownQueues:
             if (apply := follow.get(type(change))) is not None:
                 apply(change)
 
+    def is_here(self, queue_id: int) -> bool:
+        """Whether the log takes what is new of a queue."""
+        return queue_id in self.queues and queue_id not in self.left and queue_id not in self.arriving
+
+    def has_moved(self, queue_id: int) -> bool:
+        """Whether another log may have records of a queue."""
+        return any(queue_id in moves for moves in (self.left, self.arriving, self.came))
+
     def _declared(self, change: QueueDeclared | QueueState) -> None:
+        self.deleted.discard(change.queue_id)
         queue = KnownQueue(change.name, change.queue_id, change.incarnation)
-        self.queues.setdefault(change.queue_id, queue)
+        known = self.queues.setdefault(change.queue_id, queue)
+        if not known.incarnation:
+            self.queues[change.queue_id] = queue
         self.nexts.setdefault(change.queue_id, 0)
 
     def _deleted(self, change: QueueDeleted) -> None:
         """Its records may be there for a while; nobody reads them any more."""
         self.queues.pop(change.queue_id, None)
+        self.left.pop(change.queue_id, None)
+        self.deleted.add(change.queue_id)
+
+    def _left(self, change: QueueLeft) -> None:
+        self.left[change.queue_id] = GoneTo(change.target, change.next_queue_offset)
+
+    def _returned(self, change: QueueReturned) -> None:
+        self.left.pop(change.queue_id, None)
+
+    def _handed_over(self, change: QueueHandedOver) -> None:
+        if change.freed:
+            self.queues.pop(change.queue_id, None)
+
+    def _arriving(self, change: QueueArriving) -> None:
+        self.arriving[change.queue_id] = CameFrom(change.source, change.first)
+        self.begins[change.queue_id] = max(change.begin, self.begins.get(change.queue_id, 0))
+
+    def _opened(self, change: QueueOpened) -> None:
+        self.came[change.queue_id] = self.arriving.pop(change.queue_id, CameFrom("", 0))
+        self.left.pop(change.queue_id, None)
+
+    def _dropped(self, change: ArrivalDropped) -> None:
+        self.arriving.pop(change.queue_id, None)
+        if change.queue_id not in self.left:
+            self.queues.pop(change.queue_id, None)
+
+    def _copied(self, change: SpanCopied) -> None:
+        came = self.came.get(change.queue_id)
+        if came is not None and change.first < came.first:
+            self.came[change.queue_id] = CameFrom("", change.first)
+
+    def _move_said(self, state: MoveState) -> None:
+        """As it is in the log at that place; it comes before the queue's own state."""
+        queue_id = state.queue_id
+        if state.step == "gone":
+            self.deleted.add(queue_id)
+        elif state.step == "came":
+            self.came.setdefault(queue_id, CameFrom("", state.first))
+        elif state.step == "arrived":
+            self.arriving.setdefault(queue_id, CameFrom(state.log_id, state.queue_offset))
+        else:
+            self.left.setdefault(queue_id, GoneTo(state.log_id, state.queue_offset))
+            if state.step != "freed":
+                self.queues.setdefault(queue_id, KnownQueue(state.name, queue_id, ""))
+                self.nexts.setdefault(queue_id, state.queue_offset)
 
     def _restored(self, state: QueueState) -> None:
         self._declared(state)
@@ -157,10 +263,11 @@ class KnownQueues:
         self.start_decided = max(self.start_decided, change.log_offset)
 
     def _jumped(self, change: OffsetsJumped) -> None:
-        """Every queue that was declared before goes on there, if it was below."""
+        """Every queue that was declared before goes on there, if it was below and this log numbers its records."""
         self.gap_ends.add(change.go_on_at)
         for queue_id, following in self.nexts.items():
-            self.nexts[queue_id] = max(following, change.go_on_at)
+            if queue_id not in self.left and queue_id not in self.arriving:
+                self.nexts[queue_id] = max(following, change.go_on_at)
 
     def _gaps_said(self, state: GapsState) -> None:
         self.gap_ends.update(following for _, (_, following) in state.each())

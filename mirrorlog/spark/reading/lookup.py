@@ -81,7 +81,7 @@ class FileLookup:
 
     def times(self, wanted: Mapping[str, int]) -> dict[str, int]:
         """As of `Lookup`."""
-        return {queue: self._directories.find_time(queue, time_us) for queue, time_us in wanted.items()}
+        return {queue: self._directories.find_time(queue, time_us, self._on_bad) for queue, time_us in wanted.items()}
 
     def headers_at(self, places: Sequence[QueuePlace]) -> list[Seen]:
         """As of `Lookup`."""

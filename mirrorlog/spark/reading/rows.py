@@ -309,6 +309,10 @@ def _unreadable(wanted: QueueRange, at: int, error: UnreadableBatch) -> Missing:
 def _missing(options: SourceOptions, wanted: QueueRange, at: int, error: OffsetOutOfRange | RecordsMissing) -> Missing:
     """What of the range is not there any more, from `at` on. Raises the error itself when that is not allowed, or it
     does not say where records are again."""
+    if "log" in error.details:  # it is in one whose directory is not there
+        if options.fail_on_data_loss:
+            raise error
+        return Missing(at, wanted.next, error.message)
     lost = isinstance(error, PositionLost)
     go_on_at = error.details.get("go_on_at" if lost else "begin")
     if not isinstance(go_on_at, int) or go_on_at <= at:
