@@ -23,6 +23,7 @@ from mirrorlog.wire.messages.status import LossStatus, PlacedLog
 from sim.cluster_clients import History, Reading, Seen, Sent
 from sim.cluster_coverage import Observer
 from sim.cluster_logged import flattened
+from sim.cluster_moves import Places
 from sim.cluster_plan import Plan
 from sim.cluster_troubles import Troubles
 from sim.disk import SimulatedFiles
@@ -37,7 +38,7 @@ DECIDING_S: Final = 2.0
 @dataclass(frozen=True, slots=True)
 class Outside:
     """What the checks look at. `troubles`: of all machines; `damage`: by node, what happened to its disk: power, or
-    anything worse; `disks`: by node, at the end."""
+    anything worse; `disks`: by node, at the end; `places`: where queues that move were."""
 
     plan: Plan
     history: History
@@ -45,30 +46,49 @@ class Outside:
     troubles: Troubles
     damage: Mapping[str, frozenset[str]]
     disks: Mapping[str, SimulatedFiles]
+    places: Places
 
     @property
     def logs(self) -> Mapping[str, PlacedLog]:
         return {log.log_id: log for log in self.history.cluster.logs}
 
-    def log_of(self, queue: str) -> PlacedLog:
-        return self.logs[self.history.log_ids[queue]]
-
-    def may_lose(self, queue: str) -> bool:
-        """Whether something that was confirmed may be gone, reported or not. It is on as many disks as a confirm needs,
-        so as many have to be damaged; and a loss of power does not damage a disk log."""
-        return self.log_may_lose(self.log_of(queue))
+    def log_at(self, queue: str, queue_offset: int) -> PlacedLog:
+        """Of that record."""
+        return self.logs[self.places.log_at(queue, queue_offset) or self.history.log_ids[queue]]
 
     def log_may_lose(self, log: PlacedLog) -> bool:
-        """`may_lose`, of all of its queues."""
+        """Whether something that was confirmed may be gone, reported or not. It is on as many disks as a confirm needs,
+        so as many have to be damaged; and a loss of power does not damage a disk log."""
         harmless = {"power"} if log.flush == "disk" else set()
         return sum(bool(kinds - harmless) for kinds in self.damage.values()) >= self.plan.copies_wanted
 
-    def excused(self, queue: str, *, log_offset: int, epoch: int) -> bool:
+    def excused(self, queue: str, *, queue_offset: int, log_offset: int, epoch: int) -> bool:
         """Whether what stood there in that epoch may be lost, and was reported: by where a loss starts. Its end is what
         copies have told that came back, each up to where it held the log: one that had left the set, or was set back,
         does not know how far the log had gone."""
-        reported = any(loss.epoch > epoch and loss.start <= log_offset for loss in self.log_of(queue).losses)
-        return reported and self.may_lose(queue)
+        log = self.log_at(queue, queue_offset)
+        reported = any(loss.epoch > epoch and loss.start <= log_offset for loss in log.losses)
+        return reported and self.log_may_lose(log)
+
+    def logs_of(self, queue: str) -> set[str]:
+        """Ids of all logs that it was ever in: it takes what it knows from one to the next."""
+        return {self.history.log_ids.get(queue, ""), *self.places.logs_of(queue)} - {""}
+
+    def lost_since(self, log_ids: Iterable[str], at: float) -> bool:
+        """Whether anything was reported as lost, and may have been, by an epoch that was opened later than that, in any
+        of these logs."""
+        opened_at, lost_at = self.observer.opened_at, self.places.lost_at
+        return any(
+            (
+                self.log_may_lose(self.logs[log_id])
+                and any(
+                    opened_at.get((self.logs[log_id].name, loss.epoch), inf) >= at for loss in self.logs[log_id].losses
+                )
+            )
+            if log_id in self.logs
+            else any(time >= at for time in lost_at.get(log_id, ()))
+            for log_id in log_ids
+        )
 
 
 def check_all(outside: Outside) -> None:
@@ -100,11 +120,13 @@ def check_all(outside: Outside) -> None:
 def losses_have_a_reason(outside: Outside) -> None:
     """What is on fewer disks than a confirm needs can be lost: a loss needs as many that were damaged, or lost power.
     Of a disk log too: what was not synced may leave whole batches behind torn ones, which its node cannot tell from
-    bytes that went bad. Then it has to report a loss that is none: see `may_lose`."""
+    bytes that went bad. Then it has to report a loss that is none: see `log_may_lose`."""
     for log in outside.logs.values():
-        assert not log.losses or len(outside.damage) >= outside.plan.copies_wanted, (
+        # One that has just been made is at its home alone, which reports what it held when nothing was confirmed.
+        needed = outside.plan.copies_wanted if log.name in outside.plan.log_names else 1
+        assert not log.losses or len(outside.damage) >= needed, (
             f"losses have a reason: log {log.name} ({log.flush}) reports {_told(log.losses)}, and only "
-            f"{', '.join(outside.damage) or 'no disk'} was damaged; a confirm needs {outside.plan.copies_wanted} copies"
+            f"{', '.join(outside.damage) or 'no disk'} was damaged; a confirm needs {needed} copies"
         )
 
 
@@ -226,11 +248,11 @@ def nothing_confirmed_is_lost(outside: Outside) -> None:
             continue
         receipt, seen = sent.receipt, stored[sent.queue].get((sent.producer, sent.number))
         if seen is None:
-            excused = outside.excused(sent.queue, log_offset=receipt.log_offset, epoch=receipt.epoch)
+            excused = _excuses(outside, sent.queue, receipt)
             outside.history.counts["confirmed and reported as lost" if excused else "confirmed below all and lost"] += 1
             assert excused or sent.level != "all", (
                 f"nothing confirmed is lost: {_named(sent)} is gone; reported is "
-                f"{_told(outside.log_of(sent.queue).losses)}"
+                f"{_told(outside.log_at(sent.queue, receipt.queue_offset).losses)}"
             )
         else:
             assert seen.queue_offset == receipt.queue_offset, (
@@ -269,9 +291,9 @@ def below_all_only_what_is_allowed_is_lost(outside: Outside) -> None:
         if sent.receipt is None or sent.level == "all" or (sent.producer, sent.number) in stored[sent.queue]:
             continue
         receipt = sent.receipt
-        if outside.excused(sent.queue, log_offset=receipt.log_offset, epoch=receipt.epoch):
+        if _excuses(outside, sent.queue, receipt):
             continue
-        cut_at = _cut_at(outside, outside.history.log_ids[sent.queue], receipt)
+        cut_at = _cut_at(outside, outside.log_at(sent.queue, receipt.queue_offset).log_id, receipt)
         assert cut_at is not None, f"below all: {_named(sent)} is gone, and its epoch goes on behind it"
         troubled = {each.node for each in outside.troubles.between(sent.at, cut_at)} & outside.disks.keys()
         assert len(troubled) >= receipt.copies or _decided_late(outside, cut_at), (
@@ -314,14 +336,14 @@ def no_refused_position_is_stored(outside: Outside) -> None:
     """One of which every commit was refused is in no log."""
     history = outside.history
     refused = {position for position, told in history.told.items() if told == {"refused"}}
-    queues = {(history.log_ids[queue], number): queue for queue, number in history.queue_ids.items()}
+    queues = {number: queue for queue, number in history.queue_ids.items()}
     for log_id, log in outside.logs.items():
         for node in [each for each in log.replicas if refused and "flip" not in outside.damage.get(each, ())]:
             for _, batch in flattened(_batches(outside.disks[node], log_id, until=1 << 62)):
                 header = read_header(batch)
                 changes = decode_changes(batch) if header.kind == Kind.QUEUE_STATE else ()
                 for each in (each for each in changes if isinstance(each, PositionCommitted)):
-                    position = queues.get((log_id, header.queue_id), ""), each.group, each.queue_offset
+                    position = queues.get(header.queue_id, ""), each.group, each.queue_offset
                     assert position not in refused, f"no refused position is stored: {position} is at {node}"
 
 
@@ -331,7 +353,7 @@ def nothing_lands_twice(outside: Outside) -> None:
         known: dict[tuple[str, int], Seen] = {}
         for seen in reading.seen:
             before = known.get(seen.source)
-            assert before is None or outside.excused(reading.queue, log_offset=before.log_offset, epoch=before.epoch), (
+            assert before is None or _excuses(outside, reading.queue, before), (
                 f"nothing lands twice: {reading.name} got {seen.source} again, {seen}"
             )
             known[seen.source] = seen
@@ -380,23 +402,19 @@ def readers_see_what_stays(outside: Outside) -> None:
                 f"readers see what stays: the {reading.name} gets {seen.queue_offset} where {expected} is next"
             )
             expected += 1
-            excused = outside.excused(reading.queue, log_offset=seen.log_offset, epoch=seen.epoch)
+            excused = _excuses(outside, reading.queue, seen)
             assert seen in stored[reading.queue] or excused, (
                 f"readers see what stays: the {reading.name} got {seen.source} at {seen.queue_offset}, epoch "
                 f"{seen.epoch}, log offset {seen.log_offset}, and it is gone; reported is "
-                f"{_told(outside.log_of(reading.queue).losses)}"
+                f"{_told(outside.log_at(reading.queue, seen.queue_offset).losses)}"
             )
 
 
 def positions_only_go_forward(outside: Outside) -> None:
     """What a group has committed it finds again, or what was committed later; unless something was reported as lost
     when a later epoch was opened."""
-    history, opened_at = outside.history, outside.observer.opened_at
-    for (queue, group), (committed, found) in history.found.items():
-        name = outside.logs[history.log_ids[queue]].name
-        losses = outside.log_of(queue).losses if outside.may_lose(queue) else []
-        lost_later = any(opened_at.get((name, loss.epoch), inf) >= committed.at for loss in losses)
-        assert found >= committed.queue_offset or lost_later, (
+    for (queue, group), (committed, found) in outside.history.found.items():
+        assert found >= committed.queue_offset or outside.lost_since(outside.logs_of(queue), committed.at), (
             f"positions only go forward: {group} of {queue} committed {committed} and finds {found}"
         )
 
@@ -409,6 +427,11 @@ def _by_queue(readings: Iterable[Reading]) -> dict[str, list[Reading]]:
     for reading in readings:
         found.setdefault(reading.queue, []).append(reading)
     return found
+
+
+def _excuses(outside: Outside, queue: str, record: Seen | Receipt) -> bool:
+    """Whether what was known of that record may be so no more."""
+    return outside.excused(queue, queue_offset=record.queue_offset, log_offset=record.log_offset, epoch=record.epoch)
 
 
 def _by_source(reading: Reading) -> dict[tuple[str, int], Seen]:

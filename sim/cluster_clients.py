@@ -10,13 +10,14 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from mirrorlog.client import Client
 from mirrorlog.client.consumer.consumer import Consumer
 from mirrorlog.client.producer.batch import Receipt
 from mirrorlog.client.producer.producer import Delivery, Producer
-from mirrorlog.errors import MirrorlogError, OutcomeUnknown, Overloaded, PositionLost
+from mirrorlog.errors import MirrorlogError, OutcomeUnknown, Overloaded, PositionLost, QueueExists
+from mirrorlog.wire.messages.queues import QueueInfo
 from mirrorlog.wire.messages.status import ClusterStatus, Status
 from sim.machines import Machine
 
@@ -133,6 +134,15 @@ async def insist(work: Callable[[], Awaitable[_T]]) -> _T:
             return await work()
         except MirrorlogError:
             await asyncio.sleep(AGAIN_S)
+
+
+async def declare(client: Client, queue: str, arguments: dict[str, Any]) -> QueueInfo:
+    """The queue with these arguments, or as it was altered since."""
+    try:
+        return await client.admin.declare(queue, arguments)
+    except QueueExists:
+        found = (await client.metadata([queue])).queues
+        return await client.admin.declare(queue, found[0].arguments if found else arguments)
 
 
 class Writers:
@@ -288,11 +298,18 @@ class FinalReader:
         for (queue, group), committed in list(history.committed.items()):
             position = await insist(lambda q=queue, g=group: client.admin.position(q, g))  # type: ignore[misc]
             history.found[queue, group] = committed, position.queue_offset if position is not None else 0
-        replicas = {log.log_id: log.replicas for log in history.cluster.logs}
-        for queue, log_id in history.log_ids.items():
-            for node_id in replicas[log_id]:
+        for queue in history.log_ids:
+            for node_id in await self._copies(client, queue):
                 history.finals.append(await insist(lambda q=queue, n=node_id: _read_all(client, q, n)))  # type: ignore[misc]
         self.done = True
+
+    async def _copies(self, client: Client, queue: str) -> list[str]:
+        """Nodes with all of it; without one, whoever masters each of its logs."""
+        found = await insist(lambda: client.metadata([queue]))
+        info = found.queues[0]
+        held = {log.log_id: log.replicas for log in self.history.cluster.logs}
+        logs = [held[log_id] for log_id in {span.log_id: 0 for span in info.spans} or [info.log_id]]
+        return [node for node in logs[0] if all(node in replicas for replicas in logs)] or ["master"]
 
     def _level(self) -> bool:
         """Whether every copy has, and knows to be confirmed, all that its log holds."""
@@ -302,7 +319,7 @@ class FinalReader:
         facts: dict[str, set[int]] = {}
         for node, status in self.history.status.items():
             for log in status.logs:
-                if node in placed[log.log_id]:
+                if node in placed.get(log.log_id, ()):
                     facts.setdefault(log.log_id, set()).update((log.end, log.confirmed))
         return all(len(each) == 1 for each in facts.values())
 

@@ -79,6 +79,15 @@ class Observer:
         if (look := getattr(self, f"_{word}", None)) is not None:
             look(at, who, dict(_FACT.findall(text)))
 
+    def forget(self, log: str) -> None:
+        """That log is no more; another one may get its name."""
+        self.opened = {place: runs for place, runs in self.opened.items() if place[0] != log}
+        for place in [each for each in self.opened_at if each[0] == log]:
+            del self.opened_at[place]
+        self.without_master.discard(log)
+        self._epochs.pop(log, None)
+        self.master.pop(log, None)
+
     def coordinated_between(self, since: float, until: float) -> set[str]:
         """The nodes that did at some moment of that time."""
         before = [node for at, node in self.coordinators if at < since]

@@ -11,11 +11,12 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import cycle
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 from mirrorlog import versions
 from mirrorlog.client import Client
-from mirrorlog.cluster.state.commands import Command, ReplicaRetired, ReplicasWished, Seen
+from mirrorlog.cluster.state.commands import Command, MoveCancelled, ReplicaRetired, ReplicasWished, Seen
+from mirrorlog.cluster.state.placements import MovingQueue
 from mirrorlog.cluster.state.state import ClusterState
 from mirrorlog.errors import BadRequest, DiskFailed, MirrorlogError, NotAMember, NotLeader, Refused
 from mirrorlog.wire.messages.base import Message
@@ -25,6 +26,7 @@ from sim.cluster_clients import AGAIN_S
 from sim.cluster_coverage import Observer
 from sim.cluster_credit import CREDIT_LIMITS
 from sim.cluster_lifetimes import RETURN_MS
+from sim.cluster_moves import Mover
 from sim.cluster_plan import NAMES, Event, Plan
 from sim.cluster_queues import REDRIVE, Meddler
 from sim.cluster_troubles import Troubles
@@ -47,7 +49,7 @@ REGISTER_S: Final = 30.0
 """How long all runs are waited for to register and to hear everything, at peace."""
 LOGS: Final = ROOT / "data" / "logs"
 INTERCEPT_S: Final = 0.001
-"""How often letters are looked for that are to be intercepted."""
+"""How often letters, or moves, are looked for that are to be intercepted."""
 _ASK_MS: Final = 2_000
 _CONNECT_MS: Final = 300
 _STOP_S: Final = 5.0
@@ -176,10 +178,45 @@ class SimulatedCluster:
                     piece for queue_id in sorted(table.leaving) if (piece := table.of(queue_id).piece) is not None
                 ]
                 if masters.get(name) == node.name and pieces and pieces[0].targets:
-                    return name, self._name_of(pieces[0].targets[0].log_id)
+                    return name, self.name_of(pieces[0].targets[0].log_id)
         return None
 
-    def _name_of(self, log_id: str) -> str:
+    def moving(self, stage: str) -> MovingQueue | None:
+        """A move that has come so far, as the masters of its logs know it now; see `cluster_plan.STAGES`."""
+        state = self.decided()
+        if state is None:
+            return None
+        for name, move in sorted(state.placing.moves.items()):
+            left = self._aside(move.source, name, move.number, "left")
+            came = self._aside(move.target, name, move.number, "arriving")
+            if stage == ("arrived" if came and came.arrived else "left" if left else "begun"):
+                return move
+        for name, spans in sorted(state.placing.spans.items()) if stage == "added" else ():
+            source, target = spans[-2].log_id, spans[-1].log_id
+            if name not in state.placing.moves and self._aside(target, name, None, "arriving"):
+                return MovingQueue(0, source, target)
+        return None
+
+    def _aside(self, log_id: str, name: str, move: int | None, how: str) -> Any:
+        """What the master of a log knows of a queue that has left by that move, or is arriving by it."""
+        state = self.decided()
+        master = state.logs[log_id].master if state is not None and log_id in state.logs else None
+        node = self.nodes[master.node] if master is not None else None
+        if node is None or node.node is None or not node.machine.up or node.machine.paused:
+            return None
+        held = node.node.logs.held(log_id)
+        moves = held.replica.queues.moves if held is not None else None
+        known = getattr(moves, how, {})
+        return next(
+            (
+                each
+                for queue_id, each in known.items()
+                if moves is not None and moves.name(queue_id) == name and move in (None, each.move)
+            ),
+            None,
+        )
+
+    def name_of(self, log_id: str) -> str:
         state = self.decided()
         return state.logs[log_id].name if state is not None and log_id in state.logs else ""
 
@@ -325,12 +362,15 @@ class Faults:
         observer: Observer,
         troubles: Troubles,
         programs: Mapping[str, Main],
+        *,
         meddler: Meddler | None = None,
+        mover: Mover | None = None,
     ) -> None:
         """`programs`: by machine, those that can be killed and begin anew; `meddler`: who is told what to do to a queue
-        that is taken from, if there is one."""
+        that is taken from, if there is one; `mover`: the same, which queues are to move."""
         self._programs = programs
         self._meddler = meddler
+        self._mover = mover
         self.happened: Counter[str] = Counter()
         self._cluster = cluster
         self._observer = observer
@@ -522,17 +562,48 @@ class Faults:
             if self._world.now >= end:
                 return False
             await asyncio.sleep(INTERCEPT_S)
-        name = self._observer.master.get(found[whose == "target"], "")
+        return await self._hit_master(found[whose == "target"], how, after_s, for_s)
+
+    async def _hit_master(self, log: str, how: str, after_s: float, for_s: float) -> bool | None:
+        """`log`: its name."""
+        name = self._observer.master.get(log, "")
         await asyncio.sleep(after_s)
         if name not in self._cluster.nodes:
             return False
         match how:
             case "kill":
                 return await self._kill(name, for_s)
+            case "power":
+                return await self._power(name, for_s)
             case "pause":
                 return await self._pause(name, for_s)
             case _:
                 return await self._isolate(name, "nodes", for_s)
+
+    # --- queues that move ---
+
+    async def _alter(self, number: int, steps: int) -> bool | None:
+        if self._mover is None:
+            return False
+        self._mover.ask(number, steps)
+        return None
+
+    async def _call_off(self) -> bool:
+        """Somebody has a move cancelled that he knows of."""
+        node = self._random.choice(self._cluster.present)
+        moves = sorted({each.number for each in node.decided.placing.moves.values()}) if node.decided else []
+        return bool(moves) and node.propose(MoveCancelled(number=self._random.choice(moves)))
+
+    async def _ambush(self, when: str, how: str, wait_s: float, after_s: float, for_s: float) -> bool | None:
+        """A master is hit when a move has come so far: that of the log that the queue leaves, or comes to."""
+        stage, _, whose = when.partition(" ")
+        end = self._world.now + wait_s
+        while (found := self._cluster.moving(stage)) is None:
+            if self._world.now >= end:
+                return False
+            await asyncio.sleep(INTERCEPT_S)
+        self._observer.counts[f"moves: the {whose} is hit when it has {stage}"] += 1
+        return await self._hit_master(self._cluster.name_of(getattr(found, whose)), how, after_s, for_s)
 
     # --- disks ---
 

@@ -17,7 +17,6 @@ from math import inf
 from typing import Final
 
 from mirrorlog.queues.groups.verdicts import ACKED, DEAD, DEAD_WHYS, UNKNOWN
-from mirrorlog.wire.messages.status import PlacedLog
 from sim.cluster_checks import Outside, _batches
 from sim.cluster_consumers import OPEN_MAX_S, GroupHistory, GroupKey, Taken, Taking
 from sim.cluster_dead_letters import SOURCES, TARGETS, WAYS
@@ -32,6 +31,8 @@ from sim.patches import WALL_START_NS
 FINAL: Final = frozenset({"ack", "reject"})
 _Record = tuple[str, str, int]
 """Queue, see `one_of`, group and queue offset."""
+Mastership = tuple[int, int]
+"""Of a queue: how often it has moved, and the epoch of the log that it is in. A later one is greater."""
 
 
 def one_of(queue: str, queue_id: int) -> str:
@@ -56,13 +57,28 @@ class GroupsOutside:
     queues: QueueHistory
 
     @cached_property
+    def logged(self) -> Sequence[Mapping[int, LoggedQueue]]:
+        """By queue id, what the logs say; once for each copy that there is of any."""
+        copies: dict[str, list[list[tuple[int, bytes]]]] = defaultdict(list)
+        for log_id, _, batches in _logs(self.outside):
+            copies[log_id].append(batches)
+        most = max(map(len, copies.values()), default=0)
+        return [logged(*(each[number % len(each)] for each in copies.values())) for number in range(most)]
+
+    def each_logged(self) -> Iterator[tuple[str, LoggedQueue]]:
+        """By the first copy of each log, of queues whose names are known; see `one_of`."""
+        for queue_id, known in self.logged[0].items() if self.logged else ():
+            if queue_id in self._names:
+                yield self._names[queue_id], known
+
+    @cached_property
     def ended(self) -> frozenset[_Record]:
         """What the logs say is done without anybody's settlement: too old, too much, come back too often. Whether that
         was right is for others to check."""
         found: set[_Record] = set()
         limited = self.queues.log_ids.keys() & {*RECORDS, *SOURCES, *TARGETS}
-        for log_id, _, batches in _logs(self.outside) if limited else ():
-            for queue_id, known in logged(log_id, batches).items():
+        for copy in self.logged if limited else ():
+            for queue_id, known in copy.items():
                 queue = self._names.get(queue_id, "")
                 for each in known.ended if name_of(queue) in limited else ():
                     if each.why in UNACKED:
@@ -73,8 +89,8 @@ class GroupsOutside:
     def settled_at(self) -> Mapping[_Record, float]:
         """When the logs say first, in s of the run, that somebody has settled a record."""
         found: dict[_Record, float] = {}
-        for log_id, _, batches in _logs(self.outside):
-            for queue_id, known in logged(log_id, batches).items():
+        for copy in self.logged:
+            for queue_id, known in copy.items():
                 queue = self._names.get(queue_id, "")
                 for each in (each for each in known.ended if each.why not in UNACKED):
                     at = (each.at_us - WALL_START_NS // 1000) / 1e6 + START_S
@@ -99,13 +115,12 @@ class GroupsOutside:
 
     def queue_of(self, granted: Granted) -> str:
         """One that may be made anew is named with its id."""
-        return self._names.get((granted.log_id, granted.queue_id)) or one_of(WILD, granted.queue_id)
+        return self._names.get(granted.queue_id) or one_of(WILD, granted.queue_id)
 
     @cached_property
-    def _names(self) -> Mapping[tuple[str, int], str]:
-        history = self.outside.history
-        stay = {(history.log_ids[queue], number): queue for queue, number in history.queue_ids.items()}
-        return {**{(log, number): one_of(queue, number) for (log, number), queue in self.queues.names.items()}, **stay}
+    def _names(self) -> Mapping[int, str]:
+        stay = {number: queue for queue, number in self.outside.history.queue_ids.items()}
+        return {**{number: one_of(queue, number) for number, queue in self.queues.names.items()}, **stay}
 
     def queue_taken(self, taken: Taken) -> str:
         """The same of a record that was taken: its value tells."""
@@ -123,37 +138,23 @@ class GroupsOutside:
 
     def _id_of(self, queue: str) -> int:
         """Of one that was made once."""
-        return next(queue_id for (_, queue_id), name in self.queues.names.items() if name == queue)
+        return next(queue_id for queue_id, name in self.queues.names.items() if name == queue)
 
     @cached_property
     def left(self) -> Mapping[str, LoggedQueue]:
         """What the logs say of the queues that dead records leave, and come to; see `one_of`."""
-        found: dict[str, LoggedQueue] = {}
-        names = {log_id for queue, log_id in self.queues.log_ids.items() if queue in (*SOURCES, *TARGETS)}
-        for log_id, _, batches in _logs(self.outside) if names else ():
-            if log_id in names:
-                names.remove(log_id)
-                known = logged(log_id, batches)
-                found.update(
-                    {self._names[queue_id]: each for queue_id, each in known.items() if queue_id in self._names}
-                )
-        return {queue: each for queue, each in found.items() if name_of(queue) in (*SOURCES, *TARGETS)}
+        return {queue: known for queue, known in self.each_logged() if name_of(queue) in (*SOURCES, *TARGETS)}
 
     @cached_property
     def stands(self) -> Mapping[tuple[str, str], Sequence[Ended]]:
         """By queue, see `one_of`, and group: what the logs say that its records were settled as since its last reset,
         which forgets, in their order."""
-        found: dict[tuple[str, str], list[Ended]] = defaultdict(list)
-        seen: set[str] = set()
-        for log_id, _, batches in _logs(self.outside):
-            for queue_id, known in logged(log_id, batches).items() if log_id not in seen else ():
-                for group, ended in known.stands.items() if queue_id in self._names else ():
-                    found[self._names[queue_id], group] += ended
-            seen.add(log_id)
-        return found
+        return {(queue, group): ended for queue, known in self.each_logged() for group, ended in known.stands.items()}
 
-    def log_of(self, queue: str) -> PlacedLog:
-        return self.outside.logs[{**self.queues.log_ids, **self.outside.history.log_ids}[name_of(queue)]]
+    def logs_of(self, queue: str) -> set[str]:
+        """Ids of all logs that it was ever in."""
+        name = name_of(queue)
+        return {*self.outside.logs_of(name), self.queues.log_ids.get(name, "")} - {""}
 
     @cached_property
     def taken(self) -> Mapping[_Record, list[Taken]]:
@@ -162,11 +163,19 @@ class GroupsOutside:
             found[self.queue_taken(each), each.group, each.queue_offset].append(each)
         return found
 
-    def newest_epoch(self, queue: str, at: float) -> int:
-        """That was opened by then."""
-        times, epochs = self._opened[self.log_of(queue).name]
+    def newest(self, queue: str, at: float) -> Mastership:
+        """By then: the epoch of the log that it was in."""
+        name = name_of(queue)
+        times_moved, log_id = self.outside.places.home_at(name, at)
+        if not log_id:
+            log_id = {**self.queues.log_ids, **self.outside.history.log_ids}[name]
+        times, epochs = self._opened[self.outside.logs[log_id].name if log_id in self.outside.logs else ""]
         index = bisect_right(times, at)
-        return epochs[index - 1] if index else 0
+        return times_moved, epochs[index - 1] if index else 0
+
+    def mastership(self, queue: str, granted: Granted) -> Mastership:
+        """By which that was given."""
+        return self.outside.places.times_in(name_of(queue), granted.log_id, granted.at), granted.epoch
 
     @cached_property
     def _opened(self) -> Mapping[str, tuple[list[float], list[int]]]:
@@ -180,10 +189,7 @@ class GroupsOutside:
 
     def lost_since(self, queue: str, at: float) -> bool:
         """Whether anything was reported as lost by an epoch that was opened later than that, and may have been."""
-        log, opened_at = self.log_of(queue), self.outside.observer.opened_at
-        return self.outside.log_may_lose(log) and any(
-            opened_at.get((log.name, loss.epoch), inf) >= at for loss in log.losses
-        )
+        return self.outside.lost_since(self.logs_of(queue), at)
 
     def excused(self, queue: str, at: float) -> bool:
         """Whether what was so at that time need not be so any more: something was lost since, or somebody has reset,
@@ -196,7 +202,7 @@ class GroupsOutside:
 
     def current(self, queue: str, granted: Granted) -> bool:
         """Whether it was given by the newest master that there was then."""
-        return granted.epoch >= self.newest_epoch(queue, granted.at)
+        return self.mastership(queue, granted) >= self.newest(queue, granted.at)
 
 
 def check_groups(groups: GroupsOutside) -> None:
@@ -253,11 +259,11 @@ def no_confirmed_ack_comes_back(groups: GroupsOutside) -> None:
         for taken in those:
             if taken.how not in FINAL or taken.outcome != "confirmed" or taken.level != "all":
                 continue
-            newest = groups.newest_epoch(taken.queue, taken.answered_at)
+            newest = groups.newest(taken.queue, taken.answered_at)
             for granted in groups.granted.get(record, ()):
                 assert (
                     granted.at <= taken.answered_at
-                    or granted.epoch < newest
+                    or groups.mastership(record[0], granted) < newest
                     or groups.excused(taken.queue, groups.given_at(record, taken))
                 ), f"no confirmed ack comes back: {taken}; and then {granted}"
 
@@ -288,11 +294,11 @@ def leases_hold(groups: GroupsOutside) -> None:
     for record, those in groups.taken.items():
         for taken in (each for each in those if each.lease_ms):
             until = min(taken.lease_from + taken.lease_ms / 1000, taken.asked_at)
-            newest = groups.newest_epoch(taken.queue, taken.at)
+            newest = groups.newest(taken.queue, taken.at)
             for granted in groups.granted[record]:
                 assert (
                     not taken.at < granted.at < until
-                    or granted.epoch < newest
+                    or groups.mastership(record[0], granted) < newest
                     or groups.excused(taken.queue, taken.lease_from)
                 ), f"leases hold: {taken}; and then {granted}"
 

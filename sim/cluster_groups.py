@@ -21,7 +21,7 @@ from sim.cluster_filler import Filler
 from sim.cluster_group_checks import FINAL, GroupsOutside, check_groups
 from sim.cluster_ledgers import Ledgers
 from sim.cluster_lifetime_checks import check_lifetimes
-from sim.cluster_lifetimes import Farewell, Guests, LifetimeHistory
+from sim.cluster_lifetimes import BRITTLE, PARTY, Farewell, Guests, LifetimeHistory
 from sim.cluster_plan import MEDDLER, TAKERS
 from sim.cluster_queues import ALONE, Feeders, Meddler, QueueHistory, queues_of, takings_of
 from sim.cluster_record_checks import Filled, RecordsOutside, check_records
@@ -90,9 +90,14 @@ class Groups:
     def programs(self) -> Mapping[str, Main]:
         return self._takers
 
-    def _made(self, queue: str, log_id: str, queue_id: int) -> None:
+    @property
+    def names(self) -> list[str]:
+        """Of queues of other sorts that there are by now, or may be."""
+        return [*self._fed.log_ids, *((PARTY, BRITTLE) if self._cluster.plan.lifetimes else ())]
+
+    def _made(self, queue: str, queue_id: int) -> None:
         if queue in ALONE:
-            self.tap.alone.add((log_id, queue_id))
+            self.tap.alone.add(queue_id)
 
     async def begin(self) -> None:
         """Queues of other sorts are made. Raises AssertionError."""

@@ -11,13 +11,13 @@ from typing import Any, Final
 
 from mirrorlog.broker.log.replica import Replica
 from mirrorlog.commitlog.format.header import BatchHeader, Kind, read_header
-from mirrorlog.queues.changes import ArrivalDropped, QueueArrived, QueueArriving, QueueDeleted, decode_changes
+from mirrorlog.queues.changes import QueueDeleted, decode_changes
 from mirrorlog.queues.checkpoint_states import CheckpointBegan, CheckpointEnded, decode_checkpoint
 from mirrorlog.queues.dead_letters.forwarding import NONE, ForwardingTable
 from mirrorlog.queues.groups.ledger import Ledger, State
 from mirrorlog.queues.groups.table import GroupTable
 from mirrorlog.queues.groups.verdicts import ACKED
-from sim.cluster_logged import flattened
+from sim.cluster_logged import flattened, note_arrivals
 from sim.nodes import SimulatedNode
 
 _Place = tuple[str, int, tuple[Any, ...]]
@@ -182,11 +182,7 @@ def rebuilt(
         header = read_header(batch)
         if header.kind in (Kind.QUEUE_STATE, Kind.CONTROL):
             changes = decode_changes(batch)
-            for change in changes:
-                if isinstance(change, QueueArriving):
-                    arriving.add(change.queue_id)
-                elif isinstance(change, QueueArrived | ArrivalDropped):
-                    arriving.discard(change.queue_id)
+            note_arrivals(changes, arriving)
             table.follow(header, changes)
             forwardings.follow(header, changes)
         if header.kind == Kind.CHECKPOINT:

@@ -28,18 +28,21 @@ def nobody_is_there_when_it_goes(history: LifetimeHistory) -> None:
 
 
 def a_new_master_waits(outside: Outside, history: LifetimeHistory) -> None:
-    """For subscribers, who may have been there; and what expires begins anew."""
+    """For subscribers, who may have been there; and what expires begins anew. One whose log the queue has come to is
+    new."""
     opened_at = outside.observer.opened_at
     for went in history.went:
         waits_s = (RETURN_MS if went.auto_delete else EXPIRES_MS) / 1000
-        since = opened_at.get((went.log, went.epoch), -inf)
+        homes = pairwise(outside.places.homes.get(went.queue, ()))
+        came = (to.since for left, to in homes if left.log_id and to.log_id and to.since <= went.at)
+        since = max(opened_at.get((went.log, went.epoch), -inf), *came, -inf)
         assert went.at >= since + waits_s - STEP_S, f"a new master waits: since {since:.3f}, and {went}"
 
 
 def what_is_used_stays(outside: Outside, history: LifetimeHistory) -> None:
     """As long as it was declared again in time: by the id that is told."""
     for before, behind in pairwise(each for each in history.used if each.queue == BRITTLE):
-        same = (before.log_id, before.queue_id) == (behind.log_id, behind.queue_id)
+        same = before.queue_id == behind.queue_id
         idle_s = behind.answered_at - before.asked_at
         assert same or idle_s >= EXPIRES_MS / 1000 or _lost_since(outside, before), (
             f"what is used stays: {before}, and after {idle_s:.3f} s at most {behind}"
@@ -47,7 +50,4 @@ def what_is_used_stays(outside: Outside, history: LifetimeHistory) -> None:
 
 
 def _lost_since(outside: Outside, used: Used) -> bool:
-    log, opened_at = outside.logs[used.log_id], outside.observer.opened_at
-    return outside.log_may_lose(log) and any(
-        opened_at.get((log.name, loss.epoch), inf) >= used.asked_at for loss in log.losses
-    )
+    return outside.lost_since({used.log_id, *outside.logs_of(used.queue)}, used.asked_at)

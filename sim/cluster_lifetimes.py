@@ -22,7 +22,7 @@ from mirrorlog.broker.hosting.hosted_log import HostedLog
 from mirrorlog.broker.session.queue_lifetimes import LifetimeKeeper
 from mirrorlog.client import Client
 from mirrorlog.errors import MirrorlogError
-from sim.cluster_clients import AGAIN_S, insist
+from sim.cluster_clients import AGAIN_S, declare, insist
 from sim.machines import Machine
 from sim.processes import current_process
 
@@ -124,7 +124,7 @@ class Guests:
 
     async def _declare(self, client: Client, queue: str) -> None:
         asked_at = self._loop().time()
-        info = await client.admin.declare(queue, {"flush": self._flush, **_ARGUMENTS[queue]})
+        info = await declare(client, queue, {"flush": self._flush, **_ARGUMENTS[queue]})
         self._history.used.append(Used(queue, info.log_id, info.queue_id, asked_at, self._loop().time()))
         await client.admin.topology.bind(HALL, queue)
 

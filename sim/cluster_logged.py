@@ -12,12 +12,24 @@ from typing import Final, NamedTuple
 from mirrorlog.commitlog.format.attributes import Attributes, attributes_of
 from mirrorlog.commitlog.format.body import Header, parse_batch_body
 from mirrorlog.commitlog.format.header import HEADER_SIZE, BatchHeader, Kind, is_envelope, read_header
-from mirrorlog.queues.changes import Addressed, ForwardingStarted, GroupReset, PieceForwarded, Settled, decode_changes
+from mirrorlog.queues.changes import (
+    Addressed,
+    ArrivalDropped,
+    Change,
+    ForwardingStarted,
+    GroupReset,
+    PieceForwarded,
+    QueueArrived,
+    QueueArriving,
+    QueueOpened,
+    Settled,
+    decode_changes,
+)
 from mirrorlog.queues.checkpoint_states import decode_checkpoint
 from mirrorlog.queues.groups.table import GroupTable
 
-_Queue = tuple[str, int]
-"""Log and queue id."""
+_Stay = tuple[int, int]
+"""The id of a queue, and the number of the move by which it came to a log, 0 where it was declared."""
 
 
 UNACKED: Final = frozenset({"expired", "dropped", "limit", "redriven", "gone"})
@@ -55,19 +67,32 @@ class LoggedQueue:
     """`records`: by queue offset; `ended`: all that was ever settled, in order; `stands`: by group, what of it was
     settled since its last reset, with which each begins; `leaving`: steps by which records leave, with their log
     offsets and times (µs); `behind`: groups that were made, or set back, with what all groups had settled from there
-    on: [first, until)."""
+    on: [first, until); `reset`: groups that were."""
 
     records: dict[int, Stored] = field(default_factory=dict)
     ended: list[Ended] = field(default_factory=list)
     stands: dict[str, list[Ended]] = field(default_factory=dict)
     leaving: list[tuple[int, int, ForwardingStarted | Addressed | PieceForwarded]] = field(default_factory=list)
     behind: list[tuple[str, int, int]] = field(default_factory=list)
+    reset: set[str] = field(default_factory=set)
+
+    def go_on(self, later: LoggedQueue) -> None:
+        """In another log."""
+        self.records.update(later.records)
+        self.ended += later.ended
+        self.leaving += later.leaving
+        self.behind += later.behind
+        for group in later.reset:
+            self.stands[group] = []
+        for group, ended in later.stands.items():
+            self.stands.setdefault(group, []).extend(ended)
 
     def settle(self, header: BatchHeader, batch: bytes) -> None:
         """Changes of groups were appended."""
         for change in decode_changes(batch):
             if isinstance(change, GroupReset):
                 self.stands[change.group] = []
+                self.reset.add(change.group)
             elif isinstance(change, Settled):
                 pairs = zip(change.ranges[::2], change.ranges[1::2], strict=True)
                 ended = [Ended(change.group, *pair, change.why, header.append_time_us) for pair in pairs]
@@ -93,29 +118,56 @@ def flattened(batches: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes
             inner += length
 
 
-def logged(log_id: str, batches: Iterable[tuple[int, bytes]]) -> dict[_Queue, LoggedQueue]:
-    """All that one copy of a log says, by queue."""
-    found: dict[_Queue, LoggedQueue] = defaultdict(LoggedQueue)
-    groups = GroupTable(per_queue_max=GROUPS_MAX)
+def logged(*logs: Iterable[tuple[int, bytes]]) -> dict[int, LoggedQueue]:
+    """All that one copy of each log says, by queue id. A queue that moves goes on in the next one."""
+    stays: dict[_Stay, LoggedQueue] = defaultdict(LoggedQueue)
+    for batches in logs:
+        for stay, known in _stays(batches).items():
+            stays[stay].go_on(known)
+    found: dict[int, LoggedQueue] = defaultdict(LoggedQueue)
+    for queue_id, move in sorted(stays):
+        found[queue_id].go_on(stays[queue_id, move])
+    return found
+
+
+def _stays(batches: Iterable[tuple[int, bytes]]) -> dict[_Stay, LoggedQueue]:
+    found: dict[_Stay, LoggedQueue] = defaultdict(LoggedQueue)
+    came_by: dict[int, int] = {}
+    arriving = set[int]()
+    groups = GroupTable(per_queue_max=GROUPS_MAX, is_arriving=arriving.__contains__)
     for at, batch in flattened(batches):
         header = read_header(batch)
-        queue = log_id, header.queue_id
+        queue = found[header.queue_id, came_by.get(header.queue_id, 0)]
         if header.kind == Kind.DATA:
-            found[queue].records.update(_records(header, batch))
+            queue.records.update(_records(header, batch))
         elif header.kind == Kind.QUEUE_STATE:
-            found[queue].settle(header, batch)
-            found[queue].behind += _behind(header, batch, groups)
+            queue.settle(header, batch)
+            queue.behind += _behind(header, batch, groups)
             changes = decode_changes(batch)
             groups.follow(header, changes)
-            found[queue].leaving += [
+            queue.leaving += [
                 (at, header.append_time_us, change)
                 for change in changes
                 if isinstance(change, ForwardingStarted | Addressed | PieceForwarded)
             ]
+        elif header.kind == Kind.CONTROL:
+            changes = decode_changes(batch)
+            note_arrivals(changes, arriving)
+            came_by.update((each.queue_id, each.move) for each in changes if isinstance(each, QueueOpened))
+            groups.follow(header, changes)
         elif header.kind == Kind.CHECKPOINT:
             groups.restore(header, decode_checkpoint(batch))
         groups.confirm(header.next_log_offset)
     return found
+
+
+def note_arrivals(changes: Iterable[Change], arriving: set[int]) -> None:
+    """Which queues are on their way to a log behind these changes."""
+    for change in changes:
+        if isinstance(change, QueueArriving):
+            arriving.add(change.queue_id)
+        elif isinstance(change, QueueArrived | ArrivalDropped):
+            arriving.discard(change.queue_id)
 
 
 def _records(header: BatchHeader, batch: bytes) -> Iterator[tuple[int, Stored]]:

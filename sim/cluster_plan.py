@@ -23,6 +23,9 @@ MEDDLER: Final = "meddler"
 """The machine of who resets, purges and deletes."""
 WISHES: Final = ("reset to earliest", "reset to latest", "reset back", "purge", "delete group", "delete queue")
 """What is done to a queue that is taken from."""
+STAGES: Final = ("begun", "left", "arrived", "added")
+"""Of a move, when somebody is hit: it is decided; the queue has left; all of it has come; the cluster has added its
+span, and the target has still to say so."""
 
 Argument = str | int | float
 
@@ -47,7 +50,8 @@ class Plan:
     whose records have limits; `transactions`: and those that transactions fill, see `cluster_sorts`; `letters`: and
     those whose dead records leave for others, see `cluster_dead_letters`; `lifetimes`: and those that go by
     themselves, see `cluster_lifetimes`; `credit`: whether producers have little of it, see `cluster_credit`; `moves`:
-    whether copies are moved on purpose, and the plan of the cluster has to come to its end."""
+    whether copies are moved on purpose, and the plan of the cluster has to come to its end; `placing`: whether queues
+    are, see `cluster_moves`."""
 
     seed: str
     kind: str
@@ -68,6 +72,7 @@ class Plan:
     lifetimes: bool = False
     credit: bool = False
     moves: bool = False
+    placing: bool = False
 
     @property
     def clients(self) -> tuple[str, ...]:
@@ -127,6 +132,7 @@ class Kind:
     lifetimes: bool = False
     credit: bool = False
     moves: bool = False
+    placing: bool = False
     logs: tuple[tuple[str, ...], ...] = (("memory",), ("memory",), ("disk",), ("memory", "disk"))
 
 
@@ -217,6 +223,32 @@ USED_COPY_KINDS: Final[Mapping[str, Kind]] = {
     for name, kind in COPY_KINDS.items()
 }
 """And with takers of acking groups, who settle by transactions."""
+MOVE_KINDS: Final[Mapping[str, Kind]] = {
+    f"{sort} moves: {name}".removeprefix("plain "): replace(
+        kind,
+        faults={
+            **{fault: weight for fault, weight in kind.faults.items() if fault != "clock" or not kind.groups},
+            **{"alter": 12, "ambush": 6, "call_off": 2},
+        },
+        seconds=max(5.0, kind.seconds),
+        count=32,
+        nodes=(2, 3, 3, 3, 3, 5),
+        placing=True,
+        logs=(("memory", "disk"), ("disk", "memory"), ("memory", "disk", "memory")),
+    )
+    for sort, kinds in (
+        ("plain", KINDS),
+        ("group", GROUP_KINDS),
+        ("queue", QUEUE_KINDS),
+        ("record", RECORD_KINDS),
+        ("transaction", TRANSACTION_KINDS),
+        ("letter", LETTER_KINDS),
+        ("lifetime", LIFETIME_KINDS),
+    )
+    for name, kind in ((name.rpartition(": ")[2], kind) for name, kind in kinds.items())
+}
+"""Each sort once more, with queues that go from log to log meanwhile, also to logs that are made for them, and masters
+that are hit in the middle of it. Clocks are right where there are takers: a log's time is its master's."""
 ALL_KINDS: Final[Mapping[str, Kind]] = {
     **KINDS,
     **GROUP_KINDS,
@@ -228,6 +260,7 @@ ALL_KINDS: Final[Mapping[str, Kind]] = {
     **CREDIT_KINDS,
     **COPY_KINDS,
     **USED_COPY_KINDS,
+    **MOVE_KINDS,
 }
 
 
@@ -262,6 +295,7 @@ def draw(seed: int | str, *, kind: str | None = None) -> Plan:
         lifetimes=chosen.lifetimes,
         credit=chosen.credit,
         moves=chosen.moves,
+        placing=chosen.placing,
     )
 
 
@@ -385,6 +419,22 @@ class _Draw:
     def _halt(self) -> tuple[Argument, ...]:
         """For how long nothing moves."""
         return (self._for_s(),)
+
+    def _alter(self) -> tuple[Argument, ...]:
+        """Which of the queues, and how many places it is to go on; see `cluster_moves`."""
+        return self._random.randrange(12), self._random.choice((1, 1, 2, 3))
+
+    def _call_off(self) -> tuple[Argument, ...]:
+        return ()
+
+    def _ambush(self) -> tuple[Argument, ...]:
+        """How far a move is, the master of which of its logs is hit, how, how long such a move is waited for, how soon
+        it is hit then, and for how long."""
+        whose = self._random.choice(("source", "target"))
+        how = self._random.choice(("kill", "kill", "pause", "isolate", "power"))
+        after_s = self._random.choice((0.0, 0.003, 0.02))
+        stage = self._random.choice(STAGES)
+        return f"{stage} {whose}", how, self._random.choice((0.5, 2.0)), after_s, self._for_s()
 
     def _rebalance(self) -> tuple[Argument, ...]:
         return ()

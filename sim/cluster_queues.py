@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 from mirrorlog.client import Client
 from mirrorlog.client.producer.producer import Delivery, Producer
 from mirrorlog.errors import MirrorlogError, NoSuchQueue, OutcomeUnknown, Overloaded
-from sim.cluster_clients import Sent, insist
+from sim.cluster_clients import Sent, declare, insist
 from sim.cluster_consumers import Taking
 from sim.cluster_dead_letters import APART, LETTER_ARGUMENTS, MORGUE, REDRIVEN_MAX, TARGETS, lead
 from sim.cluster_sorts import ARGUMENTS, DELIVERY_MS, FILLED, asked
@@ -53,11 +53,11 @@ class Meddled:
 
 @dataclass(slots=True)
 class QueueHistory:
-    """`sent`: with its value and the id of its queue, in order; `names`: of each queue id that a declaration has told,
-    by log and id; `log_ids`: by name; `begin`: as far as that of `work` was seen to move."""
+    """`sent`: with its value and the id of its queue, in order; `names`: of each queue id that a declaration has told;
+    `log_ids`: by name; `begin`: as far as that of `work` was seen to move."""
 
     sent: list[tuple[Sent, bytes, int]] = field(default_factory=list)
-    names: dict[tuple[str, int], str] = field(default_factory=dict)
+    names: dict[int, str] = field(default_factory=dict)
     log_ids: dict[str, str] = field(default_factory=dict)
     meddled: list[Meddled] = field(default_factory=list)
     begin: int = 0
@@ -88,9 +88,9 @@ class Feeders:
         history: QueueHistory,
         *,
         seed: str,
-        made: Callable[[str, str, int], None],
+        made: Callable[[str, int], None],
     ) -> None:
-        """`flush`: of all, and of the one that is apart; `made`: is told of each queue: its name, log and id."""
+        """`flush`: of all, and of the one that is apart; `made`: is told of each queue: its name and id."""
         self.stopping = False
         self.done = False
         self.ready = False
@@ -115,10 +115,10 @@ class Feeders:
     async def _declare(self, client: Client, queue: str) -> None:
         given = _ARGUMENTS.get(queue) or ARGUMENTS.get(queue) or LETTER_ARGUMENTS.get(queue) or {}
         arguments = {"flush": self._flush[queue == APART], **given}
-        info = await insist(lambda: client.admin.declare(queue, arguments))
-        self._history.names[info.log_id, info.queue_id] = queue
+        info = await insist(lambda: declare(client, queue, arguments))
+        self._history.names[info.queue_id] = queue
         self._history.log_ids[queue], self._ids[queue] = info.log_id, info.queue_id
-        self._made(queue, info.log_id, info.queue_id)
+        self._made(queue, info.queue_id)
         if queue == "work":
             self._history.begin = max(self._history.begin, info.begin)
 

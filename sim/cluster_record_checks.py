@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, NamedTuple
 
-from sim.cluster_checks import _batches
 from sim.cluster_group_checks import GroupsOutside, name_of
 from sim.cluster_ledgers import Ledgers
-from sim.cluster_logged import UNACKED, LoggedQueue, Stored, logged
+from sim.cluster_logged import UNACKED, LoggedQueue, Stored
 from sim.cluster_sorts import DELIVERY_LIMIT, LENGTH_MAX, PRIORITY_MAX, RECORDS, TTL_MS
 from sim.cluster_taps import Granted
 
@@ -45,16 +44,8 @@ class RecordsOutside:
     @cached_property
     def logged(self) -> Mapping[str, LoggedQueue]:
         """By queue, of those whose records have limits."""
-        found: dict[str, LoggedQueue] = {}
-        outside = self.groups.outside
-        for log_id, log in outside.logs.items():
-            whole = [node for node in log.replicas if "flip" not in outside.damage.get(node, ())]
-            known = logged(log_id, _batches(outside.disks[whole[0]], log_id, until=1 << 62)) if whole else {}
-            for (_, queue_id), each in known.items():
-                queue = self.groups.queues.names.get((log_id, queue_id))
-                if queue in RECORDS:
-                    found[queue] = each
-        return found
+        known = ((name_of(queue), each) for queue, each in self.groups.each_logged())
+        return {queue: each for queue, each in known if queue in RECORDS}
 
     def granted(self) -> Iterator[tuple[str, Granted]]:
         """With the name of the queue, of those whose records have limits; behind a loss another record may stand

@@ -23,6 +23,8 @@ from sim.cluster_credit import CreditTap, check_credit, credited, still_held
 from sim.cluster_faults import Faults, SimulatedCluster
 from sim.cluster_groups import Groups
 from sim.cluster_lifetimes import watched
+from sim.cluster_move_checks import check_moves, left_open
+from sim.cluster_moves import Mover, Places, placed
 from sim.cluster_plan import Plan
 from sim.cluster_taps import tapped
 from sim.cluster_troubles import Troubles
@@ -55,6 +57,8 @@ def run(plan: Plan, *, trace: Trace | None = None) -> Counter[str]:
             undo.enter_context(watched(schedule.groups.lifetimes))
         if plan.credit:
             undo.enter_context(credited(schedule.credit))
+        if plan.placing:
+            undo.enter_context(placed(schedule.places))
         return world.run(schedule.story())
 
 
@@ -69,6 +73,7 @@ class _Schedule:
         world.trace.watch(self._observer)
         world.trace.watch(self._troubles)
         self._cluster = SimulatedCluster(world, plan)
+        self.places = Places(lambda: world.now, self._observer.opened_at, self._observer.forget)
         queues = {f"q{number}": mode for number, mode in enumerate((*plan.logs, plan.logs[0])[:2])}
         producers = list(_producers(plan, list(queues)))
         self._writers = Writers(self._cluster.servers, queues, producers, self._history)
@@ -76,7 +81,10 @@ class _Schedule:
         self.groups = Groups(self._cluster, list(queues)) if plan.groups else None
         programs = self.groups.programs if self.groups is not None else {}
         meddler = self.groups.meddler if self.groups is not None and (plan.queues or plan.letters) else None
-        self._faults = Faults(self._cluster, self._observer, self._troubles, programs, meddler)
+        self._mover = Mover(self._cluster.servers, plan, self._queues_that_move) if plan.placing else None
+        self._faults = Faults(
+            self._cluster, self._observer, self._troubles, programs, meddler=meddler, mover=self._mover
+        )
 
     async def story(self) -> Counter[str]:
         cluster, history, world = self._cluster, self._history, self._world
@@ -87,9 +95,7 @@ class _Schedule:
         await self._confirms("nothing is confirmed at first", within_s=BEGIN_S)
         await asyncio.sleep(max(0.0, START_S + FLUSHED_S - world.now))
         await world.until(self._queues_are_on_disk, within_s=BEGIN_S, otherwise="the queues are not flushed")
-        if self.groups is not None:
-            await self.groups.begin()
-            self.groups.start()
+        await self._begin()
         operators = [asyncio.ensure_future(work) for work in (cluster.watch(), cluster.operate())]
         storm = asyncio.gather(*(self._faults.do(event) for event in self._plan.events))
         await asyncio.wait_for(storm, self._plan.seconds + STORM_END_S)
@@ -102,6 +108,7 @@ class _Schedule:
         for work in operators:
             if work.done():
                 work.result()
+        await self._all_moved()
         await self._settle()
         await self._confirms("nothing is confirmed after the storm", within_s=HEAL_S)
         self._writers.stopping = True
@@ -116,9 +123,35 @@ class _Schedule:
             await self._credit_is_back()
         check_all(self._outside())
         check_credit(self.credit)
+        if self._plan.placing:
+            check_moves(self._outside())
         if self.groups is not None:
             self.groups.check(self._outside())
         return self._counts()
+
+    def _queues_that_move(self) -> list[str]:
+        return [*self._history.log_ids, *(self.groups.names if self.groups is not None else ())]
+
+    async def _begin(self) -> None:
+        """Whoever uses queues in the storm."""
+        if self.groups is not None:
+            await self.groups.begin()
+            self.groups.start()
+        if self._mover is not None:
+            self._world.machine("mover").start(self._mover)
+
+    async def _all_moved(self) -> None:
+        """Whoever alters queues has his answers, and every move has come to its end, in every log."""
+        mover, until = self._mover, self._world.until
+        if mover is None:
+            return
+        await until(lambda: mover.idle, within_s=END_S, otherwise="who alters queues does not come to his end")
+        try:
+            await until(
+                lambda: not left_open(self._cluster), within_s=HEAL_S, otherwise="a queue does not come to its place"
+            )
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {left_open(self._cluster)}") from None
 
     async def _confirms(self, otherwise: str, *, within_s: float) -> None:
         """Every producer has some more records confirmed."""
@@ -200,7 +233,7 @@ class _Schedule:
         cluster = self._cluster
         damage = {name: frozenset(kinds) for name, kinds in cluster.damage.items()}
         disks = {name: node.machine.files for name, node in cluster.nodes.items()}
-        return Outside(self._plan, self._history, self._observer, self._troubles, damage, disks)
+        return Outside(self._plan, self._history, self._observer, self._troubles, damage, disks, self.places)
 
     def _counts(self) -> Counter[str]:
         history, seen = self._history, self._observer.counts
@@ -232,6 +265,10 @@ class _Schedule:
             }
         )
         counts.update(self.credit.counts)
+        counts.update(self.places.counts)
+        counts.update({name: count for name, count in seen.items() if name.startswith("moves: ")})
+        if self._mover is not None:
+            counts.update(f"moves: alter {each.outcome}" for each in self._mover.altered)
         if self.groups is not None:
             counts.update(self.groups.counts())
         return counts
@@ -275,10 +312,11 @@ class _Settling:
                     while not self.settled:
                         statuses = {node.name: await client.admin.status(node.name) for node in self._cluster.present}
                         self.waits_for = next(self._open_points(statuses), "")
-                        self.settled = not self.waits_for and not self._cluster.plan.moves
+                        plan = self._cluster.plan
+                        self.settled = not self.waits_for and not (plan.moves or plan.placing)
                         for node in _draining(statuses):  # by a request of unknown outcome, decided after its undoing
                             await client.admin.drain(node, draining=False)
-                        if self._cluster.plan.moves and not self.waits_for:
+                        if (plan.moves or plan.placing) and not self.waits_for:
                             moves = await client.admin.copy_moves()
                             if moves.paused:
                                 await client.admin.pause_moving(False)

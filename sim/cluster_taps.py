@@ -55,7 +55,7 @@ _Hand = tuple[int, float]
 @dataclass(slots=True)
 class Tap:
     """`granted`: everything, in order; `twice`: what was given while somebody else had it; `beside`: what was given
-    while somebody else had anything of a queue in `alone` (log and queue id), of which one at a time has records;
+    while somebody else had anything of a queue in `alone` (queue id), of which one at a time has records;
     `dropped`: what went because its queue was too long, while somebody had it. A mastership is known by its works."""
 
     now: Callable[[], float]
@@ -63,7 +63,7 @@ class Tap:
     twice: list[str] = field(default_factory=list)
     beside: list[str] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
-    alone: set[tuple[str, int]] = field(default_factory=set)
+    alone: set[int] = field(default_factory=set)
     _hands: dict[ActiveGroups, dict[tuple[int, str], dict[int, _Hand]]] = field(default_factory=dict)
 
     def give(
@@ -83,7 +83,7 @@ class Tap:
         hands = self._of(works, key)
         clock_us = max(now_us(), replica.log.last_append_time_us)
         below = min(work.delivery.front.covered, replica.index.next_confirmed(key[0]))
-        if (str(replica.log_id), key[0]) in self.alone and (others := {each[0] for each in hands.values()} - {number}):
+        if key[0] in self.alone and (others := {each[0] for each in hands.values()} - {number}):
             self.beside.append(
                 f"{self.now():.3f} {node}, epoch {replica.log.epochs.current}, gives {grants[0]} of queue {key[0]} to "
                 f"{number}, and {others} have some"
@@ -127,6 +127,12 @@ class Tap:
         """The group is made anew, or is no more: what anybody has of it is nobody's."""
         self._of(works, (queue_id, group)).clear()
 
+    def forget_queue(self, works: ActiveGroups, queue_id: int) -> None:
+        """It is there no more: who had a lease of it may have settled it elsewhere, when it comes back."""
+        for key, hands in self._hands.get(works, {}).items():
+            if key[0] == queue_id:
+                hands.clear()
+
     def extend(self, works: ActiveGroups, key: tuple[int, str], lease: int, until: float) -> None:
         hands = self._of(works, key)
         for offset, (number, _) in list(hands.items()):
@@ -153,6 +159,7 @@ def tapped(tap: Tap) -> Iterator[None]:
         patch.object(Leasing, "settle", _settle_lease(tap, Leasing.settle)),
         patch.object(Leasing, "extend", _extend_lease(tap, Leasing.extend)),
         patch.object(GroupEnds, "replace", _replace(tap, GroupEnds.replace)),
+        patch.object(Deliverer, "end_queue", _end_queue(tap, Deliverer.end_queue)),
         patch.object(Deliverer, "dropped", _dropped(tap, Deliverer.dropped)),
         patch.object(Subscribing, "logged_within", _logged_within(tap, Subscribing.logged_within)),
     ):
@@ -227,6 +234,14 @@ def _replace(tap: Tap, original: _Any) -> _Any:
             tap.forget(self._works, queue_id, change.group)
 
     return replace
+
+
+def _end_queue(tap: Tap, original: _Any) -> _Any:
+    def end_queue(self: Deliverer, queue_id: int, error: Any) -> None:
+        original(self, queue_id, error)
+        tap.forget_queue(self._works, queue_id)
+
+    return end_queue
 
 
 def _dropped(tap: Tap, original: _Any) -> _Any:

@@ -15,6 +15,7 @@ from sim.cluster_checks import _batches
 from sim.cluster_consumers import AUDIT, INVOICES
 from sim.cluster_group_checks import GroupsOutside
 from sim.cluster_logged import logged
+from sim.cluster_sorts import TRANSACTED
 from sim.nodes import SimulatedNode
 
 _Shown = tuple[tuple[str, int], ...]
@@ -25,11 +26,11 @@ _Shown = tuple[tuple[str, int], ...]
 class Shown:
     """What copies showed of the queues that transactions fill: `seen`: by log, with the first that did and when."""
 
-    queues: dict[tuple[str, int], str]
+    queues: dict[int, str]
     seen: dict[tuple[str, _Shown], str] = field(default_factory=dict)
 
     def look(self, nodes: Iterable[SimulatedNode], now: float) -> None:
-        """At every copy that there is now. `queues`, by log and id, may have grown."""
+        """At every copy that there is now, of what is there. `queues`, by id, may have grown."""
         for node in nodes:
             if node.node is None or not node.machine.up or node.machine.paused:
                 continue
@@ -37,8 +38,8 @@ class Shown:
                 log_id, index = str(held.replica.log_id), held.replica.index
                 ends = [
                     (queue, index.next_confirmed(queue_id))
-                    for (log, queue_id), queue in self.queues.items()
-                    if log == log_id and queue in (INVOICES, AUDIT)
+                    for queue_id, queue in self.queues.items()
+                    if queue in (INVOICES, AUDIT) and held.replica.queues.has_id(queue_id)
                 ]
                 if ends:
                     self.seen.setdefault((log_id, tuple(sorted(ends))), f"{node.name} at {now:.3f}")
@@ -57,31 +58,31 @@ class Part:
 
 def check_transactions(groups: GroupsOutside, shown: Shown) -> None:
     """Raises AssertionError naming the first that does not hold."""
-    for log_id, node, copy in _copies(groups):
+    for node, copy in _copies(groups):
         named = _named(copy)
         _all_or_none(node, named)
         _outcomes_hold(groups, node, named)
         _once_for_each_order(node, copy, named)
-        _never_half_seen(log_id, named, shown)
+        _never_half_seen(named, shown)
 
 
-def _copies(groups: GroupsOutside) -> Iterator[tuple[str, str, Mapping[str, Mapping[int, bytes]]]]:
-    """Log, node and, by queue, the values that stand there."""
+def _copies(groups: GroupsOutside) -> Iterator[tuple[str, Mapping[str, Mapping[int, bytes]]]]:
+    """Node and, by queue, the values that stand there, of nodes that hold all logs that they were in."""
     outside, names = groups.outside, groups.queues.names
-    for log_id in {groups.queues.log_ids[AUDIT]}:
-        for node in outside.logs[log_id].replicas:
-            if "flip" in outside.damage.get(node, ()):
-                continue
-            known = logged(log_id, _batches(outside.disks[node], log_id, until=1 << 62))
-            yield (
-                log_id,
-                node,
-                {
-                    names[queue]: {offset: each.value or b"" for offset, each in there.records.items()}
-                    for queue, there in known.items()
-                    if queue in names
-                },
-            )
+    known = {log_id for queue in TRANSACTED for log_id in groups.logs_of(queue)}
+    logs = [outside.logs[log_id] for log_id in sorted(known) if log_id in outside.logs]
+    for node in logs[0].replicas:
+        if "flip" in outside.damage.get(node, ()) or not all(node in log.replicas for log in logs):
+            continue
+        copies = (_batches(outside.disks[node], log.log_id, until=1 << 62) for log in logs)
+        yield (
+            node,
+            {
+                names[queue_id]: {offset: each.value or b"" for offset, each in there.records.items()}
+                for queue_id, there in logged(*copies).items()
+                if queue_id in names
+            },
+        )
 
 
 def _named(copy: Mapping[str, Mapping[int, bytes]]) -> dict[str, list[Part]]:
@@ -119,10 +120,8 @@ def _once_for_each_order(node: str, copy: Mapping[str, Mapping[int, bytes]], nam
     assert told.keys() <= copy.get("orders", {}).keys(), f"once for each order: {node} has invoices of none"
 
 
-def _never_half_seen(log_id: str, named: Mapping[str, list[Part]], shown: Shown) -> None:
-    for (log, ends), where in shown.seen.items():
-        if log != log_id:
-            continue
+def _never_half_seen(named: Mapping[str, list[Part]], shown: Shown) -> None:
+    for (_, ends), where in shown.seen.items():
         until = dict(ends)
         for name, parts in named.items():
             seen = [each.offset < until[each.queue] for each in parts if each.queue in until]

@@ -12,6 +12,7 @@ from mirrorlog.queues.changes import GroupReset, Settled, encode_change
 from mirrorlog.wire.messages.status import LossStatus, PlacedLog
 from sim.cluster_checks import Outside, losses_have_a_reason
 from sim.cluster_logged import logged
+from sim.cluster_moves import Places
 from tests.queues.statelog import StateLog, data
 
 LOSS = LossStatus(epoch=5, start=100)
@@ -27,10 +28,10 @@ def outside(
         marked=[], copies=2, copies_wanted=copies_wanted, losses=list(losses),
     )  # fmt: skip
     history = SimpleNamespace(cluster=SimpleNamespace(logs=[log]), log_ids={"q": "x"})
-    plan = SimpleNamespace(copies_wanted=copies_wanted)
+    plan = SimpleNamespace(copies_wanted=copies_wanted, log_names=["main"])
     kinds = {node: frozenset(each.split()) for node, each in (damage or {"a": "power"}).items()}
     nothing = cast(Any, None)
-    return Outside(cast(Any, plan), cast(Any, history), nothing, nothing, kinds, {})
+    return Outside(cast(Any, plan), cast(Any, history), nothing, nothing, kinds, {}, Places(lambda: 0.0, {}, print))
 
 
 def test_what_stood_in_an_older_epoch_from_the_start_of_a_loss_on_is_reported() -> None:
@@ -39,7 +40,7 @@ def test_what_stood_in_an_older_epoch_from_the_start_of_a_loss_on_is_reported() 
     for end in (None, 150):
         found = outside(LossStatus(epoch=5, start=100, end=end))
         for log_offset, epoch, excused in ((100, 4, True), (400, 4, True), (99, 4, False), (400, 5, False)):
-            assert found.excused("q", log_offset=log_offset, epoch=epoch) is excused
+            assert found.excused("q", queue_offset=7, log_offset=log_offset, epoch=epoch) is excused
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,7 @@ def test_a_report_excuses_what_so_much_damage_can_cost(
 ) -> None:
     """A disk log is not damaged by a loss of power, whatever it reports; by a record behind the start of a loss."""
     found = outside(LOSS, flush=flush, damage=damage, copies_wanted=copies_wanted)
-    assert found.excused("q", log_offset=200, epoch=4) is excused
+    assert found.excused("q", queue_offset=7, log_offset=200, epoch=4) is excused
 
 
 def test_a_report_has_a_reason() -> None:
@@ -87,7 +88,7 @@ def test_only_what_all_groups_had_settled_may_be_plain_to_a_group_that_is_made_t
     ):
         log.append(encode_change(change, queue_id=1))
     batches = [(header.log_offset, batch) for header, batch in log.batches]
-    found = logged("x", batches)["x", 1]
+    found = logged(batches)[1]
     names = ("early", "before", "", "late")
     plain = {group: [offset for offset in range(4) if found.may_be_plain(group, offset)] for group in names}
     assert plain == {"early": [], "before": [], "": [], "late": [1]}
@@ -107,7 +108,7 @@ def test_a_record_stands_as_what_it_was_settled_as_since_the_last_reset_of_its_g
         Settled(group="", ranges=[0, 4]),
     ):
         log.append(encode_change(change, queue_id=1))
-    found = logged("x", [(header.log_offset, batch) for header, batch in log.batches])["x", 1]
+    found = logged([(header.log_offset, batch) for header, batch in log.batches])[1]
     stands = {group: [each[1:4] for each in ended] for group, ended in found.stands.items()}
     assert stands == {"": [(0, 4, "acked")], "other": [(2, 3, "dead")]}
     assert [each.why for each in found.ended] == ["dead", "dead", "acked"]

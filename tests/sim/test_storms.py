@@ -21,6 +21,7 @@ from sim.cluster_plan import (
     GROUP_KINDS,
     LETTER_KINDS,
     LIFETIME_KINDS,
+    MOVE_KINDS,
     QUEUE_KINDS,
     RECORD_KINDS,
     TRANSACTION_KINDS,
@@ -143,6 +144,18 @@ def test_copies_move_in_any_storm(kind: str, tmp_path: Path) -> None:
     assert counts["branch: a copy retires"]
     assert counts["branch: a log goes to other nodes"]
     assert counts["fault: wish"]
+
+
+@pytest.mark.long_after(1)
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("kind", ["moves: anything", "group moves: falling masters", "transaction moves: network"])
+def test_queues_move_in_any_storm(kind: str, tmp_path: Path) -> None:
+    """Schedules in which queues go from log to log while they are used, on two processes; what is held to queues that
+    stay is held to them, and in peace every move has come to its end."""
+    assert kind in MOVE_KINDS
+    counts = _come_through(kind, RECORD_SCHEDULES, tmp_path)
+    assert counts["moves: come about"]
+    assert counts["fault: alter"]
 
 
 def test_a_plan_survives_being_saved() -> None:

@@ -1,0 +1,81 @@
+"""What must hold of queues that move whatever happened to their cluster: each is in one log at a time, its records are
+where its spans say, and in the end every log knows which queues are in it.
+
+That nothing is lost, doubled or out of order on the way is seen by the checks of records and groups, which follow a
+queue from log to log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from mirrorlog.commitlog.format.header import Kind, read_header
+from sim.cluster_checks import Outside, _batches
+from sim.cluster_faults import SimulatedCluster
+from sim.cluster_logged import flattened
+
+
+def left_open(cluster: SimulatedCluster) -> str:
+    """What still moves, or is not where the cluster says, by the masters of the logs; empty when all is done."""
+    return next(_open_points(cluster), "")
+
+
+def _open_points(cluster: SimulatedCluster) -> Iterator[str]:
+    state = cluster.decided()
+    if state is None:
+        yield "nobody knows anything"
+        return
+    if state.placing.moves:
+        yield f"there is {state.placing.moves}"
+    for log_id, log in state.logs.items():
+        node = cluster.nodes.get(log.master.node) if log.master is not None else None
+        held = node.node.logs.held(log_id) if node is not None and node.node is not None else None
+        if held is None or not held.knows_confirmed:
+            yield f"log {log.name} has no master that knows what is confirmed"
+            continue
+        moves = held.replica.queues.moves
+        if moves.undecided or moves.arriving:
+            yield f"log {log.name} waits for {sorted(moves.undecided | moves.arriving.keys())}: {moves.arriving}"
+        for queue in held.replica.queues:
+            if state.queues.get(queue.name) not in (log_id, None):
+                yield f"log {log.name} serves {queue.name}, which is elsewhere"
+        for name, place in state.queues.items():
+            if place == log_id and held.replica.queues.get(name) is None:
+                yield f"log {log.name} does not serve {name}"
+
+
+def check_moves(outside: Outside) -> None:
+    """Raises AssertionError naming the first that does not hold."""
+    for check in (a_log_group_stays_together, spans_follow_one_another, records_are_where_the_spans_say):
+        check(outside)
+
+
+def a_log_group_stays_together(outside: Outside) -> None:
+    """At every moment."""
+    torn = outside.places.torn
+    assert not torn, f"a log group stays together: {torn[0]}"
+
+
+def spans_follow_one_another(outside: Outside) -> None:
+    """Each begins at or behind the one before."""
+    for queue, spans in outside.places.spans.items():
+        for one, other in pairwise(spans):
+            assert one.first <= other.first, f"spans follow one another: {queue} has {spans}"
+
+
+def records_are_where_the_spans_say(outside: Outside) -> None:
+    """On every disk: a log has none of a queue that the queue has, or had, in another one."""
+    queues = {number: queue for queue, number in outside.history.queue_ids.items()}
+    for log_id, log in outside.logs.items():
+        for node in log.replicas:
+            if "flip" in outside.damage.get(node, ()):
+                continue
+            for at, batch in flattened(_batches(outside.disks[node], log_id, until=1 << 62)):
+                header = read_header(batch)
+                queue = queues.get(header.queue_id, "") if header.kind == Kind.DATA else ""
+                there = outside.places.log_at(queue, header.base_queue_offset) if queue else ""
+                assert there in ("", log_id), (
+                    f"records are where the spans say: log {log.name} has {header.base_queue_offset} of {queue} on "
+                    f"{node} at {at}, and its spans are {outside.places.spans[queue]}"
+                )

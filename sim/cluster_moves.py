@@ -1,0 +1,194 @@
+"""Queues of a simulated cluster that move between its logs while they are used: who alters them, and where they were.
+
+Where a queue is, and which of its records are in which log, is noted as it is decided, by whichever node applies that
+first: clients hear of it late, and the cluster forgets spans that have ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any, Final, NamedTuple
+from unittest.mock import patch
+
+from mirrorlog.client import Client
+from mirrorlog.cluster.state import machine as rules
+from mirrorlog.cluster.state.commands import Command, MoveBegun, MoveCancelled, QueuesMoved
+from mirrorlog.cluster.state.state import ClusterState, Outcome
+from mirrorlog.errors import MirrorlogError, OutcomeUnknown
+from sim.cluster_clients import insist
+from sim.cluster_plan import Plan
+from sim.cluster_sorts import TRANSACTED
+from sim.machines import Machine
+
+ALTER_MS: Final = 5_000
+PLACES: Final = ("memory", "disk", "disk apart", "memory apart")
+"""Where a queue may be: in one of the logs that the cluster has, or in one that is made for those who ask for it."""
+
+
+class Home(NamedTuple):
+    """Since when, in s of the run, a queue is in that log; no log: it is no more."""
+
+    since: float
+    log_id: str
+
+
+class Spanned(NamedTuple):
+    """From queue offset `first` on a queue's records are in that log."""
+
+    log_id: str
+    first: int
+
+
+@dataclass(slots=True)
+class Places:
+    """`homes`, `spans`: by the queue's name, in order, all that there ever were since it was made; `torn`: where queues
+    of one log group were not together; `lost_at`: of logs that are no more, when epochs were opened by which they lost
+    something. `opened_at`: by log's name and epoch; `forget`: called with the name of a log that is no more."""
+
+    now: Callable[[], float]
+    opened_at: Mapping[tuple[str, int], float]
+    forget: Callable[[str], None]
+    homes: dict[str, list[Home]] = field(default_factory=lambda: defaultdict(list))
+    spans: dict[str, list[Spanned]] = field(default_factory=dict)
+    torn: list[str] = field(default_factory=list)
+    lost_at: dict[str, list[float]] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+    _index: int = 0
+
+    def applied(self, index: int, command: Command, before: ClusterState, after: ClusterState) -> None:
+        """An entry was, by some node, maybe not for the first time."""
+        if index <= self._index:
+            return
+        self._index = index
+        if before.queues is not after.queues:
+            self._note_homes(before, after)
+        for log_id in before.logs.keys() - after.logs.keys():
+            name = before.logs[log_id].name
+            self.lost_at[log_id] = [self.opened_at.get((name, each.epoch), inf) for each in before.logs[log_id].losses]
+            self.forget(name)
+            self.counts["moves: a log is no more"] += 1
+        if isinstance(command, MoveBegun) and before.placing.moves != after.placing.moves:
+            self.counts["moves: begun"] += 1
+        elif isinstance(command, MoveCancelled) and before is not after:
+            self.counts["moves: cancelled"] += 1
+        elif isinstance(command, QueuesMoved) and before is not after:
+            self.counts["moves: come about"] += 1
+            self._note_spans(command, before, after)
+
+    def _note_homes(self, before: ClusterState, after: ClusterState) -> None:
+        now = self.now()
+        for name in before.queues.keys() | after.queues.keys():
+            log_id = after.queues.get(name, "")
+            if before.queues.get(name, "") != log_id:
+                self.homes[name].append(Home(now, log_id))
+                if not log_id:
+                    self.spans.pop(name, None)
+        shop = {after.queues[name] for name in TRANSACTED if name in after.queues}
+        if len(shop) > 1:
+            self.torn.append(f"{now:.3f}: queues of one log group are in {', '.join(sorted(shop))}")
+
+    def _note_spans(self, command: QueuesMoved, before: ClusterState, after: ClusterState) -> None:
+        for name, first in command.first.items():
+            spans = self.spans.setdefault(name, [Spanned(before.queues[name], 0)])
+            spans.append(Spanned(after.queues[name], first))
+
+    def log_at(self, name: str, queue_offset: int) -> str:
+        """The log of the record there; empty for a queue that has not moved."""
+        spans = self.spans.get(name, ())
+        return next((each.log_id for each in reversed(spans) if each.first <= queue_offset), "")
+
+    def logs_of(self, name: str) -> list[str]:
+        """All that it was in, under that name."""
+        return list(dict.fromkeys(each.log_id for each in self.homes.get(name, ()) if each.log_id))
+
+    def home_at(self, name: str, at: float) -> tuple[int, str]:
+        """How often the queue had moved by then, and its log."""
+        homes = self.homes.get(name, ())
+        number = bisect_right(homes, at, key=lambda each: each.since) - 1
+        return (number, homes[number].log_id) if number >= 0 else (-1, "")
+
+    def times_in(self, name: str, log_id: str, at: float) -> int:
+        """By how many moves the queue had come to that log when it was there last, up to then; -1: never."""
+        homes = self.homes.get(name, ())
+        known = [number for number, each in enumerate(homes) if each.log_id == log_id and each.since <= at]
+        return max(known, default=-1)
+
+
+@contextmanager
+def placed(places: Places) -> Iterator[None]:
+    """Every decision is noted meanwhile."""
+    original = rules.applied
+
+    def applied(state: ClusterState, index: int, command: Command) -> tuple[ClusterState, Outcome]:
+        after, outcome = original(state, index, command)
+        places.applied(index, command, state, after)
+        return after, outcome
+
+    with patch.object(rules, "applied", applied):
+        yield
+
+
+def arguments_of(where: str, plan: Plan) -> dict[str, Any]:
+    """What a queue is altered to for one of `PLACES`."""
+    flush, _, apart = where.partition(" ")
+    return {"flush": flush, "min_in_sync": plan.copies if apart else plan.min_in_sync or None}
+
+
+@dataclass(slots=True)
+class Altered:
+    """A queue was altered. `outcome`: confirmed, refused, unknown or none yet."""
+
+    queue: str
+    where: str
+    asked_at: float
+    outcome: str = ""
+    reason: str = ""
+
+
+class Mover:
+    """A program: alters queues as it is told, all at once. `queues`: those that there are by now."""
+
+    def __init__(self, servers: Sequence[str], plan: Plan, queues: Callable[[], Sequence[str]]) -> None:
+        self.altered: list[Altered] = []
+        self._servers = servers
+        self._plan = plan
+        self._queues = queues
+        self._wishes: asyncio.Queue[tuple[int, int]] = asyncio.Queue()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._asked: Counter[str] = Counter()
+
+    def ask(self, number: int, steps: int) -> None:
+        """One of its queues, and by how many of `PLACES` it is to go on."""
+        self._wishes.put_nowait((number, steps))
+
+    @property
+    def idle(self) -> bool:
+        return self._wishes.empty() and all(each.outcome for each in self.altered)
+
+    async def __call__(self, machine: Machine) -> None:
+        client = await insist(lambda: Client(*self._servers, request_timeout_ms=ALTER_MS).connect())
+        while True:
+            number, steps = await self._wishes.get()
+            queues = self._queues()
+            queue = queues[number % len(queues)]
+            self._asked[queue] += steps
+            where = PLACES[self._asked[queue] % len(PLACES)]
+            altered = Altered(queue, where, asyncio.get_running_loop().time())
+            self.altered.append(altered)
+            task = asyncio.ensure_future(self._alter(client, altered))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _alter(self, client: Client, altered: Altered) -> None:
+        try:
+            await client.admin.alter(altered.queue, arguments_of(altered.where, self._plan))
+            altered.outcome = "confirmed"
+        except MirrorlogError as error:
+            altered.outcome = "unknown" if isinstance(error, OutcomeUnknown) else "refused"
+            altered.reason = f"{type(error).__name__}: {error}"
