@@ -98,6 +98,13 @@ class ClusterView(Protocol):
     def rule_for(self, arguments: Mapping[str, Any]) -> Placement:
         """The one that a queue with these asks for. Raises BadRequest."""
 
+    def unlike(self, arguments: Mapping[str, Any], log_id: UUID) -> Mapping[str, Any]:
+        """Where a queue with these asks for another place than that log's, and what the log has instead; see
+        `placing.unlike`."""
+
+    def moving_paused(self) -> bool:
+        """Whether nothing begins to move."""
+
     def move_refusal(self, moved: MoveBegun) -> str:
         """Why such a move would not begin now; empty when it would, as far as is known here."""
 

@@ -25,8 +25,10 @@ from mirrorlog.broker.moves.alter_requests import AlterRequests
 from mirrorlog.broker.moves.evening import QueueEvening
 from mirrorlog.broker.moves.former_records import FormerRecords
 from mirrorlog.broker.moves.move_service import MoveService
+from mirrorlog.broker.moves.moving_list import MovingList
 from mirrorlog.broker.moves.sync_requests import SyncRequests
 from mirrorlog.broker.moves.sync_service import SyncService
+from mirrorlog.broker.moves.wanted_places import WantedPlaces
 from mirrorlog.broker.ports import ClusterView
 from mirrorlog.broker.resources.budgets import OutgoingBudget
 from mirrorlog.broker.resources.disk_limits import DiskReport, DiskSpace
@@ -51,6 +53,7 @@ from mirrorlog.wire.fairness.lines import LoopLines
 from mirrorlog.wire.frames import PROTOCOL_VERSION_MAX
 from mirrorlog.wire.listening import check_free
 from mirrorlog.wire.messages.handshake import NodeLimits, Welcome
+from mirrorlog.wire.messages.queues import ListMoves
 from mirrorlog.wire.messages.status import FormerStatus, NodeCounts, Status
 
 logger = logging.getLogger(__name__)
@@ -151,6 +154,7 @@ class Server:
             log_bytes_max=settings.log.retention_bytes,
         )
         self._evening = QueueEvening(settings.node.id, self.logs, view)
+        self._wanted: WantedPlaces | None = None
         self._door: NativeDoor | None = None
         self._requests: Requests | None = None
         self._ticker: asyncio.Task[None] | None = None
@@ -170,9 +174,18 @@ class Server:
         settings = self._settings
         await self.ha.start(settings.replication_bind)
         self._requests = requests = Requests(settings, self.logs, self._view, self._status, self.operations)
-        requests.handlers |= AlterRequests(requests, self._view).handlers
         requests.handlers |= SyncRequests(requests, self._view, self.syncs).handlers
         self.moves.is_being_deleted = self._evening.is_being_deleted = requests.is_being_deleted
+        alterations = AlterRequests(requests, self._view)
+        self._wanted = WantedPlaces(
+            self.logs,
+            self._view,
+            lambda log, name: alterations.alter(log, name, {}),
+            lambda name: name in alterations.staying or requests.is_being_deleted(name),
+        )
+        moving = MovingList(self.logs, self._view, self.moves, self._wanted)
+        requests.handlers |= alterations.handlers
+        requests.handlers[ListMoves] = lambda asked, respond: moving.found(asked)
         self._door = NativeDoor(
             welcome=self.welcome, host=self._host, logs=self.logs, requests=requests, lines=self._lines
         )
@@ -219,6 +232,8 @@ class Server:
         if self._door is not None:
             self._door.close()
         await self._evening.stop()
+        if self._wanted is not None:
+            await self._wanted.stop()
         await self.moves.stop()
         await self.syncs.stop()
         await self.ha.stop()
@@ -268,6 +283,7 @@ class Server:
         loop = asyncio.get_running_loop()
         assert self._door is not None
         assert self._requests is not None
+        assert self._wanted is not None
         while True:
             now = loop.time()
             self.ha.tick(now)
@@ -278,6 +294,7 @@ class Server:
             self.moves.tick(now)
             self.syncs.tick(now)
             self._evening.tick(now)
+            self._wanted.tick(now)
             await asyncio.sleep(TICK_S)
 
     def _ticker_ended(self, ticker: asyncio.Task[None]) -> None:

@@ -44,6 +44,7 @@ from mirrorlog.wire.messages.groups import (
 from mirrorlog.wire.messages.queues import (
     AlteredQueue,
     AlterQueue,
+    CancelMove,
     CommitPosition,
     DeclareQueue,
     Deleted,
@@ -61,6 +62,7 @@ from mirrorlog.wire.messages.queues import (
     QueueInfo,
     QueueSync,
     SetHold,
+    Stays,
     SyncQueue,
 )
 from mirrorlog.wire.names import split
@@ -125,9 +127,11 @@ class Admin(OperatorAdmin):
     async def alter(self, name: str, arguments: Mapping[str, Any], *, dry_run: bool = False) -> AlteredQueue:
         """Change where a queue is: `copies`, `nodes`, `flush`, `min_in_sync`, `queue-master-locator`; None takes one
         away. Returns when it is decided; the queue moves to another log, or its log gets other copies, while it is
-        used. Queues of one `x-log-group` go together. `dry_run`: only say what would be done and copied.
+        used. A move that does not come about is tried again, as `moves` tells, until `cancel_move`. Queues of one
+        `x-log-group` go together. `dry_run`: only say what would be done and copied.
 
-        Raises BadRequest for what cannot be changed, NoSuchQueue, Refused, or OutcomeUnknown; may be asked again."""
+        Raises BadRequest for what cannot be changed, NoSuchQueue, Refused: then nothing is changed; or OutcomeUnknown;
+        may be asked again."""
         message = AlterQueue(name=name, arguments=dict(arguments), dry_run=dry_run)
         return await change_at_master(self._client, name, message, AlteredQueue)
 
@@ -147,6 +151,12 @@ class Admin(OperatorAdmin):
         """What a queue that has moved has left in former logs, and how far the copying of it is. Raises NoSuchQueue, or
         why nobody can say."""
         return await ask_master(self._client, name, SyncQueue(queue=name), QueueSync, insist=True)
+
+    async def cancel_move(self, name: str) -> Stays:
+        """Let a queue stay in the log that it is in, with those of its `x-log-group`: a move that has not come about is
+        given up, and what the queue asks for becomes what that log has. Returns when that is decided, and the queue
+        goes on. Raises Refused when it is elsewhere already, NoSuchQueue, or OutcomeUnknown; may be asked again."""
+        return await change_at_master(self._client, name, CancelMove(name=name), Stays)
 
     async def delete_queue(
         self, name: str, *, if_unused: bool = False, if_empty: bool = False, force: bool = False

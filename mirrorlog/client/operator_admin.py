@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Final, TypeVar
 
@@ -40,7 +41,7 @@ from mirrorlog.wire.messages.operators import (
     Rebalance,
     Rebalanced,
 )
-from mirrorlog.wire.messages.queues import Done, Metadata, NodeInfo
+from mirrorlog.wire.messages.queues import Done, ListMoves, Metadata, MoveOfQueue, MovesFound, NodeInfo
 from mirrorlog.wire.messages.status import GetStatus, Status
 
 _FREE_TIMEOUT_MS: Final = 60_000  # removing large files takes its time
@@ -90,6 +91,29 @@ class OperatorAdmin:
     async def copy_moves(self) -> CopyMoves:
         """Which logs go to other nodes, now and then, and why. Raises NotLeader, ConnectionLost or RequestTimeout."""
         return await self._ask_coordinator(GetCopyMoves(), CopyMoves)
+
+    async def moves(self) -> MovesFound:
+        """Queues that are on their way to another log, or shall go there and have not begun: by name, as the masters of
+        their logs tell it. Of one whose log's master does not answer there is a row with the reason, from the others.
+        Raises what the last node answers when none can tell."""
+        nodes = (await self.metadata([])).nodes
+        answers = await asyncio.gather(*(self._moves_at(node) for node in nodes))
+        found = [answer for answer in answers if isinstance(answer, MovesFound)]
+        failed = {
+            node.node_id: answer
+            for node, answer in zip(nodes, answers, strict=True)
+            if isinstance(answer, MirrorlogError)
+        }
+        if not found:
+            raise next(iter(failed.values()), ConnectionLost("no node of the cluster is known"))
+        return MovesFound(moves=all_moves(found, failed), paused=any(each.paused for each in found))
+
+    async def _moves_at(self, node: NodeInfo) -> MovesFound | MirrorlogError:
+        try:
+            link = await self._client.connection_to(node.client)
+            return await link.request(ListMoves(), MovesFound, timeout_ms=self._client.request_timeout_ms)
+        except MirrorlogError as error:
+            return error
 
     async def pause_moving(self, paused: bool = True) -> None:
         """Let no log go to other nodes any more, or let them go on; what is lost is replaced all the same. Raises
@@ -169,6 +193,22 @@ class OperatorAdmin:
         raise NotLeader("no coordinator is known; a majority of the nodes must reach each other")
 
     # --- inside ---
+
+
+def all_moves(found: Sequence[MovesFound], failed: Mapping[str, MirrorlogError]) -> list[MoveOfQueue]:
+    """By queue, what its log's master says; else that it moves, and why nobody can say more. `failed`: by node, why it
+    does not answer. Pure."""
+    rows: dict[str, MoveOfQueue] = {}
+    for row in (row for each in found for row in each.moves):
+        known = rows.get(row.queue)
+        # A node that is behind may know of a move that is over: the one with the highest number is.
+        if known is None or (row.told, row.number) > (known.told, known.number):
+            rows[row.queue] = row
+    why = "".join(f"; node {node}: {error}" for node, error in failed.items())
+    return [
+        row if row.told else replace(row, reason=f"nobody who answers masters log {row.source}{why}")
+        for _, row in sorted(rows.items())
+    ]
 
 
 def _formers(answer: FormerFreed) -> list[FormerKept]:

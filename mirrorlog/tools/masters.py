@@ -30,7 +30,9 @@ from mirrorlog.tools.common.output import (
 )
 from mirrorlog.tools.common.session import ToolSession, session_of
 from mirrorlog.wire.messages.operators import CopyMoves, CopyPromoted, CopyReport, MasterMove, PlannedMove, Rebalanced
+from mirrorlog.wire.messages.queues import MoveOfQueue, MovesFound
 from mirrorlog.wire.messages.status import ClusterStatus
+from mirrorlog.wire.names import shown
 
 if TYPE_CHECKING:
     from mirrorlog.client import Client
@@ -139,13 +141,14 @@ def still_held(view: ClusterStatus, node_id: str) -> list[str]:
 class RebalancePlan(msgspec.Struct, frozen=True, kw_only=True):
     """What `mqtool rebalance --json` prints. `moves`, `done`: of logs that are not mastered by their homes; `copies`,
     `paused`: of those that go to other nodes, as in `mirrorlog.wire.messages`; `left_bytes`: by log id, of those under
-    way, what has still to be copied, and at how many a second."""
+    way, what has still to be copied, and at how many a second; `queues`: of queues that go to other logs."""
 
     moves: list[MasterMove]
     done: bool
     copies: list[PlannedMove] = []
     paused: bool = False
     left_bytes: dict[str, tuple[int, float]] = {}
+    queues: list[MoveOfQueue] = []
 
 
 def rebalance(
@@ -194,10 +197,16 @@ async def _plan(client: Client, masters: Rebalanced) -> RebalancePlan:
     # While the cluster is being updated no copy moves by itself, and who coordinates may not know the question.
     knows = view is not None and view.cluster_version >= versions.PLACEMENTS
     moves = await client.admin.copy_moves() if knows else CopyMoves(moves=[])
+    queues = await client.admin.moves() if knows else MovesFound(moves=[])
     begun = [move for move in moves.moves if move.under_way]
     left = bytes_left(begun, await gather(client)) if begun else {}
     return RebalancePlan(
-        moves=masters.moves, done=masters.done, copies=moves.moves, paused=moves.paused, left_bytes=left
+        moves=masters.moves,
+        done=masters.done,
+        copies=moves.moves,
+        paused=moves.paused,
+        left_bytes=left,
+        queues=queues.moves,
     )
 
 
@@ -223,7 +232,7 @@ def _watch(session: ToolSession, found: RebalancePlan, *, as_json: bool) -> None
         return await _plan(client, await client.admin.rebalance(dry_run=True))
 
     def done() -> bool:
-        return not found.copies and all(move.reason for move in found.moves)
+        return not found.copies and not found.queues and all(move.reason for move in found.moves)
 
     if as_json:
         print_json_line(found)
@@ -244,7 +253,8 @@ def _watch(session: ToolSession, found: RebalancePlan, *, as_json: bool) -> None
 
 
 def plan_view(found: RebalancePlan, *, waited: bool) -> RenderableType:
-    """One row per log that is not at home, and one per log that goes to other nodes. Pure."""
+    """One row per log that is not at home, per log that goes to other nodes, and per queue that goes to another log.
+    Pure."""
     rows = [
         (
             move.name,
@@ -260,9 +270,37 @@ def plan_view(found: RebalancePlan, *, waited: bool) -> RenderableType:
         parts += [Text(), table("COPIES that move", ("log", "from", "to", "bytes", "why"), rows, numbers=("bytes",))]
     else:
         parts.append(Text("every copy is where it should be"))
+    if found.queues:
+        columns = ("queue", "from", "to", "records", "bytes", "why", "")
+        parts += [
+            Text(),
+            table("QUEUES that move", columns, map(_queue_row, found.queues), numbers=("records", "bytes")),
+        ]
     if found.paused:
         parts.append(Text("moving is paused; mqtool rebalance --resume lets it go on", style="yellow"))
     return Group(*parts)
+
+
+_STAGES: Final = {
+    "wanted": "has not begun",
+    "waits": "waits for the other log",
+    "left": "goes over",
+    "arrived": "is about to go on there",
+}
+
+
+def _queue_row(move: MoveOfQueue) -> tuple[str, ...]:
+    pieces = f": {move.pieces} pieces" if move.stage == "left" and move.pieces else ""
+    how = _STAGES.get(move.stage, move.stage) + pieces if move.told else "moves"
+    return (
+        shown(move.queue),
+        move.source,
+        move.target or NOTHING,
+        str(move.records) if move.records >= 0 else NOTHING,
+        bytes_text(move.size_bytes) if move.size_bytes >= 0 else NOTHING,
+        move.why or NOTHING,
+        f"{how}: {move.reason}" if move.reason else how,
+    )
 
 
 def _progress(move: PlannedMove, found: RebalancePlan) -> str:

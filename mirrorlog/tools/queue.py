@@ -24,7 +24,7 @@ from mirrorlog.tools.common.options import (
 from mirrorlog.tools.common.output import NOTHING, bytes_text, emit, emit_with_outages, print_json, table
 from mirrorlog.tools.common.session import session_of
 from mirrorlog.wire.messages.groups import REDRIVE_MAX
-from mirrorlog.wire.messages.queues import AlteredQueue, Metadata, QueueInfo
+from mirrorlog.wire.messages.queues import AlteredQueue, Metadata, QueueInfo, Stays
 from mirrorlog.wire.messages.status import ProducerStatus, QueueCounts, QueueStatus
 from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, qualified, shown, split
 
@@ -176,23 +176,38 @@ def alter_queue(
     ] = None,
     *,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done and copied.")] = False,
+    cancel: Annotated[bool, typer.Option("--cancel", help="It stays where it is, whatever it asked for.")] = False,
     as_json: AsJson = False,
     vhost: VirtualHost = DEFAULT_VIRTUAL_HOST,
 ) -> None:
     """Change where a queue is: how many copies it has, on which nodes, in memory or on disk.
 
     Arguments: copies, nodes (a JSON list), flush, min_in_sync, queue-master-locator. What is asked for is decided when
-    this returns; the queue moves while it is used. Queues of one x-log-group go together.
+    this returns; the queue moves while it is used. Queues of one x-log-group go together. A move that does not come
+    about is tried again (mqtool rebalance --dry-run shows why), until --cancel: then the queue asks for what it has.
 
     Example: mqtool alter-queue flights --arg copies=2 --dry-run
     """
     arguments = parse_arguments(arg or [])
+    if cancel:
+        if arguments or dry_run:
+            raise BadInput("--cancel stands alone: it changes nothing but what the queue asks for")
+        stays = session_of(context).run(lambda client: client.admin.cancel_move(qualified(vhost, queue)))
+        emit(as_json, stays, stays_text(stays))
+        return
     if not arguments:
         raise BadInput("nothing to change; say what with --arg, such as --arg copies=2")
     found = session_of(context).run(
         lambda client: client.admin.alter(qualified(vhost, queue), arguments, dry_run=dry_run)
     )
     emit(as_json, found, altered_text(found))
+
+
+def stays_text(found: Stays) -> str:
+    """In words. Pure."""
+    names = ", ".join(map(shown, found.queues))
+    move = "its move is cancelled" if found.cancelled else "nothing was moving"
+    return f"{names}: stays in log {found.log}; {move}"
 
 
 def altered_text(found: AlteredQueue) -> str:

@@ -20,7 +20,10 @@ from mirrorlog.broker.log.publish import LogPublisher
 from mirrorlog.broker.membership.cluster_view import NodeView
 from mirrorlog.broker.moves.alter_requests import AlterRequests
 from mirrorlog.broker.moves.move_service import MoveService
+from mirrorlog.broker.moves.moving_list import MovingList
+from mirrorlog.broker.moves.wanted_places import ATTEMPTS_PER_MINUTE, FIRST_S, WantedPlaces
 from mirrorlog.broker.session.queue_requests import Requests
+from mirrorlog.client.operator_admin import all_moves
 from mirrorlog.cluster.coordination.liveness import Life
 from mirrorlog.cluster.state.commands import (
     Addresses,
@@ -38,11 +41,20 @@ from mirrorlog.cluster.state.machine import applied
 from mirrorlog.cluster.state.placements import Placement
 from mirrorlog.cluster.state.state import ClusterState, NodeFacts, Outcome
 from mirrorlog.cluster.state.topology import ClusterTopology, VirtualHost
-from mirrorlog.errors import MirrorlogError, NotMaster, QueueMoving, Refused
+from mirrorlog.errors import LogUnavailable, MirrorlogError, NotMaster, QueueMoving, Refused
 from mirrorlog.queues.changes import QueueHandedOver, encode_change
-from mirrorlog.queues.moving import leave
+from mirrorlog.queues.moving import come_back, leave
 from mirrorlog.wire.messages.base import Message
-from mirrorlog.wire.messages.queues import AlteredQueue, AlterQueue, DeclareQueue
+from mirrorlog.wire.messages.queues import (
+    AlteredQueue,
+    AlterQueue,
+    CancelMove,
+    DeclareQueue,
+    ListMoves,
+    MoveOfQueue,
+    MovesFound,
+    Stays,
+)
 from tests.broker.test_moving import Log
 from tests.ha.replicas import settings_of
 
@@ -85,6 +97,7 @@ class Node:
         self.state = ClusterState(CLUSTER_ID, "c", nodes=nodes, homes=False, cluster_version=6, topology=hosts)
         self.deciding: Callable[[], None] = lambda: None
         self.decided: list[Command] = []
+        self.now = asyncio.get_running_loop().time()
         self.view = NodeView()
         service: Any = self
         self.view.service = service
@@ -115,6 +128,13 @@ class Node:
         self.alterations = AlterRequests(self.requests, self.view)
         self.requests.handlers |= self.alterations.handlers
         self.moves = MoveService("n0", self.logs, self.view)
+        self.wanted = WantedPlaces(
+            self.logs,
+            self.view,
+            lambda log, name: self.alterations.alter(log, name, {}),
+            lambda name: name in self.alterations.staying,
+        )
+        self.listed = MovingList(self.logs, self.view, self.moves, self.wanted)
 
     # --- the cluster ---
 
@@ -160,6 +180,20 @@ class Node:
         assert isinstance(answer, AlteredQueue)
         return answer
 
+    async def passes(self, seconds: float) -> None:
+        """So long, for what is looked at again and again, a second at a time."""
+        for _ in range(int(seconds)):
+            self.now += 1.0
+            self.wanted.tick(self.now)
+            for _ in range(20):  # what it asks for comes to its end
+                await asyncio.sleep(0)
+
+    def begun(self) -> list[MoveBegun]:
+        return [each for each in self.decided if isinstance(each, MoveBegun)]
+
+    def rows(self) -> list[MoveOfQueue]:
+        return self.listed.found(ListMoves()).moves
+
     def arguments(self, name: str) -> dict[str, Any]:
         return self.log.replica.queues.find(name).arguments
 
@@ -168,6 +202,7 @@ class Node:
 async def node(tmp_path: Path) -> AsyncIterator[Node]:
     made = Node(tmp_path / "log")
     yield made
+    await made.wanted.stop()
     await made.moves.stop()
     made.log.replica.close()
 
@@ -277,3 +312,123 @@ async def test_a_move_that_would_be_refused_changes_nothing(node: Node) -> None:
     with pytest.raises(Refused, match="moving is paused"):
         await node.alter("q", copies=1)
     assert node.arguments("q") == {}
+
+
+# --- what is wanted, and what is ---
+
+
+async def test_a_move_that_was_given_up_is_tried_again_less_and_less_often(node: Node) -> None:
+    """Goal: a queue comes to where its arguments lead, though a move came to nothing, and nobody is kept busy by one
+    that cannot. Method: each attempt is cancelled at once, for a quarter of an hour; then one is not."""
+    node.declare("q")
+    node.declare("other")
+    await node.alter("q", copies=1)
+    for _ in range(900):
+        for move in list(node.state.placing.moves.values()):
+            assert not node.apply(MoveCancelled(number=move.number)).refusal
+        await node.passes(1)
+    assert 6 <= len(node.begun()) <= 10, "a pause of 5 minutes at last"
+    assert {(each.names, each.target) for each in node.begun()} == {(("q",), node.begun()[0].target)}
+    await node.passes(310)
+    assert set(node.state.placing.moves) == {"q"}
+
+
+async def test_what_waits_says_why(node: Node) -> None:
+    """While moving is paused, and when it was given up; and nothing is asked of the cluster."""
+    node.declare("q")
+    node.declare("other")
+    await node.alter("q", copies=1)
+    node.apply(MoveCancelled(number=node.state.placing.moves["q"].number))
+    node.apply(MovingPaused(paused=True))
+    node.moves.given_up["q"] = "its last move was given up: no room"
+    await node.passes(2)
+    (row,) = node.rows()
+    assert (row.stage, row.why, row.reason) == ("wanted", "copies = 1, not 2", "its last move was given up: no room")
+    decided = len(node.decided)
+    await node.passes(FIRST_S + 60)
+    (row,) = node.rows()
+    assert (row.reason, len(node.decided)) == ("moving is paused", decided)
+    node.apply(MovingPaused(paused=False))
+    await node.passes(10)
+    (row,) = node.rows()
+    assert (row.stage, row.target, row.number) == ("waits", "1-copies-memory-n1", node.state.placing.moves["q"].number)
+
+
+async def test_many_queues_that_are_astray_go_one_after_the_other(node: Node) -> None:
+    """Goal: no storm of moves. Method: fifty queues are in a log that is not as they ask, by whatever way; each moves
+    once, so many a minute, and then nothing more."""
+    for number in range(50):
+        node.declare(f"q{number}", copies=1)
+    node.declare("other")
+    for second in range(300):
+        for number in {each.number for each in node.state.placing.moves.values()}:
+            names = [name for name, each in node.state.placing.moves.items() if each.number == number]
+            assert not node.apply(QueuesMoved(number=number, first=dict.fromkeys(names, 0))).refusal
+        await node.passes(1)
+        assert len(node.begun()) <= ATTEMPTS_PER_MINUTE * (1 + second // 60)
+    assert len(node.begun()) == 50
+    assert [name for name, log_id in node.state.queues.items() if log_id == HERE] == ["other"]
+    assert node.rows() == []
+
+
+@pytest.mark.parametrize("left", [False, True])
+async def test_a_cancelled_move_leaves_the_queue_where_it_is_for_good(node: Node, left: bool) -> None:
+    """Goal: who cancels a move finds the queue in use where it was, asking for what it has, and it stays there. Method:
+    before it has left, and after; asked twice."""
+    queue_id = node.declare("q")
+    node.declare("other")
+    await node.alter("q", copies=1)
+    number = node.state.placing.moves["q"].number
+    if left:
+        node.log.say(leave(node.log.replica.queues, queue_id, number, "there", next_queue_offset=0))
+        node.log.confirm()
+        back = come_back(node.log.replica.queues, queue_id, number)
+        node.deciding = lambda: asyncio.get_running_loop().call_soon(node.log.say, back) and None
+    answer = await node.ask(CancelMove(name="q"))
+    assert answer == Stays(queues=["q"], log="here", cancelled=True, arguments={"copies": 2})
+    assert not node.state.placing.moves
+    assert node.arguments("q") == {"copies": 2}
+    assert not (await node.ask(CancelMove(name="q"))).cancelled
+    await node.passes(60)
+    assert (len(node.begun()), node.rows()) == (1, [])
+
+
+async def test_a_move_that_has_come_about_is_not_cancelled(node: Node) -> None:
+    node.declare("q")
+    node.declare("other")
+    await node.alter("q", copies=1)
+    move = node.state.placing.moves["q"]
+    node.deciding = lambda: node.apply(QueuesMoved(number=move.number, first={"q": 0})) and None
+    with pytest.raises(Refused, match="has just moved"):
+        await node.ask(CancelMove(name="q"))
+    assert node.arguments("q") == {"copies": 1}
+
+
+async def test_a_queue_that_asks_for_nothing_is_left_where_it_is(node: Node) -> None:
+    """Whatever the settings say by now: here three copies, and the log has two."""
+    node.declare("q")
+    node.declare("locator", **{"queue-master-locator": "random"})
+    await node.passes(60)
+    assert (node.begun(), node.rows()) == ([], [])
+
+
+async def test_a_move_is_told_by_the_master_of_its_log(node: Node) -> None:
+    """By others that it moves, and no more, or why nobody can say."""
+    node.declare("q")
+    node.declare("other")
+    await node.alter("q", copies=1)
+    node.moves.waits["q"] = "nobody masters that log at the moment"
+    (row,) = node.rows()
+    assert (row.told, row.records, row.reason) == (True, 0, "nobody masters that log at the moment")
+    cast(Any, node.hosted).knows_confirmed = False
+    (row,) = node.rows()
+    assert (row.queue, row.told, row.reason, row.source) == ("q", False, "", "here")
+    expected = "nobody who answers masters log here; node n1: is down"
+    assert [each.reason for each in all_moves([MovesFound(moves=[row])], {"n1": LogUnavailable("is down")})] == [
+        expected
+    ]
+    known = MoveOfQueue(queue="q", source="here", target="t", number=row.number, told=True)
+    later = MoveOfQueue(queue="q", source="t", target="here", number=row.number + 1, told=True)
+    for found in ([row, known], [known, row], [row, known, row]):
+        assert all_moves([MovesFound(moves=[each]) for each in found], {}) == [known]
+    assert all_moves([MovesFound(moves=[known]), MovesFound(moves=[later])], {}) == [later]

@@ -59,6 +59,9 @@ class Given:
         assert make
         return OTHER
 
+    def move_refusal(self, moved: MoveBegun) -> str:
+        return ""
+
     async def decide_once(self, command: Command) -> Outcome:
         assert isinstance(command, MoveBegun)
         self.begun.append(command)

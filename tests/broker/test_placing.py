@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from mirrorlog import versions
-from mirrorlog.broker.membership.placing import Declared, PlacingSettings, evening, place_for, rule_for, will_do
+from mirrorlog.broker.membership.placing import Declared, PlacingSettings, evening, place_for, rule_for, unlike, will_do
 from mirrorlog.cluster.state.commands import Addresses, Holder, LogMade, QueuesPlaced
 from mirrorlog.cluster.state.machine import applied
 from mirrorlog.cluster.state.placements import Placement
@@ -315,3 +315,52 @@ def test_a_queue_that_was_placed_where_it_was_wanted_stays_there() -> None:
     assert many(PlacingSettings(locator="random"), **{"queue-master-locator": "min-masters"}) == 2
     known = replace(known, queues={"q0": log_id})
     assert many(PlacingSettings()) == 0
+
+
+PLACES: Any = st.fixed_dictionaries(
+    {},
+    optional={
+        "copies": st.integers(1, 5),
+        "nodes": st.lists(st.sampled_from("abc"), min_size=1, max_size=3, unique=True),
+        "flush": st.sampled_from(["memory", "disk"]),
+        "min_in_sync": st.just(1),
+    },
+)
+
+
+@given(
+    places=st.lists(PLACES, min_size=1, max_size=12),
+    founded=st.sampled_from([(2,), (3,), (3, 1)]),
+    copies=st.integers(1, 4),
+)
+def test_where_a_queue_is_placed_it_is_wanted(
+    places: list[dict[str, Any]], founded: tuple[int, ...], copies: int
+) -> None:
+    """Goal: a queue that is moved to where its arguments lead is not moved again. Method: queues with any arguments, in
+    a cluster with any logs; none of the logs that they come to is unlike what they ask for."""
+    known = state(*(log(number, each) for number, each in enumerate(founded)))
+    settings = PlacingSettings(copies=copies)
+    for number, arguments in enumerate(places):
+        name = f"q{number}"
+        try:
+            known, _ = declared(known, name, settings=settings, **arguments)
+        except BadRequest:
+            continue
+        log_id = known.queues[name]
+        made = known.placing.place(log_id).rule is not None
+        assert unlike(arguments, known.rule(log_id), made=made) == {}
+
+
+def test_a_queue_is_unlike_a_log_that_is_otherwise_and_says_how() -> None:
+    """Of what it names, and of nodes that it does not name; one of a log group is where its group is."""
+    rule = Placement(copies=2, flush="memory")
+    assert unlike({"copies": 2, "flush": "memory"}, rule, made=True) == {}
+    assert unlike({"copies": 3, "flush": "disk"}, rule, made=True) == {"copies": 2, "flush": "memory"}
+    assert unlike({"nodes": ["a"]}, rule, made=True) == {"nodes": None}
+    on_nodes = Placement(nodes=("a", "b"))
+    assert unlike({"nodes": ["a", "b"]}, on_nodes, made=True) == {}
+    assert unlike({"copies": 2}, on_nodes, made=True) == {"copies": None, "nodes": ["a", "b"]}
+    assert unlike({}, on_nodes, made=True) == {"nodes": ["a", "b"]}
+    assert unlike({"copies": 2, "x-log-group": "g"}, on_nodes, made=True) == {}
+    assert unlike({"x-log-group": "g"}, on_nodes, made=True) == {}
+    assert unlike({"min_in_sync": 2}, Placement(copies=2, min_in_sync=1), made=False) == {"min_in_sync": 1}

@@ -129,6 +129,9 @@ class Assigned:
     def placed(self, queue: str) -> UUID | None:
         return next(iter(self.logs()))
 
+    def unlike(self, arguments: Mapping[str, Any], log_id: UUID) -> Mapping[str, Any]:
+        return {}
+
     def is_group_moving(self, log_group: str) -> bool:
         return False
 

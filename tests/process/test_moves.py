@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
@@ -15,7 +15,7 @@ import pytest
 from mirrorlog.client import Client
 from mirrorlog.errors import BadRequest, ConnectionLost, MirrorlogError, NotMaster
 from mirrorlog.testing import Cluster
-from mirrorlog.wire.messages.queues import QueueInfo
+from mirrorlog.wire.messages.queues import MoveOfQueue, QueueInfo
 from tests.process.clusters import fast_cluster
 
 pytestmark = pytest.mark.process
@@ -221,6 +221,43 @@ async def test_what_does_not_move_says_so() -> None:
         with pytest.raises(BadRequest, match="'x-max-length' of a queue cannot be changed"):
             await client.admin.alter("stays", {"x-max-length": 3})
         assert not (await client.admin.alter("stays", {"copies": 1})).moves
+
+
+async def test_a_move_that_waits_is_shown_and_cancelled() -> None:
+    """Goal: whoever moves a queue to a node that is not there sees why it does not get on, whichever node is asked, and
+    can have it stay. Method: the node is killed before; the row is the same by each of the others; the queue is used
+    all the while, and when the node is back it stays where it is."""
+    async with fast_cluster(3, settings={"cluster.node_timeout_ms": 1_000}) as cluster:
+        await asyncio.to_thread(cluster.wait_in_sync)
+        async with Client(*cluster.servers) as client:
+            before = await client.admin.declare("orders", {"nodes": ["n1"]})
+            await client.admin.declare("beside", {"nodes": ["n1"]})
+            cluster.nodes["n3"].kill()
+            await client.admin.alter("orders", {"nodes": ["n3"]})
+            async with client.producer("orders") as producer:
+                await producer.send(b"while it waits")
+            for server in cluster.servers[:2]:
+                async with Client(server) as other:
+                    (row,) = await told_moves(other, lambda rows: any(each.reason for each in rows))
+                    assert (row.queue, row.source, row.stage, row.records) == ("orders", "on-n1-memory-n1", "waits", 1)
+                    assert row.why == "nodes = ['n3'], not ['n1']"
+            stays = await client.admin.cancel_move("orders")
+            assert (stays.cancelled, stays.arguments["nodes"]) == (True, ["n1"])
+            await asyncio.to_thread(cluster.nodes["n3"].start)
+            await asyncio.to_thread(cluster.wait_in_sync)
+            info = await told(client, "orders")
+            assert (info.log_id, info.arguments["nodes"]) == (before.log_id, ["n1"])
+            assert (await client.admin.moves()).moves == []
+
+
+async def told_moves(client: Client, enough: Callable[[list[MoveOfQueue]], bool]) -> list[MoveOfQueue]:
+    """Once they are that."""
+    async with asyncio.timeout(20):
+        while True:
+            moves = (await client.admin.moves()).moves
+            if enough(moves):
+                return moves
+            await asyncio.sleep(0.05)
 
 
 async def kill_during_move(cluster: Cluster, client: Client, victim: str) -> None:

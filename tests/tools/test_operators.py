@@ -28,6 +28,7 @@ from mirrorlog.wire.messages.operators import (
     PlannedMove,
     Rebalanced,
 )
+from mirrorlog.wire.messages.queues import MoveOfQueue
 from mirrorlog.wire.messages.status import FormerStatus
 from tests.tools.goldens import golden
 from tests.tools.statuses import LOG_ID, NOW_US, OUTAGE, VIEW, placed
@@ -50,6 +51,23 @@ PLANNED = [
         log_id="2", name="other", source=["n1", "n2"], target=["n2", "n1"], why="n1 is home to 3 logs, n2 to 1"
     ),
     PlannedMove(log_id="3", name="third", source=["n3"], target=["n4"], why="n3 leaves"),
+]
+QUEUES = [
+    MoveOfQueue(
+        queue="orders",
+        source="2-copies-disk-n1",
+        target="on-n3-disk-n3",
+        number=7,
+        why="nodes = ['n3'], not None",
+        records=12_345,
+        reason="nobody masters that log at the moment",
+        told=True,
+    ),
+    MoveOfQueue(queue="left", source="main", target="other", number=8, stage="left", records=1, pieces=12, told=True),
+    MoveOfQueue(
+        queue="later", source="main", target="1-copies-disk", stage="wanted", why="copies = 1, not 3", told=True
+    ),
+    MoveOfQueue(queue="unknown", source="far", target="main", number=9, reason="nobody who answers masters log far"),
 ]
 PLAN = RebalancePlan(moves=MOVES, done=False, copies=PLANNED, left_bytes={LOG_ID: (1_048_576_000, 104_857_600.0)})
 WOULD = CopyPromoted(log_id=LOG_ID, name="main", missing=["n3"], able=["n1", "n2", "n4"])
@@ -92,6 +110,7 @@ ABSENT = [FormerKept(log_id="", name="", reason="no connection to 127.0.0.1:7403
         ("rebalance_dry.txt", rebalance_view(Rebalanced(moves=MOVES, done=False), waited=False)),
         ("rebalance.txt", rebalance_view(Rebalanced(moves=MOVES, done=True), waited=True)),
         ("rebalance_plan.txt", plan_view(PLAN, waited=False)),
+        ("rebalance_queues.txt", plan_view(RebalancePlan(moves=[], done=False, queues=QUEUES), waited=False)),
         ("rebalance_paused.txt", plan_view(RebalancePlan(moves=[], done=False, paused=True), waited=False)),
         ("promote_dry.txt", promote_view(PromotionReport(answer=WOULD, copies=reports_of(WOULD, OUTAGE)), to="n2")),
         ("promote.txt", promote_view(PromotionReport(answer=DONE, copies=COPIES), to="")),

@@ -13,7 +13,7 @@ from mirrorlog.broker.hosting.hosting import assignment_of
 from mirrorlog.broker.log.clock import now_us
 from mirrorlog.broker.log.refusals import not_master
 from mirrorlog.broker.membership.cluster_status import cluster_status
-from mirrorlog.broker.membership.placing import Declared, PlacingSettings, evening, place_for, rule_for, will_do
+from mirrorlog.broker.membership.placing import Declared, PlacingSettings, evening, place_for, rule_for, unlike, will_do
 from mirrorlog.cluster.coordination.liveness import Change, Life, nodes_needed, nodes_out
 from mirrorlog.cluster.service import ClusterService
 from mirrorlog.cluster.state.commands import (
@@ -326,6 +326,17 @@ class NodeView:
     def rule_for(self, arguments: Mapping[str, Any]) -> Placement:
         """See `ports.ClusterView`."""
         return rule_for(arguments, self._cluster_service().state, self._placing)
+
+    def unlike(self, arguments: Mapping[str, Any], log_id: UUID) -> Mapping[str, Any]:
+        """See `ports.ClusterView`."""
+        state, key = self._cluster_service().state, str(log_id)
+        if key not in state.logs:
+            return {}
+        return unlike(arguments, state.rule(key), made=state.placing.place(key).rule is not None)
+
+    def moving_paused(self) -> bool:
+        """See `ports.ClusterView`."""
+        return self.known is not None and self.known.placing.paused
 
     def move_refusal(self, moved: MoveBegun) -> str:
         """See `ports.ClusterView`."""

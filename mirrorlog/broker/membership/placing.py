@@ -24,7 +24,7 @@ from mirrorlog.cluster.state.placements import Placement
 from mirrorlog.cluster.state.state import ClusterState, holds_transient
 from mirrorlog.config import LOG_NUMBER_MAX, Locator
 from mirrorlog.errors import BadRequest
-from mirrorlog.queues.arguments import locator_of
+from mirrorlog.queues.arguments import locator_of, log_group_of
 from mirrorlog.wire.names import shown
 
 _ASKED: Final = ("copies", "nodes", "flush", "min_in_sync")
@@ -108,6 +108,25 @@ def evening(
         return 0
     # No more than what is above the average, for others give too.
     return max(1, min(more // 2, here - search.average()))
+
+
+def unlike(arguments: Mapping[str, Any], rule: Placement, *, made: bool) -> dict[str, Any]:
+    """Where a queue asks for another place than that of its log, which has this rule: by the argument's name, what the
+    log has instead, None where it has nothing of that. Empty: it is where it belongs. What `place_for` finds, or has
+    made, is never unlike. `made`: the log was made for such queues, so one that names no nodes does not belong in one
+    that does.
+
+    A queue of an `x-log-group` is where the others are: what it does not name counts for nothing."""
+    of_group = bool(log_group_of(arguments))
+    there = {"nodes": list(rule.nodes) or None, "flush": rule.flush, "min_in_sync": rule.min_in_sync}
+    there["copies"] = (copies_of(rule) if of_group else None) if rule.nodes else rule.copies or None
+    asked = [name for name in _ASKED if name in arguments and not (name == "copies" and "nodes" in arguments)]
+    found = {name: there[name] for name in asked if there[name] != arguments[name]}
+    if made and not of_group:
+        found |= {
+            name: there[name] for name in ("nodes", "min_in_sync") if there[name] is not None and name not in arguments
+        }
+    return found
 
 
 class _Search:

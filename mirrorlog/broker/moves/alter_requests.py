@@ -1,4 +1,4 @@
-"""`AlterQueue`: a queue gets other arguments of its place, and goes where they lead.
+"""`AlterQueue`: a queue gets other arguments of its place, and goes where they lead; `CancelMove`: it stays.
 
 Three steps, each of which may be done twice: the log that it belongs in is made, if there is none; its own log says its
 new arguments, confirmed; the cluster decides the move. Whoever asks again goes on from there. Each of them takes a
@@ -8,7 +8,8 @@ again behind each wait, and only what is still so is done.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 from uuid import UUID
@@ -18,16 +19,16 @@ from mirrorlog.broker.hosting.hosted_log import HostedLog
 from mirrorlog.broker.log.refusals import not_master
 from mirrorlog.broker.ports import ClusterView
 from mirrorlog.broker.session.queue_deletion import confirmed, publisher_of
-from mirrorlog.broker.session.queue_requests import Handler, Requests, Respond
-from mirrorlog.cluster.state.commands import LogAltered, MoveBegun
+from mirrorlog.broker.session.queue_requests import Handler, Requests, Respond, loop_time
+from mirrorlog.cluster.state.commands import LogAltered, MoveBegun, MoveCancelled
 from mirrorlog.cluster.state.placements import Placement
-from mirrorlog.errors import BadRequest, LogUnavailable, MirrorlogError, Refused
+from mirrorlog.errors import BadRequest, LogUnavailable, MirrorlogError, QueueMoving, Refused
 from mirrorlog.queues.arguments import PLACING, check_values, log_group_key
 from mirrorlog.queues.changes import QueueAltered, encode_change
 from mirrorlog.queues.limits.lifetime import is_transient
 from mirrorlog.queues.queue_table import Queue
 from mirrorlog.wire.messages.base import Message
-from mirrorlog.wire.messages.queues import AlteredQueue, AlterQueue
+from mirrorlog.wire.messages.queues import AlteredQueue, AlterQueue, CancelMove, Stays
 from mirrorlog.wire.names import shown
 
 TOGETHER_MAX: Final = 1_000
@@ -36,6 +37,11 @@ TOGETHER_MAX: Final = 1_000
 
 LOOKS_MAX: Final = 5
 """How often it is decided anew when what it was decided by has changed meanwhile."""
+
+
+BACK_S: Final = 3.0
+"""How long a queue whose move is cancelled is waited for; then whoever asked for that asks again."""
+BACK_LOOK_S: Final = 0.02
 
 
 class _Plan(NamedTuple):
@@ -53,7 +59,9 @@ class AlterRequests:
     """Answered by the master of the queue's log."""
 
     def __init__(self, requests: Requests, view: ClusterView) -> None:
-        self.handlers: dict[type[Message], Handler] = {AlterQueue: self._alter}
+        self.handlers: dict[type[Message], Handler] = {AlterQueue: self._alter, CancelMove: self._cancel}
+        self.staying: set[str] = set()
+        """Queues of which moves are being cancelled: until that is done they ask for the place that they had."""
         self._requests = requests
         self._view = view
 
@@ -68,6 +76,51 @@ class AlterRequests:
             respond(await self.alter(log, message.name, message.arguments, dry_run=message.dry_run))
 
         self._requests.once_known(log, respond, lambda: self._requests.later(alter(), respond))
+
+    def _cancel(self, message: CancelMove, respond: Respond) -> None:
+        log = self._requests.mastered(message.name)
+
+        async def cancel() -> None:
+            respond(await self.cancel(log, message.name))
+
+        self._requests.once_known(log, respond, lambda: self._requests.later(cancel(), respond))
+
+    async def cancel(self, log: HostedLog, name: str) -> Stays:
+        """Let a queue of a log that this node masters stay there, with those that move with it, if the cluster has not
+        added a span for it yet. May be asked twice. Raises NoSuchQueue, NotMaster, QueueMoving while it comes back,
+        Refused when it is elsewhere."""
+        queues = log.replica.queues
+        if (queue := queues.named(name)) is None:
+            queue = queues.find(name)
+        move = self._view.moves().get(name)
+        if move is None:
+            names = [each.name for each in self._together(log, queue)]
+        else:
+            names = [each for each, other in self._view.moves().items() if other.number == move.number]
+        self.staying.update(names)
+        try:
+            if move is not None:
+                outcome = await self._view.decide_once(MoveCancelled(number=move.number))
+                if outcome.refusal:
+                    raise outcome.error
+                if self._view.placed(name) != log.log_id:
+                    raise Refused(f"queue {shown(name)} has just moved: alter it once more to bring it back")
+                await self._are_back(log, names)
+            for each in names:
+                if (there := queues.get(each)) is not None:
+                    stays = {**there.arguments, **self._view.unlike(there.arguments, log.log_id)}
+                    await self._log_arguments(log, there, _but_none(stays))
+            return Stays(queues=names, log=log.name, cancelled=move is not None, arguments=queues.find(name).arguments)
+        finally:
+            self.staying.difference_update(names)
+
+    async def _are_back(self, log: HostedLog, names: Sequence[str]) -> None:
+        """Until queues whose move is cancelled are found in the log again, unless they are deleted meanwhile."""
+        give_up_at = loop_time() + BACK_S
+        while any(log.replica.queues.moves.leaving_as(name) is not None for name in names):
+            if loop_time() >= give_up_at or not log.masters:
+                raise QueueMoving(f"the move of queue {shown(names[0])} is cancelled, and it is coming back; ask again")
+            await asyncio.sleep(BACK_LOOK_S)
 
     async def alter(
         self, log: HostedLog, name: str, changes: Mapping[str, Any], *, dry_run: bool = False

@@ -24,11 +24,10 @@ from mirrorlog.broker.ports import ClusterView
 from mirrorlog.cluster.coordination.balance import at_rest
 from mirrorlog.cluster.state.commands import MoveBegun
 from mirrorlog.cluster.state.state import ClusterState
-from mirrorlog.errors import MirrorlogError
-from mirrorlog.queues.arguments import log_group_of
+from mirrorlog.errors import MirrorlogError, Refused
+from mirrorlog.queues.arguments import log_group_key
 from mirrorlog.queues.limits.lifetime import is_transient
 from mirrorlog.queues.queue_table import Queue
-from mirrorlog.wire.names import qualified, split
 
 logger = logging.getLogger(__name__)
 
@@ -100,8 +99,8 @@ class QueueEvening:
         alone: list[Queue] = []
         groups: defaultdict[str, list[Queue]] = defaultdict(list)
         for queue in log.replica.queues:
-            if log_group_of(queue.arguments):
-                groups[_group(queue)].append(queue)
+            if group := _group(queue):
+                groups[group].append(queue)
             elif self._may_move(queue):
                 alone.append(queue)
         if alone and (many := self._many(least := min(alone, key=self._size(log)), log)):
@@ -138,9 +137,10 @@ class QueueEvening:
         try:
             target = await self._view.wanted_log(first.name, first.arguments, None, make=True)
             for queues in moves:
-                begun = MoveBegun(
-                    names=tuple(queue.name for queue in queues), target=str(target), log_group=_group(queues[0])
-                )
+                names, group = tuple(queue.name for queue in queues), _group(queues[0])
+                begun = MoveBegun(names=names, target=str(target), log_group=group)
+                if refusal := self._view.move_refusal(begun):
+                    raise Refused(refusal)
                 outcome = await self._view.decide_once(begun)
                 if outcome.refusal:
                     raise outcome.error
@@ -151,5 +151,4 @@ class QueueEvening:
 
 def _group(queue: Queue) -> str:
     """The qualified name of its log group; empty without one."""
-    group = log_group_of(queue.arguments)
-    return qualified(split(queue.name)[0], group) if group else ""
+    return log_group_key(queue.name, queue.arguments)

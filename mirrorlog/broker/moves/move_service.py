@@ -74,6 +74,10 @@ class MoveService:
         self._with_former: Mapping[str, Sequence[Span]] = {}
         self.waits: dict[str, str] = {}
         """Why a queue does not get on, by its name."""
+        self.given_up: dict[str, str] = {}
+        """The same, of queues whose last move was given up here."""
+        self.sent: dict[str, int] = {}
+        """How many pieces of a queue's state have gone over, by its name."""
 
     def look_soon(self) -> None:
         """The cluster has decided something."""
@@ -88,6 +92,7 @@ class MoveService:
         moves = self._view.moves()
         if not moves:
             self.waits.clear()
+            self.sent.clear()
             self._ready.clear()
             self._given.clear()
         if now >= self._free_at:
@@ -298,6 +303,13 @@ class MoveService:
             logger.debug("span_not_freed queue=%r log=%s reason=%r", name, log_id, str(error))
             await asyncio.sleep(self.retry_s)
 
+    def stage(self, log: HostedLog, queue_id: int) -> str:
+        """Of a queue that is to leave a log which this node masters; see `MoveOfQueue`."""
+        left, name = log.replica.queues.moves.left.get(queue_id), log.replica.queues.moves.name(queue_id)
+        if left is None or left.handed_over:
+            return "waits"
+        return "arrived" if self._given.get((log.log_id, name), (0,))[0] == left.move else "left"
+
     # --- giving ---
 
     async def _ask_whether_ready(self, log: HostedLog, name: str, queue_id: int, move: MovingQueue) -> None:
@@ -343,10 +355,12 @@ class MoveService:
                 self.waits[name] = str(error)
                 if loop.time() >= give_up_at:
                     logger.warning("move_given_up move=%s queue=%r reason=%r", move.number, name, str(error))
+                    self.given_up[name] = f"its last move was given up: {error}"
                     await self._decide(MoveCancelled(number=move.number))
                 await asyncio.sleep(self.retry_s)
                 continue
             if wanted < 0:
+                self.given_up.pop(name, None)
                 self._given[place] = move.number, taker
                 self.waits.pop(name, None)
                 return
@@ -354,7 +368,7 @@ class MoveService:
                 attempt, number = uuid4().hex, 0
                 await asyncio.sleep(self.retry_s)
                 continue
-            number = wanted
+            self.sent[name] = number = wanted
             if number > most:
                 most, give_up_at = number, loop.time() + GIVE_UP_S
 

@@ -53,6 +53,7 @@ from mirrorlog.wire.messages.groups import (
 from mirrorlog.wire.messages.operators import GetEvents
 from mirrorlog.wire.messages.queues import (
     AlterQueue,
+    CancelMove,
     CommitPosition,
     DeclareQueue,
     DeleteQueue,
@@ -61,6 +62,7 @@ from mirrorlog.wire.messages.queues import (
     FindOffset,
     GetMetadata,
     ListHolds,
+    ListMoves,
     SetHold,
     SyncQueue,
 )
@@ -87,7 +89,7 @@ DEFAULT_EXCHANGE: Final = "amq.default"
 """What the default exchange, which has no name, is called where rights are asked for; as in RabbitMQ."""
 
 _FOR_LOOKERS: Final = (GetStatus, GetEvents, ListVirtualHosts)
-_FOR_ALL: Final = (GetMetadata, Unsubscribe)
+_FOR_ALL: Final = (GetMetadata, ListMoves, Unsubscribe)
 _FOR_DOORS: Final = (GetMetadata, GetStatus)
 _LOCAL: Final = (
     *_FOR_LOOKERS, *_FOR_ALL, GetRouting, ListUsers, FindOffset, FetchPosition, CommitPosition, ListHolds, SetHold,
@@ -326,7 +328,7 @@ _Wanted = tuple[Right, str, str]
 
 def _rights_for(message: Message) -> list[_Wanted]:
     """All of them are needed; none: it is no matter of permissions. Raises LimitReached."""
-    if isinstance(message, DeclareQueue | DeleteQueue | AlterQueue):
+    if isinstance(message, DeclareQueue | DeleteQueue | AlterQueue | CancelMove):
         return _to_declare_queue(message)
     if isinstance(message, DeclareExchange):
         return _to_declare(message)
@@ -357,7 +359,7 @@ def _beside_reading(message: Message) -> list[_Wanted]:
     return []
 
 
-def _to_declare_queue(message: DeclareQueue | DeleteQueue | AlterQueue) -> list[_Wanted]:
+def _to_declare_queue(message: DeclareQueue | DeleteQueue | AlterQueue | CancelMove) -> list[_Wanted]:
     """The node takes records out of it for where its dead letters go, and whoever asks for that could do so."""
     virtual_host, name = split(message.name)
     wanted = [(Right.CONFIGURE, virtual_host, name)]

@@ -55,7 +55,7 @@ _STATES: Final = {
     ),
     "L": ("QueueBegins", "log_begin", "begins"),
     "G": ("QueueGaps", "gaps", "former"),
-    "M": ("QueueMove", "queue_id", "step", "move", "log_id", "queue_offset", "first", "epochs", "name"),
+    "M": ("MoveOfQueue", "queue_id", "step", "move", "log_id", "queue_offset", "first", "epochs", "name"),
     "E": ("CheckpointEnded", "began_at", "producer_epoch_floor"),
 }
 """By letter: the name, then those of the items behind the letter."""

@@ -268,6 +268,54 @@ class QueueSync(Message, frozen=True, kw_only=True):
     waits: str = ""
 
 
+class CancelMove(Message, frozen=True):
+    """A queue, and those of its log group, shall stay in the log that they are in: a move of them that has not come
+    about is given up, and what they ask for becomes what that log has. Answered with Stays by the log's master."""
+
+    name: str
+
+
+class Stays(Message, frozen=True, kw_only=True):
+    """`queues`: that stay in `log`, by name; `cancelled`: they were on their way to another one; `arguments`: of the
+    queue that was asked about, from now on."""
+
+    queues: list[str]
+    log: str
+    cancelled: bool
+    arguments: dict[str, Any]
+
+
+class ListMoves(Message, frozen=True):
+    """Of any node: which queues are on their way to another log, or shall go there? Answered with MovesFound."""
+
+
+class MoveOfQueue(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A queue goes from the log `source` to the log `target` (names; a rule's words while no log is chosen). `number`:
+    of the move, 0 before it has begun. `stage`: *wanted*: not begun; *waits*: for the other log; *left*: what is known
+    of the queue goes over, nothing is taken for it; *arrived*: it is about to be opened there. `why` it goes; `records`
+    and `size_bytes`: what there is of it now, -1 where it is not known; `pieces`: of its state that have gone over;
+    `reason`: why it does not get on. `told`: by the master of `source`; other nodes know that it moves, and no more."""
+
+    queue: str
+    source: str
+    target: str
+    number: int = 0
+    stage: str = "waits"
+    why: str = ""
+    records: int = -1
+    size_bytes: int = -1
+    pieces: int = 0
+    reason: str = ""
+    told: bool = False
+
+
+class MovesFound(Message, frozen=True):
+    """`moves`: by queue; `paused`: none is begun."""
+
+    moves: list[MoveOfQueue]
+    paused: bool = False
+
+
 class DeleteQueue(Message, frozen=True):
     """Delete a queue with its records, groups and bindings; its id is never used again. Answered by the master of its
     log with Deleted once all of that is confirmed.

@@ -1,0 +1,145 @@
+"""Queues whose arguments lead to another log than the one that they are in, on the node that masters that one.
+
+A queue's arguments, which its log has, say where it shall be. A move may come to nothing all the same: it was given up,
+the log that it led to went, or another queue came into a log that was changed for one. So what is wanted is compared
+with what is, again and again, and what differs is asked for once more, as `AlterQueue` asks.
+
+It comes to an end. A queue moves only while its log's rule is unlike its arguments (`placing.unlike`), and the log
+that is found or made for these is never unlike: so each queue moves once for each change of its arguments, whoever
+asks. What does not come about is tried less and less often. Rejected: whatever `place_for` would choose now counts as
+wanted (a setting, or a node that joins, would set queues in motion that nobody has touched).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, NamedTuple
+from uuid import UUID
+
+from mirrorlog import versions
+from mirrorlog.broker.hosting.hosted_log import HostedLog
+from mirrorlog.broker.hosting.hosted_logs import HostedLogs
+from mirrorlog.broker.ports import ClusterView
+from mirrorlog.errors import MirrorlogError
+
+logger = logging.getLogger(__name__)
+
+LOOK_S: Final = 2.0
+"""Between two looks at all queues."""
+AT_ONCE: Final = 500
+"""Queues of each log that are looked at in a turn of the loop."""
+FIRST_S: Final = 5.0
+"""How long a queue is left where it is not wanted before it is moved: whoever has just changed that moves it."""
+RETRY_MAX_S: Final = 300.0
+ATTEMPTS_PER_MINUTE: Final = 20
+"""Of all queues that this node masters together."""
+
+
+class Astray(NamedTuple):
+    """A queue that is not where its arguments lead. `tries`: that came to nothing; `again_at`: when the next one is due
+    (s, the loop's clock); `reason`: why it is still there."""
+
+    log_id: UUID
+    tries: int
+    again_at: float
+    reason: str
+
+
+class WantedPlaces:
+    """`alter`: lets a queue go where its arguments lead. `is_left_alone`: whether a queue is not to be touched now."""
+
+    def __init__(
+        self,
+        logs: HostedLogs,
+        view: ClusterView,
+        alter: Callable[[HostedLog, str], Awaitable[Any]],
+        is_left_alone: Callable[[str], bool],
+    ) -> None:
+        self._logs = logs
+        self._view = view
+        self._alter = alter
+        self._is_left_alone = is_left_alone
+        self.astray: dict[str, Astray] = {}
+        """By name."""
+        self._looking: list[tuple[HostedLog, deque[int]]] = []
+        self._look_at = 0.0
+        self._begun_at: deque[float] = deque(maxlen=ATTEMPTS_PER_MINUTE)
+        self._task: asyncio.Task[None] | None = None
+
+    def tick(self, now: float) -> None:
+        """Time passes (s, the loop's clock)."""
+        if not self._looking:
+            if now < self._look_at or self._view.cluster_version() < versions.PLACEMENTS or not self._view.has_heard():
+                return
+            self._look_at = now + LOOK_S
+            self._forget()
+            self._looking = [(log, deque(log.replica.queues.queue_ids())) for log in self._mastered()]
+        self._looking = [(log, rest) for log, ids in self._looking if (rest := self._look(log, ids, now))]
+        if self._task is None or self._task.done():
+            self._begin_one(now)
+
+    async def stop(self) -> None:
+        """Nothing is asked for any more."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    # --- inside ---
+
+    def _mastered(self) -> list[HostedLog]:
+        return [log for log in self._logs if log.knows_confirmed and not self._view.is_transient(log.log_id)]
+
+    def _forget(self) -> None:
+        """What is another master's to say."""
+        mastered = {log.log_id for log in self._mastered()}
+        self.astray = {
+            name: each
+            for name, each in self.astray.items()
+            if each.log_id in mastered and self._view.placed(name) == each.log_id
+        }
+
+    def _look(self, log: HostedLog, ids: deque[int], now: float) -> deque[int]:
+        """At some of them; gives the rest."""
+        if not log.knows_confirmed:
+            return deque()
+        for queue_id in [ids.popleft() for _ in range(min(AT_ONCE, len(ids)))]:
+            queue = log.replica.queues.by_id.get(queue_id)
+            if queue is None:
+                continue
+            if self._view.placed(queue.name) != log.log_id or not self._view.unlike(queue.arguments, log.log_id):
+                self.astray.pop(queue.name, None)
+            elif queue.name not in self.astray:
+                self.astray[queue.name] = Astray(log.log_id, 0, now + FIRST_S, "")
+        return ids
+
+    def _begin_one(self, now: float) -> None:
+        moving = self._view.moves()
+        due = [name for name, each in self.astray.items() if each.again_at <= now and name not in moving]
+        name = next((name for name in due if not self._is_left_alone(name)), None)
+        if name is None:
+            return
+        known = self.astray[name]
+        log = self._logs.held(str(known.log_id))
+        if self._view.moving_paused():
+            self.astray[name] = known._replace(again_at=now + LOOK_S, reason="moving is paused")
+        elif len(self._begun_at) == ATTEMPTS_PER_MINUTE and now - self._begun_at[0] < 60:
+            self.astray[name] = known._replace(again_at=self._begun_at[0] + 60)
+        elif log is not None and log.knows_confirmed:
+            # What is begun may be given up too: then it is still here when it is looked at again.
+            again_at = now + min(RETRY_MAX_S, FIRST_S * 2 ** (known.tries + 1))
+            self.astray[name] = known._replace(tries=known.tries + 1, again_at=again_at)
+            self._begun_at.append(now)
+            self._task = asyncio.ensure_future(self._move(log, name))
+
+    async def _move(self, log: HostedLog, name: str) -> None:
+        reason = ""
+        try:
+            await self._alter(log, name)
+        except MirrorlogError as error:
+            reason = error.message
+        logger.info("queue_astray log=%s queue=%r reason=%r", log.name, name, reason)
+        if (known := self.astray.get(name)) is not None:
+            self.astray[name] = known._replace(reason=reason)
