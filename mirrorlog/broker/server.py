@@ -21,11 +21,10 @@ from mirrorlog.broker.hosting.hosted_logs import HostedLogs
 from mirrorlog.broker.hosting.status import disk_status, memory_status, with_warnings
 from mirrorlog.broker.log.clock import now_us
 from mirrorlog.broker.log.host import Helpers, Host
-from mirrorlog.broker.moves.alter_requests import AlterRequests
+from mirrorlog.broker.moves.alter_requests import AlterRequests, MovingList
 from mirrorlog.broker.moves.evening import QueueEvening
 from mirrorlog.broker.moves.former_records import FormerRecords
 from mirrorlog.broker.moves.move_service import MoveService
-from mirrorlog.broker.moves.moving_list import MovingList
 from mirrorlog.broker.moves.sync_requests import SyncRequests
 from mirrorlog.broker.moves.sync_service import SyncService
 from mirrorlog.broker.moves.wanted_places import WantedPlaces

@@ -18,9 +18,8 @@ from mirrorlog.broker.hosting.hosted_logs import HostedLogs
 from mirrorlog.broker.hosting.states import HostedState
 from mirrorlog.broker.log.publish import LogPublisher
 from mirrorlog.broker.membership.cluster_view import NodeView
-from mirrorlog.broker.moves.alter_requests import AlterRequests
+from mirrorlog.broker.moves.alter_requests import AlterRequests, MovingList
 from mirrorlog.broker.moves.move_service import MoveService
-from mirrorlog.broker.moves.moving_list import MovingList
 from mirrorlog.broker.moves.wanted_places import ATTEMPTS_PER_MINUTE, FIRST_S, WantedPlaces
 from mirrorlog.broker.session.queue_requests import Requests
 from mirrorlog.client.operator_admin import all_moves
