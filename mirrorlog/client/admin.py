@@ -124,15 +124,18 @@ class Admin(OperatorAdmin):
                 return await self._declare_named(replace(message, name=name), attempts)
         return answer.queues[0]
 
-    async def alter(self, name: str, arguments: Mapping[str, Any], *, dry_run: bool = False) -> AlteredQueue:
+    async def alter(
+        self, name: str, arguments: Mapping[str, Any], *, dry_run: bool = False, sync: bool = False
+    ) -> AlteredQueue:
         """Change where a queue is: `copies`, `nodes`, `flush`, `min_in_sync`, `queue-master-locator`; None takes one
         away. Returns when it is decided; the queue moves to another log, or its log gets other copies, while it is
         used. A move that does not come about is tried again, as `moves` tells, until `cancel_move`. Queues of one
-        `x-log-group` go together. `dry_run`: only say what would be done and copied.
+        `x-log-group` go together. `dry_run`: only say what would be done and copied; `sync`: as `sync_queue` for all
+        that go to another log.
 
         Raises BadRequest for what cannot be changed, NoSuchQueue, Refused: then nothing is changed; or OutcomeUnknown;
         may be asked again."""
-        message = AlterQueue(name=name, arguments=dict(arguments), dry_run=dry_run)
+        message = AlterQueue(name=name, arguments=dict(arguments), dry_run=dry_run, sync=sync)
         return await change_at_master(self._client, name, message, AlteredQueue)
 
     async def sync_queue(self, name: str) -> QueueSync:

@@ -37,6 +37,7 @@ from mirrorlog.queues.changes import (
     QueueArriving,
     QueueDeclared,
     QueueDeleted,
+    QueueHandedOver,
     QueueStartsMoved,
     QueueUsed,
     encode_change,
@@ -105,8 +106,7 @@ class QueueRegistry:
         self._confirmed_start_offsets: dict[int, int] = {}
         # By queue id, in the order of the log.
         self._leaving: dict[int, _Leaving] = {}
-        self.deleted: list[int] = []
-        """What `take_deleted` gives."""
+        self.deleted: list[int] = []  # what `take_deleted` gives
         self.moved: dict[int, int] = {}
         """What `take_moved` gives."""
 
@@ -475,7 +475,7 @@ class QueueRegistry:
         self.moves.follow(header, change)
         if isinstance(change, QueueArriving):  # also below what was said here: its records elsewhere are not dead
             self._appended(_Unconfirmed(header.next_log_offset, change.queue_id, (), begin=change.begin))
-        elif (left := self.moves.left.get(change.queue_id)) is not None and left.freed:
+        elif isinstance(change, QueueHandedOver) and (left := self.moves.left.get(change.queue_id)) and left.freed:
             self._starts_moved(header, {change.queue_id: left.next_queue_offset})
 
     def _find_newest(self, queue_ids: Set[int]) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from mirrorlog.errors import AccessRefused, LogUnavailable, MirrorlogError, NoSuchQueue, QueueExclusive, RequestTimeout
-from mirrorlog.tools.common.cluster_status import NODE_SECONDS, gather, key_of, select
+from mirrorlog.tools.common.cluster_status import NODE_SECONDS, gather, key_of, select, syncs_of
 from mirrorlog.tools.common.options import AsJson, OnlyVirtualHost
 from mirrorlog.tools.common.output import emit
 from mirrorlog.tools.common.session import session_of
@@ -77,10 +77,12 @@ async def facts_of(client: Client, queue: str | None = None) -> Facts:
         with suppress(NoSuchQueue, LogUnavailable):  # those that know it are down
             status = select(status, queue=queue)
     answers = dict(zip(names, await asked, strict=True))
+    syncs = await syncs_of(client, [each for each in metadata.queues if each.name not in lost])
     return Facts(
         status=status,
         queues=metadata.queues,
         outages=metadata.outages,
+        syncs=syncs,
         groups={name: each for name, each in answers.items() if isinstance(each, GroupsFound)},
         unasked={
             name: each.message

@@ -19,7 +19,7 @@ from mirrorlog.tools.common.cluster_status import AllStatuses, LogCopy, Unreache
 from mirrorlog.tools.common.output import bytes_text
 from mirrorlog.tools.common.records import printable
 from mirrorlog.wire.messages.groups import GroupInfo, GroupsFound
-from mirrorlog.wire.messages.queues import QueueInfo, QueueOutage
+from mirrorlog.wire.messages.queues import QueueInfo, QueueOutage, QueueSync
 from mirrorlog.wire.messages.status import LogStatus, MirrorStatus, PlacedLog, QueueStatus, Status
 from mirrorlog.wire.names import shown
 
@@ -75,6 +75,8 @@ _ADVICE: Final[Mapping[tuple[str, str], str]] = {
     ("queue", "producer-blocked"): "a copy in sync is slow: see the log's mirrors; it goes on by itself when they have "
     "caught up",
     ("queue", "retention-held"): "run the landing, or end its hold if nobody will: mqtool landing-end",
+    ("queue", "records-left"): "mqtool sync-queue {} copies them to its own log, or retention frees them",
+    ("queue", "sync"): "it goes on by itself when that is over: mqtool sync-queue {} --watch",
     ("queue", "nodes-down"): "start node {}",
     ("queue", "not-answered"): "see its log and its nodes; ask again",
     ("queue", "never-read"): "start a consumer, or take it out of the bindings if nobody wants it (mqtool bindings)",
@@ -106,13 +108,15 @@ def _say(what: str, name: str, reason: str, text: str, *, stops: bool = False, s
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """What all nodes tell, from which diagnoses are made. `status`: of all nodes; `queues`, `outages`: as the cluster
-    lists them; `groups`: by queue, as its master told; `unasked`: why one did not, by queue."""
+    lists them; `groups`: by queue, as its master told; `unasked`: why one did not, by queue; `syncs`: what former logs
+    keep of queues, by queue."""
 
     status: AllStatuses
     queues: list[QueueInfo] = []
     outages: list[QueueOutage] = []
     groups: Mapping[str, GroupsFound] = {}
     unasked: Mapping[str, str] = {}
+    syncs: Mapping[str, QueueSync] = {}
 
 
 def findings(facts: Facts) -> list[Diagnosis]:
@@ -301,7 +305,21 @@ def _queues(facts: Facts, statuses: Mapping[str, QueueStatus]) -> Iterator[Diagn
             )
             yield _say("queue", shown(info.name), "never-read", text)
         yield from _full(info, told, statuses.get(info.name))
+    for sync in facts.syncs.values():
+        yield from _left(sync)
     yield from _timeouts(facts)
+
+
+def _left(sync: QueueSync) -> Iterator[Diagnosis]:
+    """What former logs keep of a queue that has moved; what is being copied gets on by itself."""
+    name = shown(sync.queue)
+    for span in sync.spans:
+        size = bytes_text(span.size) if span.size >= 0 else f"{span.records} records"
+        kept = f"log {span.log} keeps {size} of queue {name}, which has moved to {sync.log}"
+        if sync.waits:
+            yield _say("queue", name, "sync-waits", f"{kept}, and copying them waits: {sync.waits}", start=name)
+        elif not sync.wished:
+            yield _say("queue", name, "records-left", kept, start=name)
 
 
 def _full(info: QueueInfo, told: GroupsFound | None, status: QueueStatus | None) -> Iterator[Diagnosis]:

@@ -38,7 +38,18 @@ from mirrorlog.tools.offline.recover_cluster import recover_cluster
 from mirrorlog.tools.offline.verify import verify
 from mirrorlog.tools.offsets import offsets
 from mirrorlog.tools.publish import publish
-from mirrorlog.tools.queue import alter_queue, declare, delete, find_offset, producers, purge, queues, rates, redrive
+from mirrorlog.tools.queue import (
+    alter_queue,
+    declare,
+    delete,
+    find_offset,
+    producers,
+    purge,
+    queues,
+    rates,
+    redrive,
+    sync_queue,
+)
 from mirrorlog.tools.receive import extend, lease, receive, settle
 from mirrorlog.tools.topology import (
     bind,
@@ -118,7 +129,7 @@ for command in (
     *(doctor, producers, rates),
     *(exchanges, bind, unbind, bindings, vhosts, users),
     *(exchange_declare, exchange_delete, vhost_add, vhost_delete, user_set, user_delete, user_permissions, user_limits),
-    *(find_offset, landing_end, group_delete, delete, alter_queue, group_reset, forget_node, free_former),
+    *(find_offset, landing_end, group_delete, delete, alter_queue, sync_queue, group_reset, forget_node, free_former),
     recover_cluster,
 ):
     app.command()(command)

@@ -1,17 +1,19 @@
-"""`mqtool queues`, `declare`, `delete`, `purge`, `redrive`, `rates`, `producers`, `find-offset`: queues."""
+"""Queues by `mqtool`: list, declare, alter, sync, delete, purge, redrive, rates, producers, find an offset."""
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from mirrorlog.errors import BadInput, NoSuchQueue
-from mirrorlog.tools.common.cluster_status import of_queues
+from mirrorlog.errors import BadInput, MirrorlogError, NoSuchQueue
+from mirrorlog.tools.common.cluster_status import of_queues, syncs_of
 from mirrorlog.tools.common.options import (
     AckingGroup,
     AsJson,
@@ -21,12 +23,26 @@ from mirrorlog.tools.common.options import (
     parse_arguments,
     parse_time,
 )
-from mirrorlog.tools.common.output import NOTHING, bytes_text, emit, emit_with_outages, print_json, table
+from mirrorlog.tools.common.output import (
+    NOTHING,
+    bytes_text,
+    emit,
+    emit_with_outages,
+    print_json,
+    print_json_line,
+    table,
+)
 from mirrorlog.tools.common.session import session_of
 from mirrorlog.wire.messages.groups import REDRIVE_MAX
-from mirrorlog.wire.messages.queues import AlteredQueue, Metadata, QueueInfo, Stays
+from mirrorlog.wire.messages.queues import AlteredQueue, Metadata, QueueInfo, QueueSync, Stays
 from mirrorlog.wire.messages.status import ProducerStatus, QueueCounts, QueueStatus
 from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, qualified, shown, split
+
+if TYPE_CHECKING:
+    from mirrorlog.client import Client
+
+_EVERY_S: Final = 1.0
+"""Between two looks of --watch."""
 
 
 def queues(
@@ -39,15 +55,49 @@ def queues(
 
     Of the whole cluster, whichever node is asked; `next` is the queue offset after the last confirmed record. Queues of
     which no node can tell come last, with the reason; in JSON they have `outage` in place of what a node would tell.
+    What former logs keep of queues that have moved stands below, in JSON as `former`.
 
     Example: mqtool queues flights
     """
     keys = [qualified(vhost or DEFAULT_VIRTUAL_HOST, name) for name in names or []]
-    metadata = session_of(context).run(lambda client: client.admin.metadata(keys or None))
-    _refuse_missing(metadata)
-    if vhost is not None:
-        metadata = within(metadata, vhost)
-    emit_with_outages(as_json, metadata.queues, queues_view(metadata.queues), metadata.outages)
+
+    async def ask(client: Client) -> tuple[Metadata, dict[str, QueueSync]]:
+        metadata = await client.admin.metadata(keys or None)
+        _refuse_missing(metadata)
+        found = metadata if vhost is None else within(metadata, vhost)
+        return found, await syncs_of(client, found.queues)
+
+    metadata, syncs = session_of(context).run(ask)
+    rows = [queue_fields(queue, syncs.get(queue.name)) for queue in metadata.queues]
+    views = [queues_view(metadata.queues), *former_view(list(syncs.values()))]
+    emit_with_outages(as_json, rows, Group(*views), metadata.outages)
+
+
+def queue_fields(queue: QueueInfo, sync: QueueSync | None) -> dict[str, Any]:
+    """For programs; `former`: what former logs keep of it. Pure."""
+    told: dict[str, Any] = msgspec.to_builtins(queue)
+    return told if sync is None else {**told, "former": msgspec.to_builtins(sync.spans)}
+
+
+def former_view(syncs: Sequence[QueueSync]) -> list[RenderableType]:
+    """What former logs keep of queues that have moved; nothing when none does. Pure."""
+    rows = [
+        (
+            shown(sync.queue),
+            span.log,
+            sync.log,
+            str(span.first),
+            str(span.next),
+            str(span.records),
+            bytes_text(span.size) if span.size >= 0 else NOTHING,
+        )
+        for sync in syncs
+        for span in sync.spans
+    ]
+    numbers = ("first", "next", "records", "bytes")
+    columns = ("queue", "kept by log", "is in log", *numbers)
+    title = "FORMER LOGS that keep records, until retention frees them or mqtool sync-queue copies them"
+    return [Text(), table(title, columns, rows, numbers=numbers)] if rows else []
 
 
 def within(metadata: Metadata, vhost: str) -> Metadata:
@@ -177,6 +227,7 @@ def alter_queue(
     *,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done and copied.")] = False,
     cancel: Annotated[bool, typer.Option("--cancel", help="It stays where it is, whatever it asked for.")] = False,
+    sync: Annotated[bool, typer.Option("--sync", help="Have its records copied to the log that it goes to.")] = False,
     as_json: AsJson = False,
     vhost: VirtualHost = DEFAULT_VIRTUAL_HOST,
 ) -> None:
@@ -198,7 +249,7 @@ def alter_queue(
     if not arguments:
         raise BadInput("nothing to change; say what with --arg, such as --arg copies=2")
     found = session_of(context).run(
-        lambda client: client.admin.alter(qualified(vhost, queue), arguments, dry_run=dry_run)
+        lambda client: client.admin.alter(qualified(vhost, queue), arguments, dry_run=dry_run, sync=sync)
     )
     emit(as_json, found, altered_text(found))
 
@@ -215,12 +266,80 @@ def altered_text(found: AlteredQueue) -> str:
     names = ", ".join(map(shown, found.queues))
     if found.moves:
         does = "moves" if found.done else "would move"
-        stay = f"; {found.left_records} records stay there until they are freed" if found.left_records else ""
+        stay = (
+            f"; {found.left_records} records stay there until they are freed, or copied" if found.left_records else ""
+        )
         return f"{names}: {does} from log {found.log} to one of {found.rule}{stay}"
     if found.copies_change:
         does = "becomes" if found.done else "would become"
         return f"{names}: log {found.log} {does} one of {found.rule}; {bytes_text(found.copied_bytes)} to copy"
     return f"{names}: log {found.log} is as asked for already; nothing moves"
+
+
+def sync_queue(
+    context: typer.Context,
+    names: Annotated[list[str], typer.Argument(metavar="QUEUE...", help="Queues that have moved.")],
+    *,
+    cancel: Annotated[bool, typer.Option("--cancel", help="Copy no more of it; what is copied stays.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show how far it is until nothing is left.")] = False,
+    as_json: AsJson = False,
+    vhost: VirtualHost = DEFAULT_VIRTUAL_HOST,
+) -> None:
+    """Copy what queues have left in former logs to the log that each is in, which frees the former ones.
+
+    It is done in the background, while the queues are used, up to cluster.move_bytes_per_s on each node, and goes on
+    with another master. Records that retention frees meanwhile are not copied. --watch only shows it: end that with
+    Ctrl-C whenever you like. With --watch --json each look is a line.
+
+    Example: mqtool sync-queue flights --watch
+    """
+    if cancel and watch:
+        raise BadInput("give --cancel or --watch, not both")
+    session, keys = session_of(context), [qualified(vhost, name) for name in names]
+
+    async def wish(client: Client) -> list[QueueSync]:
+        ask = client.admin.cancel_sync_queue if cancel else client.admin.sync_queue
+        return [await ask(key) for key in keys]
+
+    async def look(client: Client) -> list[QueueSync]:
+        return [await client.admin.queue_sync(key) for key in keys]
+
+    found = session.run(wish)
+    if watch:
+        with contextlib.suppress(KeyboardInterrupt):
+            while any(sync.spans for sync in found):
+                _show_syncs(found, as_json=as_json)
+                time.sleep(_EVERY_S)
+                with contextlib.suppress(MirrorlogError):  # nobody can say at the moment
+                    found = session.run(look)
+        _show_syncs(found, as_json=as_json)
+    else:
+        emit(as_json, found, "\n".join(map(sync_text, found)))
+
+
+def _show_syncs(found: Sequence[QueueSync], *, as_json: bool) -> None:
+    if as_json:
+        print_json_line(found)
+    else:
+        typer.echo("\n".join(map(sync_text, found)))
+
+
+def sync_text(found: QueueSync) -> str:
+    """In words. Pure."""
+    name, known = shown(found.queue), all(span.size >= 0 for span in found.spans)
+    if not found.spans:
+        return f"{name}: all of it is in its own log; nothing is left to copy"
+    records = sum(span.records for span in found.spans)
+    size = bytes_text(sum(span.size for span in found.spans)) if known else "nobody says how many bytes"
+    left = f"{records} records ({size}) are left in {', '.join(span.log for span in found.spans)}"
+    if not found.wished:
+        return f"{name}: {left}; they are not copied"
+    if found.waits:
+        return f"{name}: {left}; waits: {found.waits}"
+    done = f"{found.done_records} copied" if found.done_records else "nothing copied yet"
+    pace = f", {bytes_text(found.bytes_per_s)}/s" if found.bytes_per_s else ""
+    time_left = f", {found.seconds_left:.0f} s left" if found.seconds_left >= 0 else ""
+    return f"{name}: {left}; {done}{pace}{time_left}"
 
 
 def purge(

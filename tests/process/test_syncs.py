@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from mirrorlog.client import Client
 from mirrorlog.errors import MirrorlogError
+from mirrorlog.testing import Cluster
+from mirrorlog.tools.main import app
 from mirrorlog.wire.messages.queues import QueueInfo, QueueSync
-from tests.process.clusters import MIB, fast_cluster
+from tests.process.clusters import MIB, eventually, fast_cluster, log_lines
 from tests.process.test_moves import Traffic, moved, told, values
 
 pytestmark = pytest.mark.process
@@ -41,9 +45,14 @@ async def until(
 
 
 async def synced(client: Client, queue: str) -> QueueInfo:
-    """Once nothing of the queue is elsewhere."""
+    """Once nothing of the queue is elsewhere, and all know it."""
     await until(client, queue, lambda sync: not sync.spans and not sync.wished)
-    return await told(client, queue)
+    async with asyncio.timeout(20):
+        while True:
+            info = await told(client, queue)
+            if not info.spans:
+                return info
+            await asyncio.sleep(0.02)
 
 
 async def fill(client: Client, queue: str, first: int, last: int, *, size: int = 0) -> None:
@@ -192,6 +201,7 @@ async def another_master(client: Client, queue: str, former: str) -> None:
             await asyncio.sleep(0.02)
 
 
+@pytest.mark.long
 async def test_another_master_goes_on_with_a_sync() -> None:
     """Goal: what was copied is in the log, and nothing else is remembered. Method: kill -9 of the new log's master in
     the middle of a slow sync, and of its successor; both come back. All records are in the new log, in order, once."""
@@ -218,6 +228,7 @@ async def test_another_master_goes_on_with_a_sync() -> None:
             assert numbers(await values(client, "orders")) == list(range(100))
 
 
+@pytest.mark.long
 async def test_a_sync_waits_for_the_master_of_a_former_log() -> None:
     """Goal: a reason is told, and it goes on by itself. Method: the only node with the former log is killed, and
     started again; the queue takes and gives records all the while."""
@@ -240,6 +251,7 @@ async def test_a_sync_waits_for_the_master_of_a_former_log() -> None:
             assert numbers(await values(client, "orders")) == list(range(30))
 
 
+@pytest.mark.long
 async def test_a_synced_queue_moves_back_and_forth() -> None:
     """Goal: a log that was freed of a queue takes it again with all that it has elsewhere. Method: a queue goes from
     one log to another and back, synced or not at each step, with records in between; it is read whole after each."""
@@ -261,6 +273,7 @@ async def test_a_synced_queue_moves_back_and_forth() -> None:
                 assert numbers(await values(client, "orders")) == list(range(step * 20 + 20)), step
 
 
+@pytest.mark.long
 async def test_a_sync_of_what_is_only_on_disk_survives_a_restart() -> None:
     """Goal: copies are found in tables as everything is, also where a queue's places in the log do not rise with its
     offsets. Method: some MB in logs that keep nothing in memory; a sync; more records; all nodes stop and start. All is
@@ -290,3 +303,73 @@ async def test_a_sync_of_what_is_only_on_disk_survives_a_restart() -> None:
             left = numbers(await values(client, "orders"))
             assert left == list(range(left[0], 450))
             assert left[0] >= 50
+
+
+def mqtool(cluster: Cluster, *arguments: str) -> tuple[int, str]:
+    """The exit code and stdout."""
+    result = CliRunner().invoke(app, ["--servers", ",".join(cluster.servers), *arguments])
+    return result.exit_code, result.stdout
+
+
+async def test_an_operator_sees_what_former_logs_keep_and_has_it_copied() -> None:
+    """Goal: nothing is kept without a name, and one command ends it. Method: a queue is moved with a record left
+    behind; `queues` and `doctor` name it; `sync-queue --watch` ends when it is copied, and both have nothing to say.
+    Then the queue is moved with `--sync`, and nothing stays behind."""
+    async with fast_cluster(2) as cluster:
+        await asyncio.to_thread(cluster.wait_in_sync)
+        async with Client(*cluster.servers) as client:
+            for number, flush in enumerate(("memory", "disk")):
+                await client.admin.declare(f"beside {number}", {"flush": flush})
+            first = await client.admin.declare("orders")
+            await fill(client, "orders", 0, 20)
+            await move(client, "orders", {"flush": "disk"})
+
+            async def run(*arguments: str) -> tuple[int, str]:
+                return await asyncio.to_thread(mqtool, cluster, *arguments)
+
+            assert "orders" in (await run("queues"))[1].partition("FORMER LOGS")[2]
+            (row,) = json.loads((await run("queues", "orders", "--json"))[1])
+            assert (row["former"][0]["log_id"], row["former"][0]["records"]) == (first.log_id, 20)
+            code, said = await run("doctor")
+            assert code == 0
+            assert "records-left" in said
+            code, said = await run("sync-queue", "orders", "--watch")
+            assert (code, said.splitlines()[-1]) == (
+                0,
+                "orders: all of it is in its own log; nothing is left to copy",
+            )
+            assert "FORMER LOGS" not in (await run("queues"))[1]
+            assert "records-left" not in (await run("doctor"))[1]
+            before = await told(client, "orders")
+            code, said = await run("alter-queue", "orders", "--arg", 'flush="memory"', "--sync")
+            assert (code, "moves" in said) == (0, True)
+            await moved(client, "orders", before.log_id)
+            assert (await synced(client, "orders")).spans == []
+            assert numbers(await values(client, "orders")) == list(range(20))
+            code, said = await run("sync-queue", "orders", "--cancel", "--watch")
+            assert code != 0
+
+
+@pytest.mark.long
+async def test_a_log_that_has_freed_a_queue_takes_it_with_all_that_it_has() -> None:
+    """Goal: a log says of a queue whose records it has freed that the queue begins behind them; they were copied, and
+    live. Method: a queue is synced away from a log until that has freed it, and comes back with nothing new; it is
+    read whole, before and behind the sync."""
+    async with fast_cluster(2) as cluster:
+        await asyncio.to_thread(cluster.wait_in_sync)
+        async with Client(*cluster.servers) as client:
+            await client.admin.declare("beside", {"flush": "memory"})
+            await client.admin.declare("beside it", {"flush": "disk"})
+            await client.admin.declare("orders", {"flush": "memory"})
+            await fill(client, "orders", 0, 20)
+            await move(client, "orders", {"flush": "disk"})
+            await client.admin.sync_queue("orders")
+            await synced(client, "orders")
+            await asyncio.to_thread(
+                eventually, lambda: any(log_lines(node, "span_freed") for node in cluster.nodes.values()), "it is freed"
+            )
+            await move(client, "orders", {"flush": "memory"})
+            assert numbers(await values(client, "orders")) == list(range(20))
+            await client.admin.sync_queue("orders")
+            assert (await synced(client, "orders")).begin == 0
+            assert numbers(await values(client, "orders")) == list(range(20))

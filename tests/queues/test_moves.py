@@ -371,6 +371,13 @@ def test_a_queue_that_comes_back_begins_where_its_records_elsewhere_begin() -> N
     assert master.derived.registry.start_offsets == {queue_id: 2}
     cut(master, at.log_offset)
     assert master.derived.registry.start_offsets == {queue_id: 9}
+    say(master, QueueArriving(queue_id=queue_id, move=4, source="log-b", first=20, begin=2))
+    master.append(encode_checkpoint([encode_state(QueueState(queue_id, "q", "i", {}, 20, {}, master.log.end))]))
+    say(master, QueueArrived(queue_id=queue_id, move=4))
+    say(master, QueueOpened(queue_id=queue_id, move=4))
+    master.confirm_all()
+    assert master.derived.registry.start_offsets == {queue_id: 2}
+    assert master.derived.registry.take_moved() == {queue_id: 2}
 
 
 def test_what_was_copied_as_the_log_has_it() -> None:

@@ -10,7 +10,7 @@ import pytest
 from mirrorlog.tools.doctor import text_of
 from mirrorlog.tools.doctor_findings import NOTED, STOPS, Diagnosis, Facts, findings, reasons
 from mirrorlog.wire.messages.groups import GroupInfo, GroupsFound, LeaseInfo
-from mirrorlog.wire.messages.queues import HoldInfo, QueueInfo, QueueOutage
+from mirrorlog.wire.messages.queues import FormerSpan, HoldInfo, QueueInfo, QueueOutage, QueueSync
 from mirrorlog.wire.messages.status import (
     ClusterStatus,
     DiskStatus,
@@ -426,3 +426,25 @@ def test_former_copies_are_told_with_what_they_take() -> None:
     assert "1.0 MiB of 2 logs" in found.text
     assert "one, two" in found.text
     assert "mqtool free-former" in found.advice
+
+
+@pytest.mark.parametrize(
+    ("sync", "reason", "words"),
+    [
+        ({}, "records-left", ["log old keeps 4.0 KiB of queue q, which has moved to new"]),
+        ({"wished": True, "waits": "moving is paused"}, "sync-waits", ["keeps 4.0 KiB", "waits: moving is paused"]),
+    ],
+)
+def test_what_a_former_log_keeps_of_a_queue_is_named(sync: dict[str, Any], reason: str, words: list[str]) -> None:
+    span = FormerSpan(log="old", log_id="x", first=0, next=9, records=9, size=4096)
+    told = QueueSync(**{"queue": "q", "wished": False, "log": "new", "spans": [span], **sync})
+    found = only(msgspec.structs.replace(with_log(healthy()), syncs={"q": told}))
+    assert (found.what, found.name, found.reason, found.weight) == ("queue", "q", reason, NOTED)
+    assert all(word in found.text for word in words), found.text
+    assert "mqtool sync-queue q" in found.advice
+
+
+def test_what_is_being_copied_needs_nobody() -> None:
+    span = FormerSpan(log="old", log_id="x", first=0, next=9, records=9)
+    told = QueueSync(queue="q", wished=True, log="new", spans=[span])
+    assert findings(msgspec.structs.replace(with_log(healthy()), syncs={"q": told})) == []

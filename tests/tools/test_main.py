@@ -22,7 +22,18 @@ from tests.client.scripted_nodes import QUEUE, scripted
 
 RUNNER = CliRunner()
 COMMANDS = [
-    *("offsets", "nodes", "queues", "groups", "declare", "alter-queue", "publish", "consume", "find-offset"),
+    *(
+        "offsets",
+        "nodes",
+        "queues",
+        "groups",
+        "declare",
+        "alter-queue",
+        "sync-queue",
+        "publish",
+        "consume",
+        "find-offset",
+    ),
     *("tail", "dump", "verify", "recover"),
     *("events", "drain", "rebalance", "promote", "forget-node", "free-former", "recover-cluster"),
     *("reconcile", "audit", "replay", "analysis", "upkeep"),

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from mirrorlog.tools.common.output import outage_fields, outages_view, page
-from mirrorlog.tools.queue import queues_view, within
-from mirrorlog.wire.messages.queues import Metadata, QueueInfo, QueueOutage
+from mirrorlog.tools.queue import altered_text, former_view, queue_fields, queues_view, sync_text, within
+from mirrorlog.wire.messages.queues import (
+    AlteredQueue,
+    FormerSpan,
+    Metadata,
+    QueueInfo,
+    QueueOutage,
+    QueueSync,
+)
 from mirrorlog.wire.names import qualified
 
 
@@ -51,3 +60,53 @@ def test_an_outage_is_told_to_programs_under_its_own_name() -> None:
     outage = QueueOutage(name="q", log_id="x", node="n2", since_us=7, reason="queue 'q' is on node n2 alone")
     told = {"node": "n2", "since_us": 7, "reason": "queue 'q' is on node n2 alone"}
     assert outage_fields(outage) == {"name": "q", "log_id": "x", "outage": told}
+
+
+SPANS = [
+    FormerSpan(log="a", log_id="x", first=0, next=40, records=40, size=4096),
+    FormerSpan(log="b", log_id="y", first=40, next=50, records=10, size=1024),
+]
+AWAY = FormerSpan(log="c", log_id="z", first=50, next=60, records=10, unknown="nobody masters log c")
+
+
+@pytest.mark.parametrize(
+    ("sync", "text"),
+    [
+        ({}, "all of it is in its own log; nothing is left to copy"),
+        ({"spans": SPANS}, "50 records (5.0 KiB) are left in a, b; they are not copied"),
+        ({"spans": SPANS, "wished": True}, "50 records (5.0 KiB) are left in a, b; nothing copied yet"),
+        (
+            {"spans": SPANS, "wished": True, "done_records": 7, "bytes_per_s": 2048.0, "seconds_left": 2.5},
+            "50 records (5.0 KiB) are left in a, b; 7 copied, 2.0 KiB/s, 2 s left",
+        ),
+        (
+            {"spans": [*SPANS, AWAY], "wished": True, "waits": "nobody masters log c"},
+            "60 records (nobody says how many bytes) are left in a, b, c; waits: nobody masters log c",
+        ),
+    ],
+)
+def test_how_far_a_sync_is_is_said_in_words(sync: dict[str, Any], text: str) -> None:
+    """By what is left, at what speed, and why it does not get on."""
+    assert sync_text(QueueSync(**{"queue": "q", "wished": False, "log": "new", **sync})) == f"q: {text}"
+
+
+def test_what_former_logs_keep_of_queues_is_listed() -> None:
+    """Goal: no log keeps anything without a name for it. Method: a queue with records in three former logs, of which
+    one does not say how many bytes; and one that has none, which has no word more for programs."""
+    sync = QueueSync(queue="q", wished=False, log="new", spans=[*SPANS, AWAY])
+    (_, table) = former_view([sync, QueueSync(queue="p", wished=False, log="new")])
+    rows = [line.split() for line in page(table).splitlines()[-3:]]
+    assert rows == [
+        ["q", "a", "new", "0", "40", "40", "4.0", "KiB"],
+        ["q", "b", "new", "40", "50", "10", "1.0", "KiB"],
+        ["q", "c", "new", "50", "60", "10", "-"],
+    ]
+    assert former_view([]) == []
+    queue = QueueInfo(name="q", queue_id=1, log_id="l", epoch=1, master="n1", mirrors=[], begin=0, next=9)
+    assert [each["log"] for each in queue_fields(queue, sync)["former"]] == ["a", "b", "c"]
+    assert "former" not in queue_fields(queue, None)
+
+
+def test_a_move_says_what_stays_behind() -> None:
+    found = AlteredQueue(queues=["q"], rule="2-copies-memory", log="a", moves=True, left_records=3, done=True)
+    assert "3 records stay there until they are freed, or copied" in altered_text(found)

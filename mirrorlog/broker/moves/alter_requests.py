@@ -25,7 +25,7 @@ from mirrorlog.broker.ports import ClusterView
 from mirrorlog.broker.session.queue_deletion import confirmed, publisher_of
 from mirrorlog.broker.session.queue_requests import Handler, Requests, Respond, loop_time
 from mirrorlog.cluster.decisions import asker
-from mirrorlog.cluster.state.commands import LogAltered, MoveBegun, MoveCancelled
+from mirrorlog.cluster.state.commands import LogAltered, MoveBegun, MoveCancelled, QueueSyncWished
 from mirrorlog.cluster.state.placements import MovingQueue, Placement
 from mirrorlog.errors import BadRequest, LogUnavailable, MirrorlogError, QueueMoving, Refused
 from mirrorlog.queues.access import may_see
@@ -80,14 +80,19 @@ class AlterRequests:
         self._view = view
 
     def _alter(self, message: AlterQueue, respond: Respond) -> None:
-        needed = versions.PLACEMENTS
-        if (older := versions.too_old(self._view.cluster_version(), needed, "queues that move")) is not None:
+        active, needed = self._view.cluster_version(), versions.SYNC if message.sync else versions.PLACEMENTS
+        what = "sync of queues that have moved" if message.sync else "queues that move"
+        if (older := versions.too_old(active, needed, what)) is not None:
             respond(older)
             return
         log = self._requests.mastered(message.name)
 
         async def alter() -> None:
-            respond(await self.alter(log, message.name, message.arguments, dry_run=message.dry_run))
+            answer = await self.alter(log, message.name, message.arguments, dry_run=message.dry_run)
+            # Also when it has moved already: the answer of an attempt before may be lost.
+            for name in answer.queues if message.sync and answer.done else ():
+                await self._view.decide_once(QueueSyncWished(name=name))
+            respond(answer)
 
         self._requests.once_known(log, respond, lambda: self._requests.later(alter(), respond))
 
@@ -95,7 +100,11 @@ class AlterRequests:
         log = self._requests.mastered(message.name)
 
         async def cancel() -> None:
-            respond(await self.cancel(log, message.name))
+            answer = await self.cancel(log, message.name)
+            for name in set(answer.queues) & self._view.places().syncs.keys():
+                if not any(not span.ended for span in self._view.spans(name)[:-1]):  # it was to have records left
+                    await self._view.decide_once(QueueSyncWished(name=name, wished=False))
+            respond(answer)
 
         self._requests.once_known(log, respond, lambda: self._requests.later(cancel(), respond))
 

@@ -252,7 +252,7 @@ class MoveService:
     # --- what was left behind ---
 
     def _free_what_nobody_has(self, log: HostedLog) -> None:
-        """Records of queues of which the cluster knows no span here any more: they were deleted since."""
+        """Records of queues of which the cluster knows no span here any more: they were deleted since, or copied."""
         try:
             for queue_id, left in list(log.replica.queues.moves.left.items()):
                 if not left.handed_over or left.freed or not left.name:
@@ -262,6 +262,7 @@ class MoveService:
                     batch = hand_over(log.replica.queues, queue_id, left.move, freed=True)
                     if batch is not None:
                         self._append(log, batch)
+                        logger.info("span_freed log=%s queue=%r move=%s", log.name, left.name, left.move)
         except MirrorlogError as error:
             logger.debug("span_not_freed log=%s reason=%r", log.name, str(error))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from mirrorlog import versions
-from mirrorlog.broker.log.refusals import not_master
 from mirrorlog.broker.moves.sync_service import SyncService
 from mirrorlog.broker.ports import ClusterView
 from mirrorlog.broker.session.queue_requests import Handler, Requests, Respond
@@ -26,9 +25,7 @@ class SyncRequests:
         if message.wish and (older := versions.too_old(active, versions.SYNC, "sync of queues that have moved")):
             respond(older)
             return
-        log, _ = self._requests.find(message.queue)
-        if not log.masters:
-            raise not_master(log.name, self._view.master(log.log_id))
+        log = self._requests.mastered(message.queue)
         self._requests.once_known(log, respond, lambda: self._requests.later(self._done(message, respond), respond))
 
     async def _done(self, message: SyncQueue, respond: Respond) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
@@ -105,8 +105,7 @@ def _spans(state: ClusterState, name: str) -> tuple[Span, ...]:
 
 
 def cancelled(state: ClusterState, index: int, command: MoveCancelled) -> ClusterState:
-    names = [name for name, move in state.placing.moves.items() if move.number == command.number]
-    return _without_idle_syncs(_without_move(state, command.number), names)
+    return _without_move(state, command.number)
 
 
 def _without_move(state: ClusterState, number: int) -> ClusterState:
@@ -127,16 +126,10 @@ def span_ended(state: ClusterState, index: int, command: SpanEnded) -> ClusterSt
 
 def _with_spans(state: ClusterState, name: str, spans: tuple[Span, ...]) -> ClusterState:
     state = replace(state, places=replace(state.placing, spans={**state.placing.spans, name: spans}))
-    return _without_idle_syncs(state, [name])
-
-
-def _without_idle_syncs(state: ClusterState, names: Iterable[str]) -> ClusterState:
-    """A queue is synced when there is nothing left to copy, and nothing on its way that may leave some."""
-    done = {name for name in names if name in state.placing.syncs and not _may_sync(state, name)}
-    if not done:
+    if name not in state.placing.syncs or _may_sync(state, name):
         return state
-    left = {name: at for name, at in state.placing.syncs.items() if name not in done}
-    return replace(state, places=replace(state.placing, syncs=left))
+    left = {each: at for each, at in state.placing.syncs.items() if each != name}
+    return replace(state, places=replace(state.placing, syncs=left))  # there is nothing left to copy
 
 
 def _may_sync(state: ClusterState, name: str) -> bool:

@@ -8,7 +8,7 @@ decided is as the node with the newest view of it says.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -24,7 +24,7 @@ from mirrorlog.errors import (
     NoSuchQueue,
     RequestTimeout,
 )
-from mirrorlog.wire.messages.queues import Metadata, NodeInfo, QueueOutage
+from mirrorlog.wire.messages.queues import Metadata, NodeInfo, QueueInfo, QueueOutage, QueueSync
 from mirrorlog.wire.messages.status import ClusterStatus, LogStatus, LossStatus, NodeStatus, PlacedLog, Status
 from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, qualified, shown, split
 
@@ -35,6 +35,7 @@ _T = TypeVar("_T")
 
 NODE_SECONDS: Final = 4.0
 """How long one node may take to answer; they are asked side by side."""
+_QUEUES_AT_ONCE: Final = 64
 _REFUSALS: Final = (AccessRefused, LoginFailed)
 
 
@@ -135,6 +136,24 @@ async def _ask(client: Client, node: NodeInfo) -> Status | MirrorlogError:
         return RequestTimeout(f"no answer within {NODE_SECONDS:g} s")
     except MirrorlogError as error:
         return error
+
+
+async def syncs_of(client: Client, queues: Iterable[QueueInfo]) -> dict[str, QueueSync]:
+    """What those of these queues that have records in former logs have there, by name; without those of which nobody
+    can say."""
+    turns = asyncio.Semaphore(_QUEUES_AT_ONCE)
+
+    async def ask(name: str) -> QueueSync | None:
+        async with turns:
+            try:
+                async with asyncio.timeout(NODE_SECONDS):
+                    return await client.admin.queue_sync(name)
+            except (MirrorlogError, TimeoutError):
+                return None
+
+    names = [queue.name for queue in queues if queue.spans]
+    told = zip(names, await asyncio.gather(*map(ask, names)), strict=True)
+    return {name: sync for name, sync in told if sync is not None}
 
 
 # --- Views ----------------------------------------------------------------------------------------------------------

@@ -207,11 +207,13 @@ class DeclareQueue(Message, frozen=True):
 
 class AlterQueue(Message, frozen=True):
     """Change where a queue is: `arguments`, of `queues.arguments.PLACING`, None for one that is taken away. Answered
-    with AlteredQueue once it is decided; what follows goes on by itself. `dry_run`: say what would be done."""
+    with AlteredQueue once it is decided; what follows goes on by itself. `dry_run`: say what would be done; `sync`: as
+    SyncQueue for all that move, once they have."""
 
     name: str
     arguments: dict[str, Any]
     dry_run: bool = False
+    sync: bool = False
 
 
 class AlteredQueue(Message, frozen=True, kw_only=True):
