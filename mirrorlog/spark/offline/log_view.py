@@ -216,7 +216,7 @@ class KnownQueues:
 
     def _arriving(self, change: QueueArriving) -> None:
         self.arriving[change.queue_id] = CameFrom(change.source, change.first)
-        self.begins[change.queue_id] = max(change.begin, self.begins.get(change.queue_id, 0))
+        self.begins[change.queue_id] = change.begin  # lower than what was said here of records that are elsewhere now
 
     def _opened(self, change: QueueOpened) -> None:
         self.came[change.queue_id] = self.arriving.pop(change.queue_id, CameFrom("", 0))
