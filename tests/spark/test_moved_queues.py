@@ -6,15 +6,20 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from deltalake import CommitProperties, Transaction, write_deltalake
 from pyspark.sql import SparkSession
 
+from mirrorlog.client import ConsumedRecord
 from mirrorlog.client.sync import Client
+from mirrorlog.errors import OffsetOutOfRange
 from mirrorlog.spark.checks.scope import LogSource
 from mirrorlog.spark.errors import RecordsMissing
 from mirrorlog.spark.land import land_all
@@ -31,7 +36,8 @@ from mirrorlog.spark.reading.rows import record_batches
 from mirrorlog.spark.reconcile import reconcile
 from mirrorlog.testing import Cluster
 from mirrorlog.wire.messages.queues import QueueInfo
-from tests.process.clusters import eventually, fast_cluster
+from tests.client.test_tier import table_of
+from tests.process.clusters import MIB, eventually, fast_cluster
 from tests.spark.test_land import assert_is_the_log
 
 pytestmark = pytest.mark.process
@@ -62,10 +68,10 @@ class MovingQueue:
     def info(self) -> QueueInfo:
         return self.client.admin.metadata([self.name]).queues[0]
 
-    def publish(self, count: int = COUNT) -> None:
+    def publish(self, count: int = COUNT, *, size: int = 0) -> None:
         with self.client.producer(self.name, confirm="all") as producer:
             numbers = range(self.count, self.count + count)
-            producer.send_many([value(n) for n in numbers], keys=[b"%d" % (n % 7) for n in numbers])
+            producer.send_many([value(n) + bytes(size) for n in numbers], keys=[b"%d" % (n % 7) for n in numbers])
         self.count += count
 
     def move(self, nodes: Sequence[str]) -> QueueInfo:
@@ -82,14 +88,21 @@ class MovingQueue:
         return found
 
 
-@pytest.fixture
-def moving(tmp_path: Path) -> Iterator[MovingQueue]:
-    with fast_cluster(3, min_in_sync=1, data_dir=tmp_path / "nodes") as cluster, Client(*cluster.servers) as client:
+@contextmanager
+def moving_queue(path: Path, arguments: dict[str, Any] | None = None, **options: Any) -> Iterator[MovingQueue]:
+    """On a cluster with its directories there. `arguments`: of the queue; `options`: of the cluster."""
+    with fast_cluster(3, min_in_sync=1, data_dir=path, **options) as cluster, Client(*cluster.servers) as client:
         cluster.wait_in_sync()
         for number, nodes in enumerate((HERE, HERE, THERE)):
-            client.admin.declare(f"beside-{number}", {"nodes": nodes})
-        first = client.admin.declare("q", {"nodes": HERE})
+            client.admin.declare(f"beside-{number}", {"nodes": nodes, "retention_ms": 1})
+        first = client.admin.declare("q", {"nodes": HERE, **(arguments or {})})
         yield MovingQueue(cluster, client, logs=[first.log_id])
+
+
+@pytest.fixture
+def moving(tmp_path: Path) -> Iterator[MovingQueue]:
+    with moving_queue(tmp_path / "nodes") as queue:
+        yield queue
 
 
 def over(queue: MovingQueue, **options: Any) -> SourceOptions:
@@ -170,6 +183,65 @@ def test_by_path_it_is_the_same_queue_as_over_nodes(moving: MovingQueue, tmp_pat
     assert rows(files) == expected
     with pytest.raises(RecordsMissing, match=f"stood in log {moving.logs[1]}"):
         rows(replace(files, path=str(path / "n1")))
+
+
+@pytest.mark.parametrize("where", ["within its span", "all of its span"])
+def test_what_was_freed_of_a_former_span_comes_from_the_table(tmp_path: Path, where: str) -> None:
+    """Goal: a consumer does not notice a border, neither between logs nor between log and table. A tiered queue is
+    landed; its log frees some of it, and it moves to a node that has nothing of that log; or it moves, and all of its
+    former span is freed. Read it all, from its begin and from a time, from the master and the nearest."""
+    table, size = str(tmp_path / "table"), 8 * 1024
+    small = {"log.kept_mapped_bytes": 0, "limits.max_batch_bytes": MIB, "limits.max_record_bytes": MIB // 2}
+    with moving_queue(tmp_path / "nodes", {"tier_keep_ms": 0}, segment_bytes=MIB, settings=small) as moving:
+        client = moving.client
+        landed: list[ConsumedRecord] = []
+
+        def land(count: int) -> None:
+            """Publish, and have the table and its hold say that all of it is landed."""
+            hold = {"holder": "x", "lease_ms": 3_600_000, "location": table, "tiered": True}
+            client.admin.set_hold("q", "lake", queue_offset=len(landed), **hold)
+            moving.publish(count, size=size)
+            with client.consumer("q", start=len(landed), until="confirmed") as consumer:
+                landed.extend(consumer)
+            cluster_id = client.admin.metadata(["q"]).cluster_id
+            ids = [Transaction(f"mirrorlog:{cluster_id}:{moving.info.incarnation}", len(landed))]
+            sets = CommitProperties(app_transactions=ids)
+            write_deltalake(table, table_of(landed), mode="overwrite", commit_properties=sets)
+            client.admin.set_hold("q", "lake", queue_offset=len(landed), **hold)
+
+        def grow_until(least: int) -> None:
+            """What is freed follows the log's growth."""
+
+            def met() -> bool:
+                for number in range(3):
+                    with client.producer(f"beside-{number}") as producer:
+                        producer.send_many([bytes(size)] * 32)
+                return moving.info.begin >= least
+
+            eventually(met, f"q begins at {least}", timeout=60)
+
+        land(300)
+        if where == "within its span":
+            grow_until(1)
+            moving.move(THERE)
+        else:
+            moving.move(THERE)
+            land(300)
+            grow_until(301)
+            eventually(lambda: not moving.info.spans, "the former span has ended")
+        moving.publish(20, size=size)
+        assert 0 < moving.info.begin < moving.count
+        with client.consumer("q", start=0, until="confirmed", tiers=False) as consumer, pytest.raises(OffsetOutOfRange):
+            next(iter(consumer))
+        middle = datetime.fromtimestamp(landed[100].append_time_us / 1e6, UTC)
+        for read_from in ("master", "nearest"):
+            with client.consumer("q", start="earliest", until="confirmed", read_from=read_from) as consumer:
+                found = list(consumer)
+            assert [each.queue_offset for each in found] == list(range(moving.count))
+            assert found[: len(landed)] == landed
+            with client.consumer("q", start=middle, until="confirmed", read_from=read_from) as consumer:
+                first = next(iter(consumer))
+            assert first.append_time_us == landed[100].append_time_us
 
 
 # --- With Spark -----------------------------------------------------------------------------------------------------

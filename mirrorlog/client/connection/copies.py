@@ -161,9 +161,11 @@ class Copies:
             return min(each.queue_offset for each in found)
 
     async def _begin_elsewhere(self, info: QueueInfo, node_id: str) -> int | None:
-        """Where the queue begins by what other nodes than `node_id` say; None when none of them knows."""
+        """Where the queue begins by what other nodes than `node_id` say; None when none of them knows. Asked are those
+        of the log that it is in now: of a former one nobody can say it."""
         asked = GetMetadata(queues=[self._queue])
-        for asking in ([info.master], [mirror for mirror in info.mirrors if mirror != node_id]):
+        of = info.spans[-1] if info.spans and info.log_id != info.spans[-1].log_id else info
+        for asking in ([of.master], [mirror for mirror in of.mirrors if mirror != node_id]):
             views = views_of(self._queue, await ask_all(self._client, asking, asked, Metadata))
             if views:
                 return begin_of(views)

@@ -116,7 +116,10 @@ class ReplicaChoice:
         return self._connection
 
     async def ask(self) -> tuple[QueueInfo, str]:
-        """The queue as that node knows it, and which node it is: what another one has confirmed may be further on."""
+        """The queue as that node knows it, and which node it is: what another one has confirmed may be further on. Of a
+        former log nodes know no more than its records: one of the log that the queue is in is asked then."""
+        if self._reads_former:
+            self._at = self._connection = None
         connection = await self.connected()
         asked = GetMetadata(queues=[self._queue])
         answer = await connection.request(asked, Metadata, timeout_ms=self._client.request_timeout_ms)
@@ -156,6 +159,11 @@ class ReplicaChoice:
 
     # --- inside ---
 
+    @property
+    def _reads_former(self) -> bool:
+        """Whether what is read next is in a log that the queue was in before."""
+        return self._found is not None and self.info.log_id != self._found.info.log_id
+
     async def _find(self) -> QueueInfo:
         """The queue as it is now. Raises NoSuchQueue, also when it is another one under the same name."""
         found = await self._client.find(self._queue)
@@ -181,8 +189,7 @@ class ReplicaChoice:
         if self.any_mirror and info.master:
             wanted = [*wanted, info.master]  # before a mirror that began late, and behind those that have all
         # What stands in a former log is read where it is.
-        former = self._found is not None and info.log_id != self._found.info.log_id
-        no_mirror = self._read_from == "mirror" and not mirrors and not former
+        no_mirror = self._read_from == "mirror" and not mirrors and not self._reads_former
         if not set(wanted) <= {info.master, *info.mirrors} or not wanted or no_mirror:
             raise BadRequest(
                 f"queue {self._queue!r} is on {info.master}, {', '.join(info.mirrors)}; not {self._read_from!r}"
