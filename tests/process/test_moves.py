@@ -186,6 +186,36 @@ async def test_a_queue_that_comes_back_is_read_and_found_by_time_in_all_its_span
                 assert await client.admin.find_offset("orders", times[0]) == 0
 
 
+async def test_a_reader_that_follows_a_queue_goes_on_over_its_moves_within_a_node() -> None:
+    """Goal: what a node gives from the new log before the reader has heard of it is no damage. Method: one node; a
+    queue goes to another log and back while somebody publishes and somebody reads on at its end."""
+    async with fast_cluster(1) as cluster, Client(*cluster.servers) as client:
+        await client.admin.declare("beside")
+        first = await client.admin.declare("orders")
+        traffic, found = Traffic(client, "orders"), list[bytes | None]()
+
+        async def read_on() -> None:
+            """Up to the last record."""
+            async with client.consumer("orders", start="earliest") as consumer:
+                async for record in consumer:
+                    found.append(record.value)
+                    if record.value == b"the last one":
+                        return
+
+        async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+            tasks.create_task(read_on())
+            async with traffic.running():
+                before = first.log_id
+                for flush in ("disk", "memory"):
+                    await traffic.reached(BEFORE)
+                    await client.admin.alter("orders", {"flush": flush})
+                    before = (await moved(client, "orders", before)).log_id
+                await traffic.reached(BEFORE)
+            async with client.producer("orders") as producer:
+                await producer.send(b"the last one")
+        assert found == [*(str(number).encode() for number in range(traffic.sent)), b"the last one"]
+
+
 async def test_dead_letters_are_read_from_the_log_that_has_them() -> None:
     """Goal: a record that dies is a dead letter wherever its bytes are. Method: a queue moves to a log of another node
     with half of its records left behind; a subscriber rejects all of them, and all are in the other queue, once."""

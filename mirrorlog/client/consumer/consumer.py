@@ -81,6 +81,9 @@ class Consumer:
     async def start(self) -> Self:
         """Find the queue and where to begin. Raises NoSuchQueue, BadRequest, ConnectionLost; NotCurrent when it shall
         begin or end with what is confirmed now, and nobody masters the queue who can tell in time."""
+        if isinstance(self._start, int) and self._choice.names_node:
+            # The node may have old records alone, of a log that the queue was in before.
+            self._choice.aim(self._start)
         info = await self._choice.insist(self._own_info)
         self._begin = None
         self.cursor.epoch, self.cursor.log_id = info.epoch, info.log_id

@@ -7,6 +7,7 @@ the Delta table of a tiered landing (`tier`). When the node goes away, it is ask
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final, TypeVar
@@ -20,7 +21,7 @@ from mirrorlog.client.connection.copies import Copies
 from mirrorlog.client.connection.copy_refusals import DamagedRange, is_elsewhere, refused
 from mirrorlog.client.connection.liveness import SILENCE_S, StallWatch
 from mirrorlog.client.consumer.prefetcher import FetchedBatches
-from mirrorlog.client.consumer.records import ClosedBatch, proven_batches, sound_batches
+from mirrorlog.client.consumer.records import ClosedBatch, is_of_log, proven_batches, sound_batches
 from mirrorlog.client.consumer.replica_choice import ReplicaChoice, is_mute
 from mirrorlog.client.consumer.tier import Tiers
 from mirrorlog.commitlog.format.header import HEADER_SIZE, place_of
@@ -179,9 +180,19 @@ class QueueFetcher:
             raise await self._copies.judged(error, info, node_id, queue_offset) from None
         self.served_by = node_id
         body_bytes_max = max(connection.welcome.limits.max_batch_bytes, _BODY_BYTES)
-        return FetchedBatches(
+        answer = FetchedBatches(
             content, facts.batch_count, queue_offset, connection.address, body_bytes_max, node_id, info.log_id
         )
+        return await self._told_log(answer)
+
+    async def _told_log(self, answer: FetchedBatches) -> FetchedBatches:
+        """The answer with the log that it is from. A node that holds several logs of a queue may know before this
+        reader does that it has moved, or that its old records were copied."""
+        if not answer.batch_count or is_of_log(answer.content, answer.log_id):
+            return answer
+        known = await self._choice.logs_now()
+        found = (log_id for log_id in known if log_id != answer.log_id and is_of_log(answer.content, log_id))
+        return dataclasses.replace(answer, log_id=next(found, answer.log_id))
 
     def proven(self, answer: FetchedBatches) -> list[ClosedBatch]:
         found = self._checked(answer, answer.batch_count)

@@ -357,6 +357,16 @@ def sound_batches(
     return found, None
 
 
+def is_of_log(content: bytes | memoryview, log_id: str) -> bool:
+    """Whether the first batch in `content` is stamped as that log's."""
+    place, seed = place_of(content, 0), log_seed(UUID(log_id))
+    try:
+        check_stamped(memoryview(content), 0, log_offset=place, seed=seed, max_batch_bytes=_BATCH_BYTES_MAX)
+    except BadBatch:
+        return False
+    return True
+
+
 def checked_batches(content: bytes | memoryview, count: int, *, queue: str, log_id: str) -> list[ConsumedBatch]:
     """As `proven_batches`, all of them opened at once."""
     return [batch.opened() for batch in proven_batches(content, count, queue=queue, log_id=log_id)]

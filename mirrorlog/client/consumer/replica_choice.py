@@ -118,6 +118,10 @@ class ReplicaChoice:
     async def ask(self) -> tuple[QueueInfo, str]:
         """The queue as that node knows it, and which node it is: what another one has confirmed may be further on. Of a
         former log nodes know no more than its records: one of the log that the queue is in is asked then."""
+        if self._reads_former and self.names_node:
+            await self._find()
+            assert self._found is not None
+            return self._found.info, self._found.told_by
         if self._reads_former:
             self._at = self._connection = None
         connection = await self.connected()
@@ -140,6 +144,12 @@ class ReplicaChoice:
         """All nodes with a copy, the best first. Raises NoSuchQueue, ConnectionLost."""
         info = await self._find()
         return sorted([*self._mirrors(info), info.master], key=lambda node_id: self._rank(node_id, info.master))
+
+    async def logs_now(self) -> list[str]:
+        """All logs that the queue is or was in, as nodes say that are asked now. Raises NoSuchQueue, ConnectionLost."""
+        await self._find()
+        assert self._found is not None
+        return [self._found.info.log_id, *self._found.info.former_logs]
 
     async def is_misplaced(self, connection: Connection) -> bool:
         """Whether a node that is silent is to be left: for a new master, or, of several mirrors, for another one when
