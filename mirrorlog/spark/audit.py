@@ -5,6 +5,8 @@
 Each copy is read from its own node, whole, and all of them in step: what the nodes have at one queue offset is compared
 while it is there, so what is named is the very batch, and no more of a copy is kept than a fetch. It needs no JVM.
 
+What a queue that has moved has in a former log is compared among the nodes of that log.
+
 A node checks no checksum when it serves from memory; the reader here does, and a node that knows its copy to be
 damaged refuses to serve it. Both are told, as what they are. Rejected: checksums of ranges, for which a range that
 differs has to be read a second time, batch by batch.
@@ -19,6 +21,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Final
 
 from mirrorlog.client import Client, ConsumedBatch, Consumer
@@ -30,7 +33,7 @@ from mirrorlog.spark.access import NO_ACCESS, Access
 from mirrorlog.spark.checks.copies import Audit, AuditedCopy, CopyFinding, CopyState, Findings, StoredBatch, differing
 from mirrorlog.spark.command_line import OnStep
 from mirrorlog.spark.options import parse_servers
-from mirrorlog.wire.messages.queues import GetMetadata, Metadata, QueueInfo
+from mirrorlog.wire.messages.queues import GetMetadata, Metadata, QueueInfo, SpanInfo
 
 BAD_BATCHES_MAX: Final = 20
 """Of a copy, that are passed over one by one."""
@@ -48,6 +51,7 @@ _POLL_S: Final = 0.1
 _BEHIND: Final = "it has not heard of more that is confirmed"
 _ABSENT: Final = "the node knows no such queue"
 _TOO_BAD: Final = "it has more bad batches than are looked into"
+_FORMER: Final = "{} up to {} are in a former log of the queue, and were compared on {}"
 _LATE: Final = "{} begins at {}: what lies below was compared on the other copies"
 
 
@@ -84,8 +88,11 @@ async def _audit(
             *servers, cluster_id=seen.cluster_id, **access.client_options(), request_timeout_ms=_REQUEST_TIMEOUT_MS
         )
         reader = await stack.enter_async_context(reading)
-        readers = [_CopyReader(reader, queue, copy, begin, end) for copy in seen.copies]
         findings = Findings()
+        former = [copy for span in _former(seen.info, begin, end) for copy in await _compared(reader, span, findings)]
+        own_first = seen.info.spans[-1].first if seen.info.spans else 0
+        begin_own = min(max(begin, own_first), end)
+        readers = [_CopyReader(reader, queue, copy, begin_own, end) for copy in seen.copies]
         try:
             await _compare(readers, seen.info.master, findings)
         finally:
@@ -93,16 +100,52 @@ async def _audit(
                 await each.close()
     for each in readers:
         if each.copy.next < end:
-            findings.add(CopyFinding(each.node, max(each.copy.next, begin), end, CopyState.BEHIND, _BEHIND))
+            findings.add(CopyFinding(each.node, max(each.copy.next, begin_own), end, CopyState.BEHIND, _BEHIND))
     for node in sorted({seen.info.master, *seen.info.mirrors} - {"", *(each.node for each in readers)}):
-        findings.add(_absent(node, begin, end, seen.refused.get(node)))
-    notes = tuple(_LATE.format(copy.node, copy.begin) for copy in seen.copies if copy.begin > begin)
-    return Audit(queue, begin, end, tuple(each.copy for each in readers), findings.all(), notes)
+        findings.add(_absent(node, begin_own, end, seen.refused.get(node)))
+    late = [_LATE.format(copy.node, copy.begin) for copy in seen.copies if copy.begin > begin_own]
+    moved = [_FORMER.format(copy.begin, copy.next, copy.node) for copy in former]
+    return Audit(queue, begin, end, (*former, *(each.copy for each in readers)), findings.all(), (*moved, *late))
 
 
 def _absent(node: str, begin: int, end: int, error: MirrorlogError | None) -> CopyFinding:
     state = CopyState.DAMAGED if isinstance(error, LogCorrupt) else CopyState.UNREAD
     return CopyFinding(node, begin, end, state, _ABSENT if error is None else error.message)
+
+
+# --- Former logs ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _FormerSpan:
+    """Queue offsets `first` up to `next` (exclusive) of a queue, in a log that it was in before."""
+
+    queue: str
+    nodes: SpanInfo
+    first: int
+    next: int
+
+
+def _former(info: QueueInfo, begin: int, end: int) -> list[_FormerSpan]:
+    """Those with anything from `begin` up to `end` (exclusive)."""
+    spans = [
+        _FormerSpan(info.name, span, max(begin, span.first), min(end, following.first))
+        for span, following in pairwise(info.spans)
+    ]
+    return [each for each in spans if each.first < each.next]
+
+
+async def _compared(client: Client, span: _FormerSpan, findings: Findings) -> list[AuditedCopy]:
+    """The copies of a former log, after they were compared."""
+    nodes = [node for node in (span.nodes.master, *span.nodes.mirrors) if node]
+    copies = [AuditedCopy(node, node == span.nodes.master, span.first, span.next) for node in nodes]
+    readers = [_CopyReader(client, span.queue, copy, span.first, span.next) for copy in copies]
+    try:
+        await _compare(readers, span.nodes.master, findings)
+    finally:
+        for each in readers:
+            await each.close()
+    return [each.copy for each in readers]
 
 
 # --- The copies in step ---------------------------------------------------------------------------------------------

@@ -32,19 +32,23 @@ RATE = 50
 NAMES = ["n1", "n2", "n3"]
 
 
-@pytest.fixture(scope="module")
-def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the software of the version before lies."""
-    command = ["git", "-C", str(ROOT), "archive", COMMIT_BEFORE, "mirrorlog"]
+def software(commit: str, directory: Path) -> Path:
+    """The directory, with the software of that commit in it."""
+    command = ["git", "-C", str(ROOT), "archive", commit, "mirrorlog"]
     try:
         archive = subprocess.run(command, capture_output=True, check=True).stdout
     except (FileNotFoundError, subprocess.CalledProcessError) as error:
         told = getattr(error, "stderr", b"").decode().strip() or str(error)
-        pytest.skip(f"the software before is commit {COMMIT_BEFORE}, which git does not give here: {told}")
-    directory = tmp_path_factory.mktemp("version-before")
+        pytest.skip(f"the software before is commit {commit}, which git does not give here: {told}")
     with tarfile.open(fileobj=io.BytesIO(archive)) as files:
         files.extractall(directory, filter="data")
     return directory
+
+
+@pytest.fixture(scope="module")
+def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the software of the version before lies."""
+    return software(COMMIT_BEFORE, tmp_path_factory.mktemp("version-before"))
 
 
 class Update:

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,20 @@ import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, Transaction, write_deltalake
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming import StreamingQuery
 
 from mirrorlog.client import ConsumedRecord
 from mirrorlog.client.sync import Client
 from mirrorlog.errors import OffsetOutOfRange
+from mirrorlog.spark.audit import audit
 from mirrorlog.spark.checks.scope import LogSource
 from mirrorlog.spark.errors import RecordsMissing
-from mirrorlog.spark.land import land_all
+from mirrorlog.spark.land import land, land_all
 from mirrorlog.spark.landing.definition import landing
 from mirrorlog.spark.landing.holds import Holds
-from mirrorlog.spark.landing.runner import Runner
+from mirrorlog.spark.landing.runner import Runner, StepMoment
+from mirrorlog.spark.landing.service.schedule import Turn
+from mirrorlog.spark.landing.service.service import Service
 from mirrorlog.spark.options import AtTime, SourceOptions
 from mirrorlog.spark.plan import QueueRange
 from mirrorlog.spark.positions import QueuePosition
@@ -34,11 +39,16 @@ from mirrorlog.spark.reading.nodes import ask_nodes
 from mirrorlog.spark.reading.planning import planned
 from mirrorlog.spark.reading.rows import record_batches
 from mirrorlog.spark.reconcile import reconcile
+from mirrorlog.spark.replay import ReplayTarget, replay_table
+from mirrorlog.spark.replaying.rows import Selection
 from mirrorlog.testing import Cluster
+from mirrorlog.testing.asking import wait_for
 from mirrorlog.wire.messages.queues import QueueInfo
 from tests.client.test_tier import table_of
 from tests.process.clusters import MIB, eventually, fast_cluster
-from tests.spark.test_land import assert_is_the_log
+from tests.process.traffic import Traffic
+from tests.spark.test_land import assert_is_the_log, landed_offsets
+from tests.spark.test_landing_service import running
 
 pytestmark = pytest.mark.process
 
@@ -185,6 +195,24 @@ def test_by_path_it_is_the_same_queue_as_over_nodes(moving: MovingQueue, tmp_pat
         rows(replace(files, path=str(path / "n1")))
 
 
+def test_an_audit_compares_each_span_among_its_nodes(moving: MovingQueue) -> None:
+    """Goal: all copies of all records are compared, also on nodes that have old ones alone. A queue goes elsewhere and
+    comes back; of each span its nodes are named with what they have, whole and from within the first one on."""
+    moving.publish()
+    for nodes in (THERE, HERE):
+        moving.move(nodes)
+        moving.publish()
+    for first in (0, 10):
+        found = audit(moving.cluster.servers, "q", first=first)
+        assert (found.findings, found.first, found.next) == ((), first, 3 * COUNT)
+        seen = sorted((copy.node, copy.records) for copy in found.copies)
+        assert [node for node, _ in seen] == ["n1", "n1", "n2", "n2", "n3"]
+        assert sum(records for _, records in seen) >= 5 * COUNT - 2 * first
+        assert [note.partition(" are in")[0] for note in found.notes] == [
+            *[f"{first} up to {COUNT}"] * 2, f"{COUNT} up to {2 * COUNT}"
+        ]  # fmt: skip
+
+
 @pytest.mark.parametrize("where", ["within its span", "all of its span"])
 def test_what_was_freed_of_a_former_span_comes_from_the_table(tmp_path: Path, where: str) -> None:
     """Goal: a consumer does not notice a border, neither between logs nor between log and table. A tiered queue is
@@ -286,3 +314,107 @@ def test_a_landing_goes_on_over_the_borders(
         letters = dead if kind == "decoded" else None
         assert_is_the_log(spark, servers, "q", table, moving.count, dead_letters=letters)
     holds.end()
+
+
+def test_a_landing_and_a_stream_run_while_their_queue_moves(
+    spark: SparkSession, moving: MovingQueue, tmp_path: Path
+) -> None:
+    """Goal: nobody has to stop for a move. A service lands the queue and a stream of Spark's reads it, each into its
+    table, while somebody publishes, and the queue goes elsewhere and comes back; both have every record once, and
+    neither has ended."""
+    servers, table, streamed = moving.cluster.servers, tmp_path / "table", tmp_path / "streamed"
+    made = landing({"queue": "q", "servers": servers, "table": str(table), "max_latency_s": 0.1})
+    service = Service(spark, [made])
+    (turn,) = service.schedule.turns
+    source = spark.readStream.format("mirrorlog").options(
+        servers=",".join(servers), subscribe="q", startingOffsets="earliest"
+    )
+    writing = source.load().writeStream.format("delta").option("checkpointLocation", str(tmp_path / "checkpoint"))
+    query = writing.start(str(streamed))
+    try:
+        with Traffic(servers, "q", rate=100) as traffic:
+
+            def go_on(*at: Callable[[], int]) -> None:
+                """Until they are at what is confirmed now."""
+                count = len(traffic.confirms)
+                wait_for(
+                    lambda: all(each() >= count for each in at) or None,
+                    timeout=120,
+                    what=lambda: f"{count} are landed: {turn.landed}, {turn.error}; {query.lastProgress}",
+                )
+
+            stream, lands = partial(streamed_up_to, query), partial(landed_up_to, turn)
+            go_on(stream)
+            with running(service):
+                go_on(lands)
+                for nodes in (THERE, HERE):
+                    moving.move(nodes)
+                    go_on(stream, lands)
+                traffic.stop()
+                count = len(traffic.confirms)
+                go_on(stream, lands)
+        assert (turn.error, query.exception()) == (None, None)
+    finally:
+        query.stop()
+    assert_is_the_log(spark, servers, "q", table, count)
+    assert sorted(landed_offsets(table)) == sorted(landed_offsets(streamed)) == list(range(count))
+
+
+def landed_up_to(turn: Turn) -> int:
+    return (turn.landed or {}).get("q", 0)
+
+
+def streamed_up_to(query: StreamingQuery) -> int:
+    """Where the query's last trigger ended."""
+    if (error := query.exception()) is not None:
+        raise error
+    progress = query.lastProgress
+    end = json.loads(progress.sources[0].endOffset) if progress is not None and progress.sources else {}
+    return int(end.get("q", {}).get("0", {}).get("offset", 0))
+
+
+@pytest.mark.long
+def test_a_landing_over_a_border_outlives_the_master_of_the_former_log(
+    spark: SparkSession, moving: MovingQueue, tmp_path: Path
+) -> None:
+    """Goal: what stands in a former log is landed from another copy of it. A queue moves with nothing landed; kill -9
+    the former log's master once the first step over the border is planned."""
+    servers, table = moving.cluster.servers, tmp_path / "table"
+    moving.publish(2000)
+    former = moving.cluster.nodes[moving.info.master]
+    moving.move(THERE)
+    moving.publish(500)
+    steps: list[int] = []
+
+    def reached(moment: StepMoment) -> None:
+        if moment is StepMoment.PLANNED:
+            steps.append(0)
+            if len(steps) == 2:
+                former.kill()
+
+    result = land(spark, servers, "q", table, read_from="master", max_records=1500, on_moment=reached)
+    assert (result.first, result.next, result.rows) == (0, 2500, 2500)
+    assert not former.running
+    assert_is_the_log(spark, servers, "q", table, 2500)
+
+
+@pytest.mark.long
+def test_a_replay_comes_from_and_goes_to_queues_that_have_moved(
+    spark: SparkSession, moving: MovingQueue, tmp_path: Path
+) -> None:
+    """Goal: a replay publishes each record once, also when it was begun before its target moved. Land a queue over a
+    border; replay a part into a queue, move that, replay the same and the rest."""
+    servers, table = moving.cluster.servers, tmp_path / "table"
+    moving.publish()
+    moving.move(THERE)
+    moving.publish()
+    land(spark, servers, "q", table)
+    moving.client.admin.declare("again", {"nodes": HERE})
+    target = ReplayTarget(tuple(servers), "again")
+    again = MovingQueue(moving.cluster, moving.client, "again")
+    for name, end in (("one", COUNT + 10), ("one", COUNT + 10), ("two", 2 * COUNT)):
+        first = 0 if name == "one" else COUNT + 10
+        replay_table(spark, table, target, Selection("q", first, end), name=name)
+        again.move(THERE if again.info.master in HERE else HERE)
+    with moving.client.consumer("again", start="earliest", until="confirmed") as consumer:
+        assert [each.value for each in consumer] == [value(number) for number in range(2 * COUNT)]
