@@ -90,10 +90,11 @@ def _cluster(nodes: int, *, spare: int = 0, **options: Any) -> Iterator[tuple[Se
         yield cluster, network
 
 
-async def _declare(servers: Sequence[str]) -> None:
+async def _declare(servers: Sequence[str], first: dict[str, Any] | None = None) -> None:
+    """`first`: the arguments of the first queue, by default those of all."""
     async with Client(*servers) as client:
-        for queue in QUEUES:
-            await client.admin.declare(queue, _TWO)
+        for number, queue in enumerate(QUEUES):
+            await client.admin.declare(queue, _TWO if number or first is None else first)
 
 
 def _view(cluster: SeparatedCluster) -> ClusterStatus:
@@ -193,15 +194,15 @@ def _figures(name: str, sent: Sequence[Sent], began: float, ended: float) -> lis
 def _run_moved(case: Case, name: str) -> list[Figure]:
     with _cluster(3, settings={"cluster.move_bytes_per_s": MOVE_BYTES_S}) as (cluster, _):
         servers = tuple(cluster.servers)
-        asyncio.run(_declare_moved(servers))
+        asyncio.run(_declare(servers, {"nodes": ["n1", "n2"]}))  # alone in its log
         count = case.total_bytes // case.record_bytes
         run_clients(publish, [Publish(servers, QUEUES[0], "batches", case.record_bytes, count, copies=2)])
         with Clients(load, [servers], ready_seconds=120.0) as producers:
             producers.go()
             time.sleep(_BEFORE_S)
             began = time.perf_counter()
-            asyncio.run(_move(servers))
-            wait_for(lambda: _has_moved(cluster), timeout=_MOVE_SECONDS_MAX, what=lambda: "the log has moved")
+            log_id = asyncio.run(_move(servers))
+            wait_for(lambda: _has_moved(cluster, log_id), timeout=_MOVE_SECONDS_MAX, what=lambda: "the log has moved")
             ended = time.perf_counter()
             producers.stop()
             (sent,) = producers.results()
@@ -209,28 +210,18 @@ def _run_moved(case: Case, name: str) -> list[Figure]:
     return [moved, *_figures(name, sent, began, ended)]
 
 
-async def _declare_moved(servers: Sequence[str]) -> None:
-    """The first queue alone in its log, the others in logs of two copies."""
-    async with Client(*servers) as client:
-        await client.admin.declare(QUEUES[0], {"nodes": ["n1", "n2"]})
-    await _declare(servers)
-
-
-async def _move(servers: Sequence[str]) -> None:
+async def _move(servers: Sequence[str]) -> str:
+    """The log that is on its way."""
     async with Client(*servers) as client:
         altered = await client.admin.alter(QUEUES[0], {"nodes": ["n1", "n3"]})
-    if altered.moves or not altered.copies_change:
-        raise WorkloadFailed("the queue moves to another log; its log's copies shall move")
+        if altered.moves or not altered.copies_change:
+            raise WorkloadFailed("the queue moves to another log; its log's copies shall move")
+        return (await client.admin.metadata([QUEUES[0]])).queues[0].log_id
 
 
-def _has_moved(cluster: SeparatedCluster) -> bool | None:
-    return (
-        any(
-            sorted(log.replicas) == sorted(log.in_sync) == ["n1", "n3"] and not log.target
-            for log in _view(cluster).logs
-        )
-        or None
-    )
+def _has_moved(cluster: SeparatedCluster, log_id: str) -> bool | None:
+    log = next(log for log in _view(cluster).logs if log.log_id == log_id)
+    return (sorted(log.replicas) == sorted(log.in_sync) == ["n1", "n3"] and not log.target) or None
 
 
 def _run_fourth(case: Case, name: str) -> list[Figure]:

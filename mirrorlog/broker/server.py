@@ -88,7 +88,6 @@ class Server:
         self._view = view
         self.logs = HostedLogs()
         self.logs.why_elsewhere = view.why_elsewhere
-        self.logs.spans_of = view.spans
         self.helpers = Helpers()
         self.operations: Operations | None = None
         """What operators ask of the cluster; set before it listens."""
@@ -171,6 +170,7 @@ class Server:
     async def listen(self) -> None:
         """Serve members, mirrors and clients. Raises PortTaken."""
         settings = self._settings
+        self.logs.spans = self._view.all_spans()
         await self.ha.start(settings.replication_bind)
         self._requests = requests = Requests(settings, self.logs, self._view, self._status, self.operations)
         requests.handlers |= SyncRequests(requests, self._view, self.syncs).handlers
@@ -201,6 +201,7 @@ class Server:
     def look_at_rights(self) -> None:
         """The cluster has decided something; perhaps who may do what. Looked at in a step of its own, before whoever
         asked for that is answered: a decision is applied whole, whatever it leads to here."""
+        self.logs.spans = self._view.all_spans()
         if self._door is not None:
             asyncio.get_running_loop().call_soon(self._door.look_at_rights)
             self.moves.look_soon()

@@ -36,7 +36,7 @@ from mirrorlog.errors import (
 )
 from mirrorlog.ha.actions import Action, Close, ReadCold, Send
 from mirrorlog.ha.links import DeclaredLoss, losses_since, lost_from
-from mirrorlog.ha.pace import LinkPace
+from mirrorlog.ha.pace import RUN_BYTES_MAX, LinkPace
 from mirrorlog.wire.frames import TRANSFER_FLUSH, Ack, FrameType, frame, transfer_head
 from mirrorlog.wire.messages.codec import encode
 from mirrorlog.wire.messages.replication import EpochEntry, FollowRequest, History, Pull
@@ -345,10 +345,11 @@ class HAConnection:
                 return actions
             if self.pace is not None and self.pace.holds(now):
                 break
-            run = log.read(half.next_transfer, self._transfer_bytes, until=end)
+            most = self._transfer_bytes if self.pace is None else min(self._transfer_bytes, RUN_BYTES_MAX)
+            run = log.read(half.next_transfer, most, until=end)
             if run is None:
                 half.reading_cold = True
-                job = log.read_cold(half.next_transfer, self._transfer_bytes, until=end)
+                job = log.read_cold(half.next_transfer, most, until=end)
                 return [*actions, ReadCold(job)]
             actions.append(half.transfer(log, run, self._epoch, now))
             if self.pace is not None:

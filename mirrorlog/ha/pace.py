@@ -5,7 +5,9 @@ a node sends to all such copies together has a limit (`cluster.move_bytes_per_s`
 sent nothing. A copy that is in sync is never held back, nor one for which confirms wait already because it is about to
 be; nor one that fell behind, or takes the place of a lost one: those are missing.
 
-How often it is looked whether it goes on is a tick of the links, which is shorter than what may be saved up.
+It is sent in small runs and short steps. What a node can send at all is often not much more than the limit, and all
+that is in a run comes before the publishes of others: at 200 Mbit/s 1 MiB takes 42 ms, and what is more than the
+network holds is dropped, which costs whoever lost something 200 ms.
 
 A bucket that is filled by time and may go into debt by one run, so that runs need not be cut. Rejected: a smaller
 window of what is in flight; its rate depends on the way there and back.
@@ -15,8 +17,12 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
-BURST_S: Final = 0.1
+BURST_S: Final = 0.02
 """Of so many seconds bytes may be sent at once after a rest."""
+STEP_S: Final = 0.005
+"""How often it is looked whether it goes on."""
+RUN_BYTES_MAX: Final = 64 * 1024
+"""Of a run that is held back, unless its batch is larger."""
 
 
 class Filling(Protocol):

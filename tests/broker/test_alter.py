@@ -122,7 +122,7 @@ class Node:
         )  # fmt: skip
         self.logs = HostedLogs()
         self.logs.add(self.hosted)
-        self.logs.spans_of = self.view.spans
+        self.logs.spans = self.view.all_spans()
         self.requests = Requests(SETTINGS, self.logs, self.view, cast(Any, None))
         self.alterations = AlterRequests(self.requests, self.view)
         self.requests.handlers |= self.alterations.handlers

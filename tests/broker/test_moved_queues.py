@@ -102,7 +102,7 @@ def test_a_log_that_the_queue_has_come_back_to_has_what_is_before_and_behind_ano
     logs, (first, second) = hosted(one, other)
     spans = [Span(str(log.log_id), at) for log, at in ((first, 0), (second, 40), (first, 60), (second, 80))]
     known: list[Span] = []
-    logs.spans_of = lambda queue: known
+    logs.spans = {"q": known, "v": known}  # the name by which it comes to other logs here
     say(one, QueueLeft(queue_id=queue_id, move=5, target="two", next_queue_offset=40))
     came(other, queue_id, move=5, first=40)
     say(other, QueueLeft(queue_id=queue_id, move=6, target="one", next_queue_offset=60))
@@ -137,7 +137,7 @@ def test_of_several_copies_that_have_a_queue_the_one_that_it_is_in_is_asked() ->
     queue_id = copies[0].declare("q")
     logs, hosted_logs = hosted(*copies)
     known: list[Span] = []
-    logs.spans_of = lambda queue: known
+    logs.spans = {"q": known, "v": known}  # the name by which it comes to other logs here
     for number in (1, 2):
         came(copies[number], queue_id, move=4 + number, first=10 * number)
     for last in ([0], [0, 1], [0, 1, 2], [0, 2, 1], [0, 1, 2, 0]):

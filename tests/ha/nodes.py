@@ -21,7 +21,7 @@ from mirrorlog.broker.log.replica import Replica
 from mirrorlog.broker.server import Server
 from mirrorlog.cluster.state.commands import Command
 from mirrorlog.cluster.state.placements import NO_PLACES, LogPlaces, MovingQueue, Span
-from mirrorlog.cluster.state.state import QUEUE_IDS_GRANTED, LogFacts, Outcome
+from mirrorlog.cluster.state.state import QUEUE_IDS_GRANTED, ClusterState, LogFacts, Outcome
 from mirrorlog.cluster.state.topology import User, VirtualHost
 from mirrorlog.cluster.state.topology_commands import PasswordRenewed
 from mirrorlog.commitlog.directory import DataDirectory
@@ -86,6 +86,10 @@ class Assigned:
         self.hosted = HostedLogs()
         self.queue_ids_granted = QUEUE_IDS_GRANTED
         self.queue_ids_refused = False
+
+    @property
+    def known(self) -> ClusterState | None:
+        return None
 
     def member(self, node: str) -> Member | None:
         return next((member for member in self._cluster.members if member.id == node), None)

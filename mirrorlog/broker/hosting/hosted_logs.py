@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final
 
 from mirrorlog.broker.hosting.hosted_log import HostedLog
 from mirrorlog.broker.hosting.states import HostedState
 from mirrorlog.cluster.state.placements import Span
 from mirrorlog.errors import MirrorlogError, NoSuchQueue, QueueMoving
 from mirrorlog.queues.queue_table import IDS_PER_LOG
+
+_FOUND_MAX: Final = 100_000
 
 
 class HostedLogs:
@@ -19,10 +22,12 @@ class HostedLogs:
         self._served: dict[str, HostedLog] = {}
         self._by_number: dict[int, HostedLog] = {}
         self._refused: dict[str, HostedLog] = {}
+        self._found: dict[int, HostedLog] = {}
+        """Where queues are that have moved, or were when they were last asked for."""
         self.why_elsewhere: Callable[[int], MirrorlogError | None] = _not_known
         """What is said of a log with this number that is none of this node's; see `ports.ClusterView`."""
-        self.spans_of: Callable[[str], Sequence[Span]] = _not_moved
-        """In which logs a queue has its records, by its name; see `ports.ClusterView`."""
+        self.spans: Mapping[str, Sequence[Span]] = {}
+        """Of queues that have moved; see `ports.ClusterView`. Set with each decision, for each frame looks at it."""
 
     def __iter__(self) -> Iterator[HostedLog]:
         return iter([log for log in self._served.values() if log.replica.damage is None])
@@ -48,6 +53,7 @@ class HostedLogs:
         self._refused.pop(str(log.log_id), None)
         if self._served.pop(str(log.log_id), None) is not None:
             del self._by_number[log.assignment.log_number]
+            self._found = {queue_id: found for queue_id, found in self._found.items() if found is not log}
 
     def get(self, log_id: str) -> HostedLog | None:
         """The log, if it is served. Raises why it is not, if it is one of this node's."""
@@ -68,12 +74,16 @@ class HostedLogs:
         """
         number = queue_id // IDS_PER_LOG
         log = self._by_number.get(number)
-        if log is not None and log.replica.damage is None:
-            queue = log.replica.queues.by_id.get(queue_id)
-            if queue is not None and _is_newest(log, self.spans_of(queue.name)):
-                return log
+        # Asked for each frame: first where its id was given out, then where it was found before.
+        for known in (log, self._found.get(queue_id)):
+            if known is not None and known.replica.damage is None:
+                queue = known.replica.queues.by_id.get(queue_id)
+                if queue is not None and (not self.spans or _is_newest(known, self.spans.get(queue.name, ()))):
+                    return known
         if (moved := self._moved_to(queue_id)) is not None:
-            log = moved
+            if len(self._found) >= _FOUND_MAX:  # also of queues that are deleted since
+                self._found.clear()
+            log = self._found[queue_id] = moved
         if log is not None and log.replica.damage is None:
             return log
         _undamaged(log)
@@ -124,7 +134,7 @@ class HostedLogs:
     def _span(self, queue_id: int, queue_offset: int) -> Span | None:
         """The one that holds this record of a queue, as far as the cluster's spans are known here."""
         name = next((name for log in self if (name := _name_in(log, queue_id))), "")
-        spans = self.spans_of(name) if name else ()
+        spans = self.spans.get(name, ())
         return next((span for span in reversed(spans) if span.first <= queue_offset), None)
 
     def _moved_to(self, queue_id: int) -> HostedLog | None:
@@ -135,7 +145,7 @@ class HostedLogs:
         there = {str(log.log_id): log for log in self if queue_id in log.replica.queues.by_id}
         if len(there) > 1:
             name = next(iter(there.values())).replica.queues.by_id[queue_id].name
-            newest = [there[span.log_id] for span in reversed(self.spans_of(name)) if span.log_id in there]
+            newest = [there[span.log_id] for span in reversed(self.spans.get(name, ())) if span.log_id in there]
             return next(iter((*newest, *there.values())))
         if there:
             return next(iter(there.values()))
@@ -166,11 +176,6 @@ def _name_in(log: HostedLog, queue_id: int) -> str:
 def _is_newest(log: HostedLog, spans: Sequence[Span]) -> bool:
     """Whether a queue with these spans is in a log, and in no other one since."""
     return not spans or spans[-1].log_id == str(log.log_id)
-
-
-def _not_moved(queue: str) -> Sequence[Span]:
-    """Of no cluster."""
-    return ()
 
 
 def _undamaged(log: HostedLog | None) -> HostedLog | None:
