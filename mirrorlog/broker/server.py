@@ -23,6 +23,7 @@ from mirrorlog.broker.log.clock import now_us
 from mirrorlog.broker.log.host import Helpers, Host
 from mirrorlog.broker.moves.alter_requests import AlterRequests, MovingList
 from mirrorlog.broker.moves.evening import QueueEvening
+from mirrorlog.broker.moves.former_limits import FormerLimits
 from mirrorlog.broker.moves.former_records import FormerRecords
 from mirrorlog.broker.moves.move_service import MoveService
 from mirrorlog.broker.moves.sync_requests import SyncRequests
@@ -121,6 +122,11 @@ class Server:
             helper=self.helpers.dead_letters,
             past_helper=self.helpers.index,
         )
+        self.moves = MoveService(settings.node.id, self.logs, view)
+        self.former_records = FormerRecords(self.logs, view, helper=self.helpers.read)
+        self.former_limits = FormerLimits(
+            settings.node.id, self.logs, view, records=self.former_records, spans=self.moves.with_former_records
+        )
         self.chronicle: Callable[[Event], None] | None = None
         """What happens to this node's logs is told there; set before it listens."""
         self._host = Host(
@@ -138,11 +144,10 @@ class Server:
             self._memory,
             OutgoingBudget(settings.limits.outgoing_bytes_total),
             lambda: self.logs.opened,
+            self.former_limits.sizes,
         )
         self.former: Callable[[], list[FormerStatus]] = list
         """The copies that this node is not named for any more."""
-        self.moves = MoveService(settings.node.id, self.logs, view)
-        self.former_records = FormerRecords(self.logs, view, helper=self.helpers.read)
         self.syncs = SyncService(
             settings.node.id,
             self.logs,
@@ -234,6 +239,7 @@ class Server:
         await self._evening.stop()
         if self._wanted is not None:
             await self._wanted.stop()
+        await self.former_limits.stop()
         await self.moves.stop()
         await self.syncs.stop()
         await self.ha.stop()
@@ -294,6 +300,7 @@ class Server:
             self.moves.tick(now)
             self.syncs.tick(now)
             self._evening.tick(now)
+            self.former_limits.tick(now)
             self._wanted.tick(now)
             await asyncio.sleep(TICK_S)
 

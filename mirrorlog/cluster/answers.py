@@ -48,7 +48,7 @@ class Answers:
     def __init__(self, member: AnsweringMember, host: MemberHost) -> None:
         self.dead_letters: Callable[[_OF_DEAD_LETTERS], Awaitable[requests.AnyAnswer]] | None = None
         self.arrivals: Callable[[requests.AskArrival | requests.AskFree], Awaitable[requests.AnyAnswer]] | None = None
-        self.syncs: Callable[[requests.AskRecords | requests.AskHeld], Awaitable[requests.AnyAnswer]] | None = None
+        self.syncs: Callable[[requests.AskOfFormer], Awaitable[requests.AnyAnswer]] | None = None
         self._member = member
         self._host = host
 
@@ -85,7 +85,7 @@ class Answers:
         """By the logs that are mastered here."""
         if isinstance(asked, requests.AskArrival | requests.AskFree) and self.arrivals is not None:
             return await self.arrivals(asked)
-        if isinstance(asked, requests.AskRecords | requests.AskHeld) and self.syncs is not None:
+        if isinstance(asked, requests.AskOfFormer) and self.syncs is not None:
             return await self.syncs(asked)
         if (
             isinstance(asked, requests.AskQueue | requests.AskTake | requests.AskBatch)

@@ -220,6 +220,35 @@ class HeldTold(MemberAnswer, frozen=True):
     first: int
 
 
+class AskBegin(MemberRequest, frozen=True):
+    """To the node that masters a log which a queue has left: from where on has [first, until) of it to stay? `begin`:
+    where the queue begins, as the log that it is in has decided: what is below is dead here too. `own`: the queue has
+    limits of its own, `max_age_us`, `max_bytes`, of which `newer_bytes` stand in later logs; else this log's limits say
+    it. Nothing above `floor` may go. Answered with BeginTold. Since `versions.SYNC`."""
+
+    log_id: str
+    queue_id: int
+    begin: int
+    first: int
+    until: int
+    floor: int
+    own: bool = False
+    max_age_us: int | None = None
+    max_bytes: int | None = None
+    newer_bytes: int = 0
+
+
+class BeginTold(MemberAnswer, frozen=True):
+    """`begin`: it may begin there, as far as this log is concerned; `size`: bytes of what is behind."""
+
+    begin: int
+    size: int
+
+
+AskOfFormer = AskRecords | AskHeld | AskBegin
+"""Of the master of a log that a queue was in before."""
+
+
 class AskLooking(MemberRequest, frozen=True):
     """Of a node that looks for a cluster, to another one that does: what do you look for?"""
 
@@ -249,6 +278,7 @@ AnyQuestion = (
     | AskBatch
     | AskRecords
     | AskHeld
+    | AskBegin
 )
 AnyAnswer = (
     Applied
@@ -262,6 +292,7 @@ AnyAnswer = (
     | BatchTold
     | RecordsTold
     | HeldTold
+    | BeginTold
 )
 
 encode = msgspec.msgpack.Encoder().encode

@@ -171,6 +171,63 @@ def decide(
     return Decision({**queue_starts, **_dying_queues(going, queues)}, next_start, copy, deleted)
 
 
+class Stretch(NamedTuple):
+    """[first, until) of a queue that has gone to another log since, `size` bytes with what stands in segments that are
+    appended to yet. `newer_bytes`: of the queue in later logs. `floor`: nothing above may go. `gaps`: what losses have
+    left."""
+
+    queue_id: int
+    first: int
+    until: int
+    size: int
+    newer_bytes: int = 0
+    floor: int = _NEVER
+    gaps: Sequence[tuple[int, int]] = ()
+
+
+def alive_from(
+    segments: Sequence[SegmentParts],
+    stretch: Stretch,
+    own: QueueLimits | None,
+    *,
+    end: int,
+    now_us: int,
+    limits: RetentionLimits,
+) -> tuple[int, int]:
+    """From which queue offset on a stretch of a queue that has left a log stays, and how many bytes that are: by the
+    queue's `own` limits, part by part, or without them segment by segment by those of the log, [.., `end`). What is in
+    none of the `segments` stays."""
+    rows = [(segment, *row) for segment in segments for row in _rows(segment, stretch)]
+    dead, alive, going = list(stretch.gaps), stretch.until, 0
+    max_age_us = (own.max_age_us if own is not None else None) or limits.max_age_us
+    newer = stretch.newer_bytes + max(0, stretch.size - sum(size for _, _, _, size, _ in rows))
+    for segment, base, following, size, last_us in reversed(rows):  # what follows counts for what is before
+        if own is None:
+            expired = limits.expire(segment, end=end, now_us=now_us)
+        else:
+            too_old = max_age_us is not None and last_us < now_us - max_age_us
+            expired = too_old or (own.max_bytes is not None and newer >= own.max_bytes)
+        newer += size
+        if expired and following <= stretch.floor:
+            dead.append((base, following))
+            going += size
+        else:
+            alive = min(alive, base)
+    at = stretch.first
+    for base, following in sorted(dead):
+        if base > at:
+            break
+        at = max(at, following)
+    return max(stretch.first, min(at, alive)), stretch.size - min(going, stretch.size)
+
+
+def _rows(segment: SegmentParts, stretch: Stretch) -> list[tuple[int, int, int, int]]:
+    """Base, next, bytes and last time of the parts of a stretch."""
+    parts = segment.parts[segment.parts["queue_id"] == stretch.queue_id]
+    parts = parts[(parts["next"] > stretch.first) & (parts["base"] < stretch.until)]
+    return parts[["base", "next", "bytes", "last_time"]].tolist()  # type: ignore[no-any-return]
+
+
 def _deleted(segments: Iterable[SegmentParts], known: Collection[int] | None) -> frozenset[int]:
     if known is None:
         return frozenset()

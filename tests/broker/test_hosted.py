@@ -572,7 +572,7 @@ def test_a_step_down_waits_for_retention_which_appends_nothing_more(tmp_path: Pa
             (log,) = map(hosted_by, nodes)
             assert isinstance(log.role, MasterRole)
             retention = log.role.retention
-            retention._queues._not_before = math.inf
+            retention.queues._not_before = math.inf
             await client.admin.declare("numbers", arguments={"retention_bytes": 1})
             writer = Writer(client, "numbers")
             await writer.more(2_000)
@@ -581,17 +581,17 @@ def test_a_step_down_waits_for_retention_which_appends_nothing_more(tmp_path: Pa
             assert log.replica.past is not None
             assert len(log.replica.past.tables.heads) >= 2
             with held_up(nodes[0].server.helpers.index) as event:
-                retention._queues._not_before = 0
+                retention.queues._not_before = 0
                 retention.check()
                 await until(lambda: nodes[0].server.helpers.index._work_queue.qsize() > 0)
                 end = log.facts().end
                 change = asyncio.ensure_future(log.step_down())
                 await turns()
                 assert not change.done()
-                assert retention._queues._task is not None
+                assert retention.queues._task is not None
                 event.set()
                 assert (await change).end == end
-                assert retention._queues._task.done()
+                assert retention.queues._task.done()
             await turns()
             assert log.facts().end == end
             assert log.replica.begin_ahead == 0

@@ -304,7 +304,7 @@ def test_a_read_that_its_segment_left_is_made_again(tmp_path: Path) -> None:
                     reading = asyncio.ensure_future(traffic.read("kept"))
                     await until(lambda: helper._work_queue.qsize() >= 1)
                     assert first.exists()
-                    log.role.retention._queues._copy_share = 0.125
+                    log.role.retention.queues._copy_share = 0.125
                     await shrunk(traffic, nodes, 3)
                     await until(lambda: not first.exists())
                     assert not reading.done()
@@ -331,7 +331,7 @@ def test_nothing_is_freed_before_its_copies_are_confirmed(tmp_path: Path) -> Non
         held_up = threading.Event()
         async with running_all(settings) as nodes:
             replica, maintenance = replica_of(nodes[0]), hosted_by(nodes[0]).maintenance
-            queues = hosted_by(nodes[0]).role.retention._queues
+            queues = hosted_by(nodes[0]).role.retention.queues
             await traffic.publish(8 * KIB, {"kept": 1})
             await traffic.publish(600 * KIB, {"busy": 1})
             await until(lambda: len(replica.past.tables.heads) >= 2 and replica.log.state_from > SEGMENT_BYTES)
@@ -373,7 +373,7 @@ def test_a_low_disk_is_not_forgotten_while_a_decision_waits(tmp_path: Path) -> N
         held_up = threading.Event()
         async with running_all(settings) as nodes:
             replica, retention = replica_of(nodes[0]), hosted_by(nodes[0]).role.retention
-            queues, loop, later = retention._queues, asyncio.get_running_loop(), 0.0
+            queues, loop, later = retention.queues, asyncio.get_running_loop(), 0.0
             queues._now = lambda: loop.time() + later
             await traffic.publish(4 * KIB, {"kept": 1})
             await traffic.publish(800 * KIB, {"plain": 1})
@@ -426,7 +426,7 @@ def test_a_disk_that_fills_stops_the_copies_within_a_piece(tmp_path: Path, monke
     async def check() -> None:
         async with running_all(settings) as nodes:
             replica, publisher = replica_of(nodes[0]), hosted_by(nodes[0]).publisher
-            queues = hosted_by(nodes[0]).role.retention._queues
+            queues = hosted_by(nodes[0]).role.retention.queues
             # The disk is looked at every second, and has room: a slow run would be told so in between.
             hosted_by(nodes[0]).role.disk_measured = lambda report: None
 

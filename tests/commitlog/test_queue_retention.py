@@ -19,6 +19,8 @@ from mirrorlog.commitlog.retention import (
     RetentionLimits,
     SegmentLife,
     SegmentParts,
+    Stretch,
+    alive_from,
     decide,
     first_queue_offsets,
 )
@@ -504,3 +506,54 @@ def test_a_random_life_loses_nothing_that_must_be_kept(
     else:
         pytest.fail("it goes on for ever")
     log.check_idle()
+
+
+# --- what a queue has left ---
+
+
+def stays(
+    own: QueueLimits | None = None,
+    *,
+    newer: int = 0,
+    floor: int = 10**9,
+    now_us: int = 0,
+    log: RetentionLimits | None = None,
+) -> tuple[int, int]:
+    """Of a queue that has left the log with 400 records, 100 in each of three segments of 30 bytes, and in the newest
+    one, 50 bytes."""
+    segments = [segment(at, *((q, at, at + 100, 30, at) for q in (1, 2)), time=at) for at in (0, 100, 200)]
+    stretch = Stretch(1, 0, 400, 140, newer, floor)
+    return alive_from(segments, stretch, own, end=500, now_us=now_us, limits=log or RetentionLimits())
+
+
+def test_what_a_queue_has_left_goes_by_its_own_limits() -> None:
+    """Of age, and of bytes, where what is in later logs counts; but for what is held, and what the newest segments
+    have. It is as if all had stayed in one log."""
+    assert stays() == stays(QueueLimits()) == (0, 140)
+    assert stays(QueueLimits(max_age_us=150), now_us=251) == (200, 80)
+    assert stays(QueueLimits(max_age_us=1), now_us=10**6) == (300, 50)
+    assert stays(QueueLimits(max_bytes=80)) == (200, 80)
+    assert stays(QueueLimits(max_bytes=81)) == (100, 110)
+    assert stays(QueueLimits(max_bytes=81), newer=1) == (200, 80)
+    assert stays(QueueLimits(max_bytes=81), newer=1, floor=100) == (100, 110)
+    assert stays(QueueLimits(max_bytes=1), newer=10**6) == (300, 50)
+    assert stays(QueueLimits(max_bytes=10**6), now_us=251, log=RetentionLimits(max_age_us=150)) == (200, 80)
+
+
+def test_what_a_queue_without_limits_has_left_goes_by_those_of_its_log() -> None:
+    """Segment by segment, as the log's other records do."""
+    assert stays(log=RetentionLimits(max_bytes=300)) == (200, 80)
+    assert stays(log=RetentionLimits(max_age_us=150), now_us=251) == (200, 80)
+    assert stays(log=RetentionLimits(max_bytes=300), floor=150) == (100, 110)
+    assert stays(log=RetentionLimits(max_bytes=1), newer=10**6) == (300, 50)
+
+
+def test_what_stands_in_no_segment_that_was_looked_at_stays() -> None:
+    """A queue that has come back to a log has records there that are older than what is in no memory; and a gap that a
+    loss has left is none."""
+    segments = [segment(0, (1, 100, 200, 30, 0), time=0)]
+    old = QueueLimits(max_age_us=1)
+    for first, gaps, begin in ((0, (), 0), (100, (), 200), (0, ((0, 100),), 200), (0, ((0, 99),), 99)):
+        stretch = Stretch(1, first, 300, 100, gaps=gaps)
+        found = alive_from(segments, stretch, old, end=500, now_us=10, limits=RetentionLimits())
+        assert found == (begin, 70), (first, gaps)

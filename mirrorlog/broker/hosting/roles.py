@@ -175,7 +175,7 @@ class MasterRole:
             now=asyncio.get_running_loop().time,
             clock=clock,
         )
-        self.lengths = QueueLengths(replica, self.publisher, self.deliverer, past_helper=host.helpers.index)
+        self.lengths = QueueLengths(replica, self.publisher, self.deliverer, host)
         self.publisher.admit = self.lengths.admit
         self.publisher.leaving = self.lengths.leaving
         self.forwardings = DeadLetterForwarder(replica, self.publisher, self.deliverer, host)

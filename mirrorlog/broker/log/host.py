@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -50,6 +50,15 @@ class Helpers:
             helper.shutdown(wait=True, cancel_futures=True)
 
 
+FormerSizes = Callable[[str, int, int, int], Awaitable[Sequence[tuple[int, int, int]]]]
+"""Of a queue, by name and id, what logs that it was in before have of [first, until): stretches and their bytes."""
+
+
+async def _nothing_moved(name: str, queue_id: int, first: int, until: int) -> Sequence[tuple[int, int, int]]:
+    """In no cluster."""
+    return ()
+
+
 @dataclass(frozen=True, slots=True)
 class Host:
     """`failed` is called with what makes the node's copy of a log untrustworthy: the node ends. `view`: the cluster as
@@ -71,3 +80,4 @@ class Host:
     memory: Refusing
     outgoing: OutgoingBudget[Endpoint]
     log_count: Callable[[], int] = lambda: 1
+    former_sizes: FormerSizes = _nothing_moved

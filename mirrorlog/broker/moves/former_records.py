@@ -16,15 +16,27 @@ from uuid import UUID
 
 from mirrorlog.broker.hosting.hosted_log import HostedLog
 from mirrorlog.broker.hosting.hosted_logs import HostedLogs
+from mirrorlog.broker.log.clock import now_us
 from mirrorlog.broker.log.fetch import join_runs
 from mirrorlog.broker.log.refusals import not_master
 from mirrorlog.broker.log.replica import Replica
 from mirrorlog.broker.ports import ClusterView
-from mirrorlog.cluster.requests import AskHeld, AskRecords, HeldTold, RecordsTold
+from mirrorlog.broker.session.queue_deletion import publisher_of
+from mirrorlog.cluster.requests import (
+    AskBegin,
+    AskHeld,
+    AskOfFormer,
+    AskRecords,
+    BeginTold,
+    HeldTold,
+    RecordsTold,
+)
 from mirrorlog.commitlog.format.header import read_header
 from mirrorlog.commitlog.index.gaps import gap_at
 from mirrorlog.commitlog.index.queue_order import QueuedBatch
+from mirrorlog.commitlog.retention import QueueLimits, Stretch, alive_from
 from mirrorlog.errors import LogCorrupt, LogUnavailable
+from mirrorlog.queues.changes import QueueStartsMoved, encode_change
 
 BYTES_MAX: Final = 4 * 1024 * 1024
 """Of an answer, but for a batch that is larger."""
@@ -40,7 +52,7 @@ class FormerRecords:
         self._view = view
         self._helper = helper
 
-    async def asked(self, asked: AskRecords | AskHeld) -> RecordsTold | HeldTold:
+    async def asked(self, asked: AskOfFormer) -> RecordsTold | HeldTold | BeginTold:
         """Raises NotMaster, LogUnavailable while it cannot be said what is there, or what reading is refused with."""
         log = self._logs.get(asked.log_id)
         if log is None or not log.knows_confirmed:
@@ -51,6 +63,8 @@ class FormerRecords:
             raise LogUnavailable(f"log {log.name} does not know yet all that it has of queue {asked.queue_id}")
         if isinstance(asked, AskHeld):
             return await self._held(log, asked)
+        if isinstance(asked, AskBegin):
+            return await self._begin(log, asked)
         return await self._records(log, asked)
 
     # --- inside ---
@@ -82,6 +96,25 @@ class FormerRecords:
         first = runs[0].base_queue_offset
         return RecordsTold(first=asked.first if first <= begin else first, batches=tuple(batches))
 
+    async def _begin(self, log: HostedLog, asked: AskBegin) -> BeginTold:
+        """What is dead by the word of the log that the queue is in is said here too, so that its segments go."""
+        queues, queue_id, index, role = log.replica.queues, asked.queue_id, log.replica.index, log.mastering
+        if not queues.has_id(queue_id) and asked.begin > queues.start_offsets.get(queue_id, 0):
+            begins = encode_change(QueueStartsMoved(begins={queue_id: asked.begin}))
+            publisher_of(log, self._view).append_control(begins)
+        held = await self._held(
+            log, AskHeld(log_id=asked.log_id, queue_id=queue_id, first=asked.first, until=asked.until)
+        )
+        gaps = index.gaps_of(queue_id)
+        stretch = Stretch(queue_id, held.first, asked.until, held.size, asked.newer_bytes, asked.floor, gaps)
+        own = QueueLimits(asked.max_age_us, asked.max_bytes) if asked.own else None
+        assert role is not None, "it knows what is confirmed"
+        segments = await role.retention.queues.surveyed()
+        begin, size = alive_from(
+            segments, stretch, own, end=log.replica.log.end, now_us=now_us(), limits=role.retention.limits
+        )
+        return BeginTold(begin=begin, size=size)
+
     async def _before(self, log: HostedLog, queue_id: int, until: int, max_bytes: int) -> list[QueuedBatch]:
         """The newest ones below: what memory has is later in the log than what the past has of it."""
         hot = log.replica.index.entries_before(queue_id, until, max_bytes)
@@ -106,17 +139,18 @@ class FormerRecords:
         return [bytes(content[end - run.length : end]) for run, end in zip(runs, ends, strict=True)]
 
     async def _held(self, log: HostedLog, asked: AskHeld) -> HeldTold:
-        """What stands in memory copied is counted with the past, where it stands, too."""
         queue_id, index, size = asked.queue_id, log.replica.index, 0
+        end = min(asked.until, index.next_confirmed(queue_id))
         first = at = min(asked.until, max(asked.first, index.begin(queue_id)))
-        hot = min(asked.until, index.hot_start(queue_id))
-        if log.replica.past is not None and at < hot:
-            size, at = await log.past.size(queue_id, at, hot), hot
-        while at < min(asked.until, index.next_confirmed(queue_id)):
+        while at < end:
             behind = index.gap_end(queue_id, at)
-            if behind is None:
-                if index.past_until(queue_id, at) is not None or at < index.begin(queue_id):
-                    break  # it has left the memory meanwhile: the next one who asks is told
+            if behind is None and (past_until := index.past_until(queue_id, at)) is not None:
+                behind = max(past_until, at + 1)
+                if log.replica.past is not None:
+                    size += await log.past.size(queue_id, at, min(behind, end))
+            elif behind is None:
+                if at < index.begin(queue_id):
+                    break  # retention has passed it meanwhile
                 runs = index.entries(queue_id, at, _SIZED_BYTES)
                 if not runs:
                     break

@@ -269,7 +269,7 @@ class MoveService:
     def _has_span_in(self, log_id: str, name: str) -> bool:
         return any(span.log_id == log_id for span in self._view.spans(name))
 
-    def _with_former_records(self) -> Mapping[str, Sequence[Span]]:
+    def with_former_records(self) -> Mapping[str, Sequence[Span]]:
         """Of the queues that have records in former logs, their spans. Looked for when the cluster has changed some:
         of most queues that ever moved there are none left."""
         all_spans = self._view.all_spans()
@@ -282,7 +282,7 @@ class MoveService:
 
     def _free_spans(self) -> None:
         """Where a queue begins behind one of its former spans, that log is told, and then the cluster."""
-        for name, spans in self._with_former_records().items():
+        for name, spans in self.with_former_records().items():
             live = [number for number, span in enumerate(spans[:-1]) if not span.ended]
             log = self._logs.held(spans[-1].log_id)
             if log is None or not log.knows_confirmed or name in self._freeing:

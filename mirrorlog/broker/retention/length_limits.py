@@ -16,10 +16,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Sequence, Set
-from concurrent.futures import Executor
 from typing import Final
 
 from mirrorlog.broker.consumer_groups.coordinator import Deliverer
+from mirrorlog.broker.log.host import Host
 from mirrorlog.broker.log.publish import LogPublisher
 from mirrorlog.broker.log.replica import Replica
 from mirrorlog.commitlog.format.header import BatchHeader, Column
@@ -31,10 +31,13 @@ from mirrorlog.queues.dead_letters.forwarding import FORWARDINGS_MAX
 from mirrorlog.queues.delivery.settlement import DROPPED
 from mirrorlog.queues.groups.table import OWN_GROUP
 from mirrorlog.queues.limits.length import QueueLength, QueueLengthView
+from mirrorlog.queues.queue_table import Queue
 
 logger = logging.getLogger(__name__)
 
 _ATTRIBUTES: Final = int(Column.ATTRIBUTES)
+FORMER_AGAIN_S: Final = 5.0
+"""After which a log that a queue was in before, and that did not answer, is asked again."""
 _READ_BYTES: Final = 1024 * 1024
 """Of batches whose sizes are asked for in a turn of the loop."""
 _READ_PAST_BYTES: Final = 16 * 1024 * 1024
@@ -44,14 +47,13 @@ _READ_PAST_BYTES: Final = 16 * 1024 * 1024
 class QueueLengths:
     """Of one mastership. `past_helper`: where the index of the past is asked."""
 
-    def __init__(
-        self, replica: Replica, publisher: LogPublisher, deliverer: Deliverer, *, past_helper: Executor
-    ) -> None:
+    def __init__(self, replica: Replica, publisher: LogPublisher, deliverer: Deliverer, host: Host) -> None:
         self._replica = replica
         self._publisher = publisher
         self._deliverer = deliverer
-        self._past_helper = past_helper
-        self._known: dict[int, QueueLength] = {}
+        self._past_helper = host.helpers.index
+        self._former_sizes = host.former_sizes
+        self._known: dict[int, tuple[Queue, QueueLength]] = {}
         self._awake: set[int] = set()
         self._failed: set[int] = set()
         self._reading: dict[int, asyncio.Task[None]] = {}
@@ -226,10 +228,10 @@ class QueueLengths:
             yield groups.reset(queue_id, OWN_GROUP, begin, streams=streams, void=void)
 
     def _length(self, queue_id: int) -> QueueLength:
-        length = self._known.get(queue_id)
-        if length is None:
-            length = self._known[queue_id] = QueueLength(self._replica.queues.lengths[queue_id])
-        return length
+        queue, known = self._replica.queues.find_id(queue_id), self._known.get(queue_id)
+        if known is None or known[0] is not queue:  # it may have been in another log meanwhile
+            known = self._known[queue_id] = queue, QueueLength(self._replica.queues.lengths[queue_id])
+        return known[1]
 
     def _view(self, queue_id: int, until: int) -> QueueLengthView:
         index = self._replica.index
@@ -256,6 +258,9 @@ class QueueLengths:
         at = index.gap_end(queue_id, at) or at
         if at >= index.next_confirmed(queue_id):
             return True
+        if at < (here := self._replica.queues.moves.firsts.get(queue_id, 0)):
+            self._reading[queue_id] = asyncio.ensure_future(self._read_former(queue_id, length, at, here))
+            return False
         past_until = index.past_until(queue_id, at)
         if past_until is not None:
             self._reading[queue_id] = asyncio.ensure_future(self._read_past(queue_id, length, at, past_until))
@@ -285,6 +290,25 @@ class QueueLengths:
             self._reading.pop(queue_id, None)
             if not self._stopped:
                 self._look_soon()
+
+    async def _read_former(self, queue_id: int, length: QueueLength, at: int, until: int) -> None:
+        """What logs have that the queue was in before. While one does not answer that counts for nothing: it is not to
+        hold publishers up; then all is read again."""
+        name, told = self._replica.queues.name_of(queue_id), True
+        try:
+            for first, end, size in await self._former_sizes(name, queue_id, at, until):
+                length.sizes.add(first, end, size)
+        except MirrorlogError as error:
+            logger.warning("sizes_not_read log=%s reason=%r", self._replica.assignment.name, str(error))
+            told = False
+        finally:
+            length.sizes.add(length.sizes.end, until, 0)
+            self._reading.pop(queue_id, None)
+        if not told:
+            asyncio.get_running_loop().call_later(FORMER_AGAIN_S, self._known.pop, queue_id, None)
+        self._awake.add(queue_id)
+        if not self._stopped:
+            self._look_soon()
 
     @staticmethod
     def _note(length: QueueLength, runs: Iterable[QueuedBatch]) -> bool:

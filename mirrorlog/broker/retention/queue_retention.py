@@ -155,11 +155,11 @@ class QueueRetention:
         """One step; whether another one may follow at once."""
         await self._survey()
         log = self._replica.log
-        if self._lowered != self._held_at:
+        if self.lowered != self._held_at:
             # What a hold, or a group, keeps now may not be among what was copied before it.
             self._copied.clear()
             self._walk = None
-        held_at = self._held_at = self._lowered
+        held_at = self._held_at = self.lowered
         decision, seconds = await self._run(
             self._past_helper,
             partial(
@@ -209,11 +209,24 @@ class QueueRetention:
             floor = settled.get(queue_id, 0)
             floors[queue_id] = min(floor, floors.get(queue_id, floor))
         # What queues have left here stays until the log that they are in says where they begin.
-        floors.update(dict.fromkeys(replica.queues.left_ids(), 0))
+        begins = replica.queues.start_offsets
+        floors.update({queue_id: begins.get(queue_id, 0) for queue_id in replica.queues.left_ids()})
         return floors
 
+    def floor(self, queue_id: int) -> int:
+        """Nothing of a queue from this offset on may go, whatever its limits say."""
+        return self._floors().get(queue_id, ALL_DEAD)
+
+    async def surveyed(self) -> list[SegmentParts]:
+        """What there is, once all of it was looked at that is not appended to any more."""
+        log, hot_from = self._replica.log, self._replica.index.hot_from
+        while any(self._begin < info.end <= hot_from and info.start not in self._parts for info in log.segments()):
+            await self._survey()
+            self._check_running()
+        return self._segments()
+
     @property
-    def _lowered(self) -> int:
+    def lowered(self) -> int:
         """Rises with whatever may have to be kept that was not before."""
         return self._replica.holds.lowered + self._replica.groups.lowered
 
@@ -253,7 +266,7 @@ class QueueRetention:
         """Whether nobody has come to hold more since `held_at`: what is to be freed is to be decided anew then. When it
         is true it was so a moment ago, in this step of the loop."""
         items = iter(begins.items())
-        while self._lowered == held_at:
+        while self.lowered == held_at:
             some = dict(islice(items, BEGINS_PER_CHANGE))
             if not some:
                 return True
@@ -271,13 +284,13 @@ class QueueRetention:
         if self._replica.log.confirmed < self._copied_to:
             return False
         runs = self._walk_over(segment)
-        total, held_at = 0, self._lowered
+        total, held_at = 0, self.lowered
         while not self._publisher.data_refused and self._may_copy():
             # A piece that fails is met again.
             self._walk = None
             piece = await self._ask(lambda past: runs.next_piece(past, PIECE_BYTES))
             self._check_running()
-            if self._lowered != held_at:
+            if self.lowered != held_at:
                 return True  # there may be more to copy than was looked for
             if not piece:
                 self._copied[segment.start] = segment.expired
@@ -344,7 +357,7 @@ class QueueRetention:
         index = self._replica.index
         begins = {queue_id: max(base, index.begin(queue_id)) for queue_id, base in firsts.items()}
         # They are begun at what is there: no hold can be below.
-        while not await self._raise_begins(begins, held_at=self._lowered):
+        while not await self._raise_begins(begins, held_at=self.lowered):
             pass
 
     def _append(self, batches: Sequence[memoryview]) -> None:
@@ -439,9 +452,9 @@ class Retention:
     ) -> None:
         self._replica = replica
         self._publisher = publisher
-        self._limits = limits
+        self.limits = limits
         self._now_us = now_us
-        self._queues = queues
+        self.queues = queues
         self._asked = 0
         self._disk_low = False
 
@@ -456,13 +469,13 @@ class Retention:
         """Move the begin if anything can go; after a flush, a few times a second at most."""
         log = self._replica.log
         segments, known = log.segments(), max(self._replica.begin_ahead, self._asked)
-        limits = self._limits
-        queues_due = self._queues.due
-        if self._disk_low and (self._queues.ready or not queues_due):
+        limits = self.limits
+        queues_due = self.queues.due
+        if self._disk_low and (self.queues.ready or not queues_due):
             limits = limits.without_oldest(segments, begin=known, end=log.end)
             self._disk_low = False
         if queues_due:
-            self._queues.wake(limits)
+            self.queues.wake(limits)
             return
         begin = next_start(
             segments,
@@ -483,4 +496,4 @@ class Retention:
 
     async def stop(self) -> None:
         """Nothing is appended any more. After `LogPublisher.stopping`."""
-        await self._queues.stop()
+        await self.queues.stop()
