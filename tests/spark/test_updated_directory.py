@@ -44,7 +44,7 @@ def launch(growing: Growing, node: Node, source: Path, version: int, *flags: str
 
 def land_by(source: Path, node: Node, table: Path) -> None:
     """By the landing of that software."""
-    command = [sys.executable, "-m", "mirrorlog.spark.land", "q", "--servers", node.client, "--table", str(table)]
+    command = [sys.executable, "-m", "mirrorlog.spark.land", "q", "--servers", node.client, "--to", str(table)]
     environment = {**os.environ, "PYTHONPATH": str(source)}
     done = subprocess.run(
         command, cwd=source, env=environment, capture_output=True, text=True, timeout=_LAND_S, check=False
