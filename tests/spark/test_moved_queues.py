@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -49,6 +50,7 @@ from tests.process.clusters import MIB, eventually, fast_cluster
 from tests.process.traffic import Traffic
 from tests.spark.test_land import assert_is_the_log, landed_offsets
 from tests.spark.test_landing_service import running
+from tests.spark.test_stream import stream_to_delta
 
 pytestmark = pytest.mark.process
 
@@ -103,7 +105,7 @@ def moving_queue(path: Path, arguments: dict[str, Any] | None = None, **options:
     """On a cluster with its directories there. `arguments`: of the queue; `options`: of the cluster."""
     with fast_cluster(3, min_in_sync=1, data_dir=path, **options) as cluster, Client(*cluster.servers) as client:
         cluster.wait_in_sync()
-        for number, nodes in enumerate((HERE, HERE, THERE)):
+        for number, nodes in enumerate((HERE, HERE, THERE, ["n1"])):
             client.admin.declare(f"beside-{number}", {"nodes": nodes, "retention_ms": 1})
         first = client.admin.declare("q", {"nodes": HERE, **(arguments or {})})
         yield MovingQueue(cluster, client, logs=[first.log_id])
@@ -166,6 +168,21 @@ def test_a_job_reads_each_span_in_its_log(moving: MovingQueue) -> None:
         assert offsets(over(moving, starting={"q": position})) == list(range(first + 5, 3 * COUNT))
 
 
+def test_a_plan_has_a_queue_that_is_between_two_logs(moving: MovingQueue) -> None:
+    """Goal: no stream ends, and no landing is told that there is no such queue, because it moves. Plans are made
+    all the time, by name and by pattern, while it goes from log to log."""
+    named, listed = over(moving), replace(over(moving), queues=(), pattern="q")
+    moving.publish()
+    with ThreadPoolExecutor(1) as thread:
+        for nodes in (THERE, HERE, THERE):
+            moves = thread.submit(moving.move, nodes)
+            while not moves.done():
+                for options in (named, listed):
+                    assert sum(map(len, plan(options))) == moving.count
+            moves.result()
+            moving.publish()
+
+
 def test_by_path_it_is_the_same_queue_as_over_nodes(moving: MovingQueue, tmp_path: Path) -> None:
     """Goal: both readers have the same rows, from the same logs. A queue goes elsewhere and comes back; read it from
     the nodes and from their directories, while they run and when they have stopped; the directory of one node that has
@@ -213,6 +230,36 @@ def test_an_audit_compares_each_span_among_its_nodes(moving: MovingQueue) -> Non
         ]  # fmt: skip
 
 
+def test_what_is_copied_after_it_was_planned_is_read_all_the_same(moving: MovingQueue, tmp_path: Path) -> None:
+    """Goal: a sync (decision 0051) is in nobody's way. A job over two former logs, and a position in the first, are
+    from before; then all is copied to the newest one. The job's tasks, a read from the position, a new one, and one by
+    path have every record once, and say in which log they have found it."""
+    for nodes in (None, THERE, ["n1"]):
+        if nodes is not None:
+            moving.move(nodes)
+        moving.publish()
+    options = over(moving)
+    files = replace(options, servers=(), path=str(tmp_path / "nodes"))
+    planned_before, found = plan(options), rows(options)
+    assert [each.log_id for each in planned_before] == moving.logs
+    position = QueuePosition(6, found[5]["epoch"], moving.logs[0], moving.info.incarnation)
+    moving.client.admin.sync_queue("q")
+    eventually(lambda: not moving.info.spans, "all is copied")
+    values = [row["value"] for row in found]
+
+    def read_by(options: SourceOptions, wanted: Sequence[QueueRange]) -> list[dict[str, Any]]:
+        batches = [batch for each in wanted for batch in record_batches(options, each)]
+        read: list[dict[str, Any]] = pa.Table.from_batches(batches).to_pylist()
+        return read
+
+    for read in (read_by(options, planned_before), rows(options)):
+        assert [row["value"] for row in read] == values
+        assert {row["logId"] for row in read} == {moving.logs[-1]}
+    assert [row["value"] for row in rows(replace(options, starting={"q": position}))] == values[6:]
+    eventually(lambda: [row["value"] for row in rows(files)] == values, "the path has what the nodes say")
+
+
+@pytest.mark.long_after(1)
 @pytest.mark.parametrize("where", ["within its span", "all of its span"])
 def test_what_was_freed_of_a_former_span_comes_from_the_table(tmp_path: Path, where: str) -> None:
     """Goal: a consumer does not notice a border, neither between logs nor between log and table. A tiered queue is
@@ -241,7 +288,7 @@ def test_what_was_freed_of_a_former_span_comes_from_the_table(tmp_path: Path, wh
             """What is freed follows the log's growth."""
 
             def met() -> bool:
-                for number in range(3):
+                for number in range(4):
                     with client.producer(f"beside-{number}") as producer:
                         producer.send_many([bytes(size)] * 32)
                 return moving.info.begin >= least
@@ -286,7 +333,7 @@ def epochs_of(table: Path) -> set[str]:
     return {parts[-1] for parts in found if "log" in parts}
 
 
-@pytest.mark.long_after(1)
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["raw", "upserted", "decoded"])
 def test_a_landing_goes_on_over_the_borders(
     spark: SparkSession, moving: MovingQueue, tmp_path: Path, kind: str
@@ -307,6 +354,12 @@ def test_a_landing_goes_on_over_the_borders(
         assert (hold.name, hold.queue_offset) == (made.name, moving.count - COUNT)
         moving.publish()
         assert land_all(Runner(spark), made, holds).next == moving.count
+    moving.publish()
+    moving.move(["n1"])
+    moving.client.admin.sync_queue("q")
+    eventually(lambda: not moving.info.spans, "all is copied")
+    moving.publish()
+    assert land_all(Runner(spark), made, holds).next == moving.count
     assert epochs_of(table) == {*moving.logs}
     if kind == "upserted":
         assert reconcile(spark, LogSource(tuple(servers)), "q", table, write="upsert").equal
@@ -358,6 +411,26 @@ def test_a_landing_and_a_stream_run_while_their_queue_moves(
         query.stop()
     assert_is_the_log(spark, servers, "q", table, count)
     assert sorted(landed_offsets(table)) == sorted(landed_offsets(streamed)) == list(range(count))
+
+
+@pytest.mark.long
+def test_a_stream_goes_on_from_its_checkpoint_over_moves_and_a_sync(
+    spark: SparkSession, moving: MovingQueue, tmp_path: Path
+) -> None:
+    """Goal: a checkpoint outlives what becomes of the logs. Runs with availableNow, from one checkpoint: before a move,
+    behind it, behind another one, and when all is copied to the newest log."""
+    servers, table, checkpoint = moving.cluster.servers, tmp_path / "table", tmp_path / "checkpoint"
+    options = {"subscribe": "q", "startingOffsets": "earliest", "maxOffsetsPerTrigger": str(COUNT + 5)}
+    for nodes in (None, THERE, HERE, None):
+        moving.publish()
+        if nodes is not None:
+            moving.move(nodes)
+        else:
+            moving.client.admin.sync_queue("q")
+            eventually(lambda: not moving.info.spans, "all is copied")
+        moving.publish()
+        stream_to_delta(spark, servers, table, checkpoint, **options)
+        assert landed_offsets(table) == list(range(moving.count))
 
 
 def landed_up_to(turn: Turn) -> int:

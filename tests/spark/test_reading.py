@@ -19,7 +19,7 @@ from mirrorlog.client.connection.copies import Copies
 from mirrorlog.client.consumer.replica_choice import ReplicaChoice
 from mirrorlog.commitlog.format.body import Record
 from mirrorlog.commitlog.format.header import BatchHeader
-from mirrorlog.errors import MirrorlogError, NotCurrent, OffsetOutOfRange, PositionLost
+from mirrorlog.errors import MirrorlogError, NoSuchQueue, NotCurrent, OffsetOutOfRange, PositionLost
 from mirrorlog.spark import offline
 from mirrorlog.spark.errors import HistoryChanged, RangeNotDense, RecordsMissing
 from mirrorlog.spark.options import SourceOptions
@@ -403,9 +403,25 @@ def test_what_the_nodes_say_is_put_together(answers: list[Metadata], expected: t
     assert (facts.next, facts.current, facts.silent_master, facts.epoch) == expected
 
 
-async def test_a_new_master_is_waited_for(nodes: list[Node], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Goal: a plan just after a failover does not end too early, and does not hang. Method: a master that knows at the
-    third time of asking; then one that never does, with the wait cut short."""
+def not_current(answer: Metadata) -> Metadata:
+    return structs.replace(answer, queues=[structs.replace(info, current=False) for info in answer.queues])
+
+
+def between_two_logs(answer: Metadata) -> Metadata:
+    return structs.replace(answer, queues=[], missing=["q"], placed=["q"])
+
+
+@pytest.mark.parametrize(
+    ("passing", "refusal"),
+    [(not_current, "'q' has a new master"), (between_two_logs, "no queue 'q'")],
+    ids=["a new master", "between two logs"],
+)
+async def test_what_passes_is_waited_for(
+    nodes: list[Node], monkeypatch: pytest.MonkeyPatch, passing: Callable[[Metadata], Metadata], refusal: str
+) -> None:
+    """Goal: a plan just after a failover, or while a queue goes from one log to another, does not end too early, and
+    does not hang. Method: nodes that know at the third time of asking; then some that never do, with the wait cut
+    short."""
     asked = 0
     ask = NodeLookup._ask
     known_at = 3
@@ -414,16 +430,12 @@ async def test_a_new_master_is_waited_for(nodes: list[Node], monkeypatch: pytest
         nonlocal asked
         asked += 1
         found = await ask(self, queues)
-        return found if asked >= known_at else [_not_current(answer) for answer in found]
+        return found if asked >= known_at else [passing(answer) for answer in found]
 
     monkeypatch.setattr(NodeLookup, "_ask", not_yet)
     assert await asyncio.to_thread(plan_and_read, over(nodes)) == list(range(COUNT))
     assert asked == known_at
     known_at = 2**60
     monkeypatch.setattr(spark_nodes, "_CURRENT_S", 0.0)
-    with pytest.raises(NotCurrent, match="'q' has a new master"):
+    with pytest.raises((NotCurrent, NoSuchQueue), match=refusal):
         await asyncio.to_thread(plan_and_read, over(nodes))
-
-
-def _not_current(answer: Metadata) -> Metadata:
-    return structs.replace(answer, queues=[structs.replace(info, current=False) for info in answer.queues])
