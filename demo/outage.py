@@ -12,7 +12,7 @@ from demo.offline import end_of_log
 from demo.publishing import Publication
 from mirrorlog.errors import MirrorlogError, RequestTimeout
 from mirrorlog.testing import Cluster
-from mirrorlog.wire.messages.status import MirrorStatus
+from mirrorlog.wire.messages.status import LogStatus, MirrorStatus, Status
 
 _POLL_S: Final = 0.005
 _TIMEOUT_S: Final = 60.0
@@ -36,34 +36,40 @@ class Outage:
     recovered: float
 
 
-async def outage(cluster: Cluster, publication: Publication, *, at_records: int, during: Callable[[], None]) -> Outage:
-    """Once `at_records` are confirmed: SIGKILL of the master, wait until confirms go on, call `during`, start it again,
-    and wait until it is in sync.
+async def outage(
+    cluster: Cluster, log_name: str, publication: Publication, *, at_records: int, during: Callable[[], None]
+) -> Outage:
+    """Once `at_records` are confirmed: SIGKILL of the log's master, wait until confirms go on, call `during`, start it
+    again, and wait until it is in sync.
 
     Raises MirrorlogError when nobody takes over, or the node does not come back.
     """
     await _until(lambda: len(publication.confirmed) >= at_records, "enough records are confirmed")
-    node = await asyncio.to_thread(lambda: cluster.master)
-    log = (await asyncio.to_thread(node.status)).logs[0]
+    node = cluster.nodes[await asyncio.to_thread(cluster.wait_master, log_name)]
+    log = _log(await asyncio.to_thread(node.status), log_name)
     await asyncio.to_thread(node.kill)
     killed = time.perf_counter()
     await _until(lambda: publication.epoch > log.epoch, "confirms go on in a new epoch")
     failover_s = publication.epoch_began - killed
-    successor = await asyncio.to_thread(cluster.wait_master)
+    successor = await asyncio.to_thread(cluster.wait_master, log_name)
     held = await asyncio.to_thread(end_of_log, node.data_dir, log.log_id)
     await asyncio.to_thread(during)
     await asyncio.to_thread(node.start)
-    mirror = await _in_sync(cluster, successor, node.id)
+    mirror = await _in_sync(cluster, log_name, successor, node.id)
     return Outage(
         node.id, successor, publication.epoch, failover_s, held, mirror.requested, killed, time.perf_counter()
     )
 
 
-async def _in_sync(cluster: Cluster, master: str, node_id: str) -> MirrorStatus:
+def _log(status: Status, name: str) -> LogStatus:
+    return next(log for log in status.logs if log.name == name)
+
+
+async def _in_sync(cluster: Cluster, log_name: str, master: str, node_id: str) -> MirrorStatus:
     """The mirror as its master sees it, once it is in sync."""
     deadline = time.perf_counter() + _TIMEOUT_S
     while time.perf_counter() < deadline:
-        log = (await asyncio.to_thread(cluster.nodes[master].status)).logs[0]
+        log = _log(await asyncio.to_thread(cluster.nodes[master].status), log_name)
         for mirror in log.mirrors:
             if mirror.node_id == node_id and mirror.in_sync:
                 return mirror

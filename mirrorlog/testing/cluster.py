@@ -46,7 +46,8 @@ class Cluster:
     - `flush`: "memory" or "disk".
     - `logs`: for more than one log, a table of `[[cluster.logs]]` for each: `[{}, {"name": "disk", "flush": "disk",
       "master": "n2"}]`. What is left out: the name "main", n1 as home, all other nodes as mirrors, `min_in_sync` and
-      `flush` as above.
+      `flush` as above. None, `()`: each node is home to a log, as where nobody lists any: n1 to "main", others to one
+      of their name; `min_in_sync` and `flush` are the cluster's own.
     - `data_dir`: where data, configuration and log of every node lie. By default a temporary directory that is removed
       at the end; one that is given stays, and a later cluster on it goes on with its data.
     - `settings`: of all nodes, `{"section.key": value}`, above everything else given here.
@@ -179,7 +180,7 @@ class Cluster:
 
         Blocks. Raises RequestTimeout; at once when no node runs.
         """
-        name = log or self._logs[0]["name"]
+        name = log or (self._logs[0]["name"] if self._logs else LOG_NAME)
 
         def met() -> str | None:
             if not any(node.running for node in self.nodes.values()):
@@ -232,16 +233,29 @@ class Cluster:
             if seen.keys() != {node.id for node in self.nodes.values() if node.running}:
                 return None
             masters = []
-            for log in self._logs:
-                copies = _copies(seen, log["name"])
-                master_id = _master_of(seen, log["name"])
-                holders = seen.keys() & {log["master"], *log["mirrors"]}
-                if master_id is None or copies.keys() != holders or not condition(copies[master_id], copies):
+            for name, holders in self._holders(seen).items():
+                copies = _copies(seen, name)
+                master_id = _master_of(seen, name)
+                if master_id is None or copies.keys() != seen.keys() & holders:
+                    return None
+                if not condition(copies[master_id], copies):
                     return None
                 masters.append(copies[master_id])
-            return masters[0]
+            return masters[0] if masters else None
 
         return wait_for(met, timeout=timeout, what=lambda: f"{what}; the nodes say {_summary(seen)}")
+
+    def _holders(self, statuses: Mapping[str, Status]) -> dict[str, set[str]]:
+        """By log, the first one first, who has a copy of it: as was asked for, else as the cluster has it, once each
+        node is home to one."""
+        if self._logs:
+            return {log["name"]: {log["master"], *log["mirrors"]} for log in self._logs}
+        views = [status.cluster for status in statuses.values() if status.cluster is not None]
+        newest = max(views, key=lambda view: view.version, default=None)
+        logs = [log for log in newest.logs if not log.transient] if newest is not None else []
+        if {log.replicas[0] for log in logs} < set(self._node_ids):
+            return {}
+        return {log.name: set(log.replicas) for log in sorted(logs, key=lambda log: (log.name != LOG_NAME, log.name))}
 
     # --- Starting and ending --------------------------------------------------------------------------------------
 

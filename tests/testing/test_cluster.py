@@ -200,6 +200,16 @@ def test_the_master_is_who_masters_now(tmp_path: Path) -> None:
             three.wait_master()
 
 
+def test_without_listed_logs_each_node_is_home_to_one() -> None:
+    """So queues that are declared one after the other have another master each."""
+    with Cluster(2, logs=(), **SMALL) as cluster:
+        assert (cluster.wait_in_sync().name, cluster.master.id) == ("main", "n1")
+        with Client(*cluster.servers) as client:
+            masters = {client.admin.declare(name).master for name in ("one", "two")}
+        assert masters == {"n1", "n2"}
+        cluster.wait_confirmed()
+
+
 def test_a_temporary_directory_goes_with_its_cluster() -> None:
     """Goal: nothing is left on disk. Method: look for the directory afterwards."""
     with Cluster(1, **SMALL) as one:
