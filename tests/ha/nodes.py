@@ -81,7 +81,6 @@ class Assigned:
     def __init__(self, settings: Settings) -> None:
         self._cluster = settings.cluster
         self.node = settings.node.id
-        self.known = None
         self.decider = Decider.of(settings)
         self.hosted = HostedLogs()
         self.queue_ids_granted = QUEUE_IDS_GRANTED
