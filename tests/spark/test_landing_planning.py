@@ -68,6 +68,26 @@ def test_the_epoch_that_counts_is_that_of_the_log_in_which_the_last_landed_recor
     }  # fmt: skip
 
 
+def test_a_loss_in_a_former_log_is_met_where_it_begins_however_short_it_is() -> None:
+    """Goal: what stands before a loss is landed, and the loss is named. The log that a queue has left loses the last of
+    its records; the queue's own log loses none."""
+    log, queue = FakeLog(), FakeQueue()
+    log.queues["q"] = queue
+    queue.publish(100)
+    queue.move(OTHER_LOG)
+    queue.publish(50)
+    queue.stretches[0] = (0, 90, 1)
+    assert stretches(plan(log, 40)) == [(40, 90)]
+    with pytest.raises(RecordsMissing, match="90 up to 100 are a declared loss"):
+        plan(log, 90)
+    skipped = plan(log, 40, skip=True)
+    assert stretches(skipped) == [(40, 90), (100, 150)]
+    assert [(each.first, each.next) for each in skipped.missed] == [(90, 100)]
+    log.looks.clear()
+    assert stretches(plan(log, 100)) == [(100, 150)]
+    assert log.looks == []
+
+
 def stretches(found: QueuePlan) -> list[tuple[int, int]]:
     return [(piece.first, piece.next) for piece in found.pieces]
 

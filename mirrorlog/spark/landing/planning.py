@@ -189,8 +189,9 @@ def _queue_plan(
 
 
 def _gaps(lookup: Lookup, facts: QueueFacts, first: int) -> list[Gap]:
-    """Declared losses from `first` on. One is so wide that a shorter range has none."""
-    return gaps_of(lookup, facts, first, facts.next) if facts.next - first >= GAP_OFFSETS_MIN else []
+    """Declared losses from `first` on. In the queue's own log one is so wide that a shorter range has none."""
+    own_first = min(facts.spans[-1].first, facts.next) if facts.spans else first
+    return gaps_of(lookup, facts, first, facts.next if facts.next - first >= GAP_OFFSETS_MIN else own_first)
 
 
 def _pieces(facts: QueueFacts, first: int, end: int, gaps: Sequence[Gap]) -> tuple[QueueRange, ...]:

@@ -9,7 +9,7 @@ Pure: `search` asks nobody itself. It is a generator of places, to be sent what 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -64,6 +64,17 @@ def answered(places: Search, go_on_at: Callable[[int], int | None]) -> list[Gap]
     except StopIteration as end:
         found: list[Gap] = end.value
         return found
+
+
+def joined(gaps: Iterable[Gap]) -> list[Gap]:
+    """The same, in order, those that touch as one."""
+    found: list[Gap] = []
+    for gap in gaps:
+        if found and gap.first <= found[-1].next:
+            found[-1] = Gap(found[-1].first, max(found[-1].next, gap.next))
+        else:
+            found.append(gap)
+    return found
 
 
 def between(first: int, following: int, gaps: Sequence[Gap]) -> list[tuple[int, int]]:

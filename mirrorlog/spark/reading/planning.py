@@ -15,7 +15,7 @@ from mirrorlog.spark.errors import HistoryChanged
 from mirrorlog.spark.options import AtTime, Offsets, SourceOptions
 from mirrorlog.spark.plan import QueueFacts, QueuePlace, QueueRange, TimeOffsets, narrowed, no_such_queue, ranges, tasks
 from mirrorlog.spark.positions import QueuePosition, broken_history
-from mirrorlog.spark.reading.declared_gaps import Gap, answered, between, search
+from mirrorlog.spark.reading.declared_gaps import Gap, answered, between, joined, search
 from mirrorlog.spark.reading.filters import ALL_ROWS, Conditions
 from mirrorlog.spark.reading.lookup import Lookup
 
@@ -131,13 +131,15 @@ def without_gaps(lookup: Lookup, facts: QueueFacts, wanted: QueueRange, *, fail_
 
 
 def gaps_of(lookup: Lookup, facts: QueueFacts, first: int, following: int) -> list[Gap]:
-    """The declared losses among queue offsets `first` up to `following` (exclusive), cut to them, in order."""
+    """The declared losses among queue offsets `first` up to `following` (exclusive), cut to them, in order. One of a
+    former log may be short: the queue went on behind it, in another one. So it is looked for in each by itself."""
 
     def go_on_at(queue_offset: int) -> int | None:
         (seen,) = lookup.headers_at([QueuePlace(facts, queue_offset)])
         return int(seen.details["go_on_at"]) if isinstance(seen, PositionLost) else None
 
-    return answered(search(first, following), go_on_at) if first < following else []
+    pieces = facts.in_logs(facts.range(first, following)) if first < following else []
+    return joined(gap for each in pieces for gap in answered(search(each.first, each.next), go_on_at))
 
 
 def lost(queue: str, gap: Gap) -> PositionLost:
