@@ -15,6 +15,7 @@ from functools import partial
 from mirrorlog.doors.common.callers import Callers
 from mirrorlog.doors.common.running import NO_TLS, DoorArguments, DoorTls, client_of, run_door
 from mirrorlog.doors.http.answers import DEADLINE_MS, CallerSources, Failures, StatusSource, ask_node
+from mirrorlog.doors.http.lists import ClusterLists
 from mirrorlog.doors.http.routes import make_app
 from mirrorlog.doors.http.server import HttpServer, address_of, bind_socket
 from mirrorlog.wire.renewal import Renewal
@@ -37,7 +38,7 @@ class HttpDoor:
         failures = Failures()
         source = StatusSource(partial(ask_node, self._client, node), failures=failures)
         sources = source if open_metrics else CallerSources(self._callers, node, failures)
-        self._server = HttpServer(make_app(source, sources), self._tell_started, tls=port)
+        self._server = HttpServer(make_app(source, sources, ClusterLists(self._callers)), self._tell_started, tls=port)
 
     def stop(self) -> None:
         """Ask for a clean end; `run` returns soon after. Idempotent."""

@@ -124,8 +124,8 @@ def _queue(queue: QueueStatus) -> status_pb.QueueStatus:
 
 
 class AdminService(pb_grpc.AdminServicer):
-    """Declares, lists and describes queues, tells the status, and keeps positions of groups. `node`: the native address
-    whose status is told; a client may reach others of the cluster too."""
+    """Declares, alters, lists and describes queues, tells the status, and keeps positions of groups. `node`: the native
+    address whose status is told; a client may reach others of the cluster too."""
 
     def __init__(self, logins: CallLogins, node: str) -> None:
         self._logins = logins
@@ -141,6 +141,15 @@ class AdminService(pb_grpc.AdminServicer):
 
     async def DescribeQueues(self, request: pb.DescribeQueuesRequest, context: Call) -> pb.DescribeQueuesResponse:
         return await answered(context, self._logins, lambda client: self._describe(client, request))
+
+    async def AlterQueue(self, request: pb.AlterQueueRequest, context: Call) -> pb.AlterQueueResponse:
+        return await answered(context, self._logins, lambda client: self._alter(client, request), changes=True)
+
+    async def CancelMove(self, request: pb.CancelMoveRequest, context: Call) -> pb.CancelMoveResponse:
+        return await answered(context, self._logins, lambda client: self._cancel_move(client, request), changes=True)
+
+    async def ListMoves(self, request: pb.ListMovesRequest, context: Call) -> pb.ListMovesResponse:
+        return await answered(context, self._logins, self._moves)
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Call) -> pb.GetStatusResponse:
         return await answered(context, self._logins, self._status)
@@ -192,6 +201,25 @@ class AdminService(pb_grpc.AdminServicer):
             nodes=[node_message(node) for node in metadata.nodes],
             outages=[outage_message(outage) for outage in metadata.outages],
         )
+
+    async def _alter(self, client: Client, request: pb.AlterQueueRequest) -> pb.AlterQueueResponse:
+        arguments = {name: argument_value(value) for name, value in request.arguments.items()}
+        if not arguments:
+            raise BadRequest("nothing to change: an alteration says an argument at least, such as copies")
+        altered = await client.admin.alter(request.name, arguments, dry_run=request.dry_run)
+        return _like(pb.AlterQueueResponse, altered)
+
+    async def _cancel_move(self, client: Client, request: pb.CancelMoveRequest) -> pb.CancelMoveResponse:
+        stays = await client.admin.cancel_move(request.name)
+        return _like(
+            pb.CancelMoveResponse,
+            stays,
+            arguments={name: argument_message(value) for name, value in stays.arguments.items()},
+        )
+
+    async def _moves(self, client: Client) -> pb.ListMovesResponse:
+        found = await client.admin.moves()
+        return pb.ListMovesResponse(moves=[_like(pb.MoveOfQueue, move) for move in found.moves], paused=found.paused)
 
     async def _status(self, client: Client) -> pb.GetStatusResponse:
         connection = await client.connection_to(self._node)

@@ -146,7 +146,7 @@ class CallerSources:
 
     async def answer(self, request: Request) -> StatusScrape:
         """As of `StatusSource`. Raises LoginFailed, AccessRefused, and what `Callers.client` raises."""
-        login, address = _login_of(request), _address_of(request)
+        login, address = login_of(request), address_of(request)
         try:
             async with (
                 asyncio.timeout(_DEADLINE_S),
@@ -169,14 +169,16 @@ class CallerSources:
             return await ask_node(client, self._node)
 
 
-def _login_of(request: Request) -> Login | None:
+def login_of(request: Request) -> Login | None:
+    """Raises LoginFailed for what is none."""
     given = request.headers.getlist("authorization")
     if not given:
         return None
     if len(given) > 1:
         raise LoginFailed("authorization is given once")
-    return read_basic(given[0], private=request.url.scheme == "https" or is_here(_address_of(request)))
+    return read_basic(given[0], private=request.url.scheme == "https" or is_here(address_of(request)))
 
 
-def _address_of(request: Request) -> str:
+def address_of(request: Request) -> str:
+    """Of who asks; empty where it is not known."""
     return request.client.host if request.client is not None else ""

@@ -16,22 +16,28 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from mirrorlog.doors.http.answers import CallerSources, StatusScrape, StatusSource
+from mirrorlog.doors.http.lists import ClusterLists
 from mirrorlog.doors.http.metrics import metrics_text
-from mirrorlog.errors import AccessRefused, LoginFailed, MirrorlogError
+from mirrorlog.errors import AccessRefused, LoginFailed, MirrorlogError, NoSuchQueue
 
 _TEXT_FORMAT: Final = "text/plain; version=0.0.4; charset=utf-8"
 _PATH_SHOWN_MAX: Final = 80
 
 
-def make_app(source: StatusSource, metrics: StatusSource | CallerSources | None = None) -> Starlette:
-    """The application of one node's door. `metrics`: where they come from, if not from where health does."""
+def make_app(
+    source: StatusSource, metrics: StatusSource | CallerSources | None = None, lists: ClusterLists | None = None
+) -> Starlette:
+    """The application of one node's door. `metrics`: where they come from, if not from where health does; `lists`: of
+    the whole cluster."""
     pages = _Pages(source, metrics or source)
+    listed = [Route(f"/{what}", answer) for what, answer in lists.pages.items()] if lists is not None else []
     app = Starlette(
-        routes=[Route("/", pages.index), Route("/metrics", pages.metrics), Route("/health", pages.health)],
+        routes=[Route("/", pages.index), Route("/metrics", pages.metrics), Route("/health", pages.health), *listed],
         exception_handlers={
             HTTPException: _not_served,
             LoginFailed: _not_logged_in,
             AccessRefused: _refused,
+            NoSuchQueue: _not_there,
             MirrorlogError: _node_failed,
             Exception: _failed,
         },
@@ -50,7 +56,10 @@ class _Pages:
         self._rendered: tuple[StatusScrape, bytes] | None = None
 
     async def index(self, request: Request) -> Response:
-        return PlainTextResponse("mirrorlog: /metrics is for Prometheus, /health is 200 while this node answers\n")
+        return PlainTextResponse(
+            "mirrorlog: /metrics is for Prometheus, /health is 200 while this node answers; "
+            "/queues, /offsets, /groups and /moves are lists of the whole cluster\n"
+        )
 
     async def metrics(self, request: Request) -> Response:
         if isinstance(self._metrics, CallerSources):
@@ -85,6 +94,10 @@ async def _not_logged_in(request: Request, error: Exception) -> Response:
 
 async def _refused(request: Request, error: Exception) -> Response:
     return _error(str(error), 403)
+
+
+async def _not_there(request: Request, error: Exception) -> Response:
+    return _error(str(error), 404)
 
 
 async def _node_failed(request: Request, error: Exception) -> Response:

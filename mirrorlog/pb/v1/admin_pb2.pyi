@@ -213,6 +213,106 @@ class DescribeQueuesResponse(_message.Message):
     outages: _containers.RepeatedCompositeFieldContainer[QueueOutage]
     def __init__(self, queues: _Optional[_Iterable[_Union[QueueInfo, _Mapping]]] = ..., missing: _Optional[_Iterable[str]] = ..., cluster_id: _Optional[str] = ..., cluster_name: _Optional[str] = ..., node_id: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeInfo, _Mapping]]] = ..., outages: _Optional[_Iterable[_Union[QueueOutage, _Mapping]]] = ...) -> None: ...
 
+class AlterQueueRequest(_message.Message):
+    __slots__ = ("name", "arguments", "dry_run")
+    class ArgumentsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: Argument
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Argument, _Mapping]] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    arguments: _containers.MessageMap[str, Argument]
+    dry_run: bool
+    def __init__(self, name: _Optional[str] = ..., arguments: _Optional[_Mapping[str, Argument]] = ..., dry_run: _Optional[bool] = ...) -> None: ...
+
+class AlterQueueResponse(_message.Message):
+    __slots__ = ("queues", "rule", "log", "moves", "left_records", "copies_change", "copied_bytes", "done")
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    RULE_FIELD_NUMBER: _ClassVar[int]
+    LOG_FIELD_NUMBER: _ClassVar[int]
+    MOVES_FIELD_NUMBER: _ClassVar[int]
+    LEFT_RECORDS_FIELD_NUMBER: _ClassVar[int]
+    COPIES_CHANGE_FIELD_NUMBER: _ClassVar[int]
+    COPIED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    queues: _containers.RepeatedScalarFieldContainer[str]
+    rule: str
+    log: str
+    moves: bool
+    left_records: int
+    copies_change: bool
+    copied_bytes: int
+    done: bool
+    def __init__(self, queues: _Optional[_Iterable[str]] = ..., rule: _Optional[str] = ..., log: _Optional[str] = ..., moves: _Optional[bool] = ..., left_records: _Optional[int] = ..., copies_change: _Optional[bool] = ..., copied_bytes: _Optional[int] = ..., done: _Optional[bool] = ...) -> None: ...
+
+class CancelMoveRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class CancelMoveResponse(_message.Message):
+    __slots__ = ("queues", "log", "cancelled", "arguments")
+    class ArgumentsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: Argument
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Argument, _Mapping]] = ...) -> None: ...
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    LOG_FIELD_NUMBER: _ClassVar[int]
+    CANCELLED_FIELD_NUMBER: _ClassVar[int]
+    ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
+    queues: _containers.RepeatedScalarFieldContainer[str]
+    log: str
+    cancelled: bool
+    arguments: _containers.MessageMap[str, Argument]
+    def __init__(self, queues: _Optional[_Iterable[str]] = ..., log: _Optional[str] = ..., cancelled: _Optional[bool] = ..., arguments: _Optional[_Mapping[str, Argument]] = ...) -> None: ...
+
+class ListMovesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListMovesResponse(_message.Message):
+    __slots__ = ("moves", "paused")
+    MOVES_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_FIELD_NUMBER: _ClassVar[int]
+    moves: _containers.RepeatedCompositeFieldContainer[MoveOfQueue]
+    paused: bool
+    def __init__(self, moves: _Optional[_Iterable[_Union[MoveOfQueue, _Mapping]]] = ..., paused: _Optional[bool] = ...) -> None: ...
+
+class MoveOfQueue(_message.Message):
+    __slots__ = ("queue", "source", "target", "number", "stage", "why", "records", "size_bytes", "pieces", "reason", "told")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PIECES_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    TOLD_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    source: str
+    target: str
+    number: int
+    stage: str
+    why: str
+    records: int
+    size_bytes: int
+    pieces: int
+    reason: str
+    told: bool
+    def __init__(self, queue: _Optional[str] = ..., source: _Optional[str] = ..., target: _Optional[str] = ..., number: _Optional[int] = ..., stage: _Optional[str] = ..., why: _Optional[str] = ..., records: _Optional[int] = ..., size_bytes: _Optional[int] = ..., pieces: _Optional[int] = ..., reason: _Optional[str] = ..., told: _Optional[bool] = ...) -> None: ...
+
 class GetStatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -51,6 +51,21 @@ class AdminStub:
                 request_serializer=mirrorlog_dot_v1_dot_admin__pb2.DescribeQueuesRequest.SerializeToString,
                 response_deserializer=mirrorlog_dot_v1_dot_admin__pb2.DescribeQueuesResponse.FromString,
                 _registered_method=True)
+        self.AlterQueue = channel.unary_unary(
+                '/mirrorlog.v1.Admin/AlterQueue',
+                request_serializer=mirrorlog_dot_v1_dot_admin__pb2.AlterQueueRequest.SerializeToString,
+                response_deserializer=mirrorlog_dot_v1_dot_admin__pb2.AlterQueueResponse.FromString,
+                _registered_method=True)
+        self.CancelMove = channel.unary_unary(
+                '/mirrorlog.v1.Admin/CancelMove',
+                request_serializer=mirrorlog_dot_v1_dot_admin__pb2.CancelMoveRequest.SerializeToString,
+                response_deserializer=mirrorlog_dot_v1_dot_admin__pb2.CancelMoveResponse.FromString,
+                _registered_method=True)
+        self.ListMoves = channel.unary_unary(
+                '/mirrorlog.v1.Admin/ListMoves',
+                request_serializer=mirrorlog_dot_v1_dot_admin__pb2.ListMovesRequest.SerializeToString,
+                response_deserializer=mirrorlog_dot_v1_dot_admin__pb2.ListMovesResponse.FromString,
+                _registered_method=True)
         self.GetStatus = channel.unary_unary(
                 '/mirrorlog.v1.Admin/GetStatus',
                 request_serializer=mirrorlog_dot_v1_dot_admin__pb2.GetStatusRequest.SerializeToString,
@@ -94,6 +109,29 @@ class AdminServicer:
 
     def DescribeQueues(self, request, context):
         """Some queues, and the nodes where they live.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AlterQueue(self, request, context):
+        """Change where a queue is: `copies`, `nodes`, `flush`, `min_in_sync`, `queue-master-locator`. Answered when it is
+        decided; the queue moves to another log, or its log gets other copies, while it is used.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CancelMove(self, request, context):
+        """Let a queue stay in the log that it is in: a move that has not come about is given up, and what the queue asks for
+        becomes what that log has.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListMoves(self, request, context):
+        """Queues that are on their way to another log, or shall go there, whichever node's door is asked.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -144,6 +182,21 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.DescribeQueues,
                     request_deserializer=mirrorlog_dot_v1_dot_admin__pb2.DescribeQueuesRequest.FromString,
                     response_serializer=mirrorlog_dot_v1_dot_admin__pb2.DescribeQueuesResponse.SerializeToString,
+            ),
+            'AlterQueue': grpc.unary_unary_rpc_method_handler(
+                    servicer.AlterQueue,
+                    request_deserializer=mirrorlog_dot_v1_dot_admin__pb2.AlterQueueRequest.FromString,
+                    response_serializer=mirrorlog_dot_v1_dot_admin__pb2.AlterQueueResponse.SerializeToString,
+            ),
+            'CancelMove': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelMove,
+                    request_deserializer=mirrorlog_dot_v1_dot_admin__pb2.CancelMoveRequest.FromString,
+                    response_serializer=mirrorlog_dot_v1_dot_admin__pb2.CancelMoveResponse.SerializeToString,
+            ),
+            'ListMoves': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListMoves,
+                    request_deserializer=mirrorlog_dot_v1_dot_admin__pb2.ListMovesRequest.FromString,
+                    response_serializer=mirrorlog_dot_v1_dot_admin__pb2.ListMovesResponse.SerializeToString,
             ),
             'GetStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStatus,
@@ -249,6 +302,87 @@ class Admin:
             '/mirrorlog.v1.Admin/DescribeQueues',
             mirrorlog_dot_v1_dot_admin__pb2.DescribeQueuesRequest.SerializeToString,
             mirrorlog_dot_v1_dot_admin__pb2.DescribeQueuesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AlterQueue(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/mirrorlog.v1.Admin/AlterQueue',
+            mirrorlog_dot_v1_dot_admin__pb2.AlterQueueRequest.SerializeToString,
+            mirrorlog_dot_v1_dot_admin__pb2.AlterQueueResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CancelMove(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/mirrorlog.v1.Admin/CancelMove',
+            mirrorlog_dot_v1_dot_admin__pb2.CancelMoveRequest.SerializeToString,
+            mirrorlog_dot_v1_dot_admin__pb2.CancelMoveResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListMoves(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/mirrorlog.v1.Admin/ListMoves',
+            mirrorlog_dot_v1_dot_admin__pb2.ListMovesRequest.SerializeToString,
+            mirrorlog_dot_v1_dot_admin__pb2.ListMovesResponse.FromString,
             options,
             channel_credentials,
             insecure,
