@@ -187,7 +187,7 @@ class Server:
             lambda log, name: alterations.alter(log, name, {}),
             lambda name: name in alterations.staying or requests.is_being_deleted(name),
         )
-        moving = MovingList(self.logs, self._view, self.moves, self._wanted)
+        moving = MovingList(self.logs, self._view, self.moves, self._wanted, self._evening)
         requests.handlers |= alterations.handlers
         requests.handlers[ListMoves] = lambda asked, respond: moving.found(asked)
         self._door = NativeDoor(

@@ -282,6 +282,7 @@ def plan_view(found: RebalancePlan, *, waited: bool) -> RenderableType:
 
 
 _STAGES: Final = {
+    "planned": "follows",
     "wanted": "has not begun",
     "waits": "waits for the other log",
     "left": "goes over",

@@ -19,6 +19,7 @@ from mirrorlog.broker.hosting.states import HostedState
 from mirrorlog.broker.log.publish import LogPublisher
 from mirrorlog.broker.membership.cluster_view import NodeView
 from mirrorlog.broker.moves.alter_requests import AlterRequests, MovingList
+from mirrorlog.broker.moves.evening import QueueEvening
 from mirrorlog.broker.moves.move_service import MoveService
 from mirrorlog.broker.moves.wanted_places import ATTEMPTS_PER_MINUTE, FIRST_S, WantedPlaces
 from mirrorlog.broker.session.queue_requests import Requests
@@ -133,7 +134,8 @@ class Node:
             lambda log, name: self.alterations.alter(log, name, {}),
             lambda name: name in self.alterations.staying,
         )
-        self.listed = MovingList(self.logs, self.view, self.moves, self.wanted)
+        evening = QueueEvening("n0", self.logs, self.view)
+        self.listed = MovingList(self.logs, self.view, self.moves, self.wanted, evening)
 
     # --- the cluster ---
 

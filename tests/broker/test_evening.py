@@ -133,3 +133,15 @@ async def test_a_queue_that_is_being_deleted_or_goes_with_its_node_stays() -> No
     given.service.is_being_deleted = lambda name: name == "q0"
     assert await given.pass_time(QUIET_S + 1) == [("q1",)]
     assert await Given("q0", durable=False).pass_time(QUIET_S + 1) == []
+
+
+async def test_what_would_go_next_is_told_also_while_moving_is_paused() -> None:
+    """With the reason; nothing is told while it cannot go for another reason."""
+    given = Given(*(f"q{number}" for number in range(5)), many=2)
+    why = "a masters 5 queues, b 0"
+    assert [(queue.name, reason) for _, queue, reason in given.service.planned()] == [("q0", why), ("q1", why)]
+    given.known = replace(given.known, places=LogPlaces(paused=True))
+    assert len(list(given.service.planned())) == 2
+    behind = replace(given.known.logs[str(LOG)], in_sync={"a": "run"})
+    given.known = replace(given.known, logs={str(LOG): behind})
+    assert list(given.service.planned()) == []

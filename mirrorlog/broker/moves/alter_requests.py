@@ -19,6 +19,7 @@ from mirrorlog import versions
 from mirrorlog.broker.hosting.hosted_log import HostedLog
 from mirrorlog.broker.hosting.hosted_logs import HostedLogs
 from mirrorlog.broker.log.refusals import not_master
+from mirrorlog.broker.moves.evening import QueueEvening
 from mirrorlog.broker.moves.move_service import MoveService
 from mirrorlog.broker.moves.wanted_places import WantedPlaces
 from mirrorlog.broker.ports import ClusterView
@@ -270,17 +271,20 @@ def _but_none(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 class MovingList:
-    """What `service` and `wanted` of this node know, and of the others what the cluster has decided."""
+    """What the other three of this node know, and of other nodes what the cluster has decided."""
 
-    def __init__(self, logs: HostedLogs, view: ClusterView, service: MoveService, wanted: WantedPlaces) -> None:
+    def __init__(
+        self, logs: HostedLogs, view: ClusterView, service: MoveService, wanted: WantedPlaces, evening: QueueEvening
+    ) -> None:
         self._logs = logs
         self._view = view
         self._service = service
         self._wanted = wanted
+        self._evening = evening
 
     def found(self, asked: ListMoves) -> MovesFound:
         """All that whoever asks may see."""
-        rows = sorted((*self._under_way(), *self._astray()), key=lambda row: row.queue)
+        rows = sorted((*self._under_way(), *self._astray(), *self._evened()), key=lambda row: row.queue)
         user = self._view.users().get(asker())
         return MovesFound(
             moves=[row for row in rows if user is None or may_see(user, row.queue)],
@@ -331,6 +335,18 @@ class MovingList:
                 why=self._why(log, queue),
                 records=_records(log, queue.queue_id),
                 reason=reason or self._service.given_up.get(name, ""),
+                told=True,
+            )
+
+    def _evened(self) -> Iterator[MoveOfQueue]:
+        for log, queue, why in self._evening.planned():
+            yield MoveOfQueue(
+                queue=queue.name,
+                source=log.name,
+                target=self._view.rule_for(queue.arguments).words,
+                stage="planned",
+                why=why,
+                records=_records(log, queue.queue_id),
                 told=True,
             )
 

@@ -14,8 +14,10 @@ import asyncio
 import heapq
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
+
+from msgspec.structs import replace
 
 from mirrorlog import versions
 from mirrorlog.broker.hosting.hosted_log import HostedLog
@@ -86,12 +88,23 @@ class QueueEvening:
             self._task.cancel()
             await self.idle()
 
+    def planned(self) -> Iterator[tuple[HostedLog, Queue, str]]:
+        """Queues that this node would give away next, also while moving is paused: each with its log, and why."""
+        state = self._view.known
+        if state is None or not at_rest(replace(state, places=replace(state.placing, paused=False)), self._view.life):
+            return
+        mastered = _mastered(state)
+        least = min(
+            (node for node, facts in state.nodes.items() if facts.stays), key=lambda node: (mastered[node], node)
+        )
+        why = f"{self._own} masters {mastered[self._own]} queues, {least} {mastered[least]}"
+        for log in self._logs:
+            if log.masters and log.knows_confirmed:
+                yield from ((log, queue, why) for queues in self._moves(log) for queue in queues)
+
     def _rank(self, state: ClusterState) -> int:
         """How many nodes master more queues, of equals those with lower names."""
-        held = Counter(state.queues.values())
-        mastered = Counter[str]()
-        for log_id, log in state.logs.items():
-            mastered[log.master.node if log.master is not None else ""] += held[log_id]
+        mastered = _mastered(state)
         return sum((-count, node) < (-mastered[self._own], self._own) for node, count in mastered.items() if node)
 
     def _moves(self, log: HostedLog) -> list[tuple[Queue, ...]]:
@@ -147,6 +160,14 @@ class QueueEvening:
                 logger.info("queues_evened log=%s queues=%s to=%s", log.name, ",".join(begun.names), target)
         except MirrorlogError as error:
             logger.info("queues_not_evened log=%s queue=%r reason=%r", log.name, first.name, str(error))
+
+
+def _mastered(state: ClusterState) -> Counter[str]:
+    """How many queues each node masters."""
+    held, mastered = Counter(state.queues.values()), Counter[str]()
+    for log_id, log in state.logs.items():
+        mastered[log.master.node if log.master is not None else ""] += held[log_id]
+    return mastered
 
 
 def _group(queue: Queue) -> str:
