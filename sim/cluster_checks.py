@@ -8,7 +8,7 @@ else may. Some of what is reported is no loss: nodes report where they cannot te
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from typing import Final
@@ -66,6 +66,8 @@ class Outside:
         """Whether what stood there in that epoch may be lost, and was reported: by where a loss starts. Its end is what
         copies have told that came back, each up to where it held the log: one that had left the set, or was set back,
         does not know how far the log had gone."""
+        if queue in self.places.copied:  # it may have been lost where it was, or where it was copied to
+            return self.lost_since(self.logs_of(queue), 0.0)
         log = self.log_at(queue, queue_offset)
         reported = any(loss.epoch > epoch and loss.start <= log_offset for loss in log.losses)
         return reported and self.log_may_lose(log)
@@ -236,7 +238,10 @@ def copies_read_the_same(outside: Outside) -> None:
             differing = next(
                 (pair for pair in zip(first.seen, other.seen, strict=False) if pair[0] != pair[1]), "their ends"
             )
-            assert first.seen == other.seen, f"copies read the same: {queue} at {first.node}, {other.node}: {differing}"
+            same = first.seen == other.seen or [_lasting(outside, queue, each) for each in first.seen] == [
+                _lasting(outside, queue, each) for each in other.seen
+            ]
+            assert same, f"copies read the same: {queue} at {first.node}, {other.node}: {differing}"
 
 
 def nothing_confirmed_is_lost(outside: Outside) -> None:
@@ -389,7 +394,10 @@ def queue_offsets_are_never_reused(outside: Outside) -> None:
 
 def readers_see_what_stays(outside: Outside) -> None:
     """In order, without a gap that they are not told of; and nothing that is not there later."""
-    stored = {queue: set(readings[0].seen) for queue, readings in _by_queue(outside.history.finals).items()}
+    stored = {
+        queue: {_lasting(outside, queue, seen) for seen in readings[0].seen}
+        for queue, readings in _by_queue(outside.history.finals).items()
+    }
     for reading in [*outside.history.readings, *outside.history.finals]:
         gaps = dict(reading.gaps)
         back = [gap for gap in reading.gaps if gap[1] <= gap[0]]
@@ -403,7 +411,7 @@ def readers_see_what_stays(outside: Outside) -> None:
             )
             expected += 1
             excused = _excuses(outside, reading.queue, seen)
-            assert seen in stored[reading.queue] or excused, (
+            assert _lasting(outside, reading.queue, seen) in stored[reading.queue] or excused, (
                 f"readers see what stays: the {reading.name} got {seen.source} at {seen.queue_offset}, epoch "
                 f"{seen.epoch}, log offset {seen.log_offset}, and it is gone; reported is "
                 f"{_told(outside.log_at(reading.queue, seen.queue_offset).losses)}"
@@ -420,6 +428,11 @@ def positions_only_go_forward(outside: Outside) -> None:
 
 
 # --- Words ----------------------------------------------------------------------------------------------------------
+
+
+def _lasting(outside: Outside, queue: str, seen: Seen) -> Seen:
+    """Without its place in a log, of a queue whose records were copied to another one."""
+    return replace(seen, log_offset=0, epoch=0) if queue in outside.places.copied else seen
 
 
 def _by_queue(readings: Iterable[Reading]) -> dict[str, list[Reading]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from mirrorlog.commitlog.format.header import Kind, read_header
+from mirrorlog.commitlog.format.header import Flag, Kind, read_header
 from sim.cluster_checks import Outside, _batches
 from sim.cluster_faults import SimulatedCluster
 from sim.cluster_logged import flattened
@@ -26,8 +26,8 @@ def _open_points(cluster: SimulatedCluster) -> Iterator[str]:
     if state is None:
         yield "nobody knows anything"
         return
-    if state.placing.moves:
-        yield f"there is {state.placing.moves}"
+    if state.placing.moves or state.placing.syncs:
+        yield f"there is {state.placing.moves}, and to copy {sorted(state.placing.syncs)} of {state.placing.spans}"
     for log_id, log in state.logs.items():
         node = cluster.nodes.get(log.master.node) if log.master is not None else None
         held = node.node.logs.held(log_id) if node is not None and node.node is not None else None
@@ -73,7 +73,8 @@ def records_are_where_the_spans_say(outside: Outside) -> None:
                 continue
             for at, batch in flattened(_batches(outside.disks[node], log_id, until=1 << 62)):
                 header = read_header(batch)
-                queue = queues.get(header.queue_id, "") if header.kind == Kind.DATA else ""
+                there_first = header.kind == Kind.DATA and not header.flags & Flag.COPIED
+                queue = queues.get(header.queue_id, "") if there_first else ""
                 there = outside.places.log_at(queue, header.base_queue_offset) if queue else ""
                 assert there in ("", log_id), (
                     f"records are where the spans say: log {log.name} has {header.base_queue_offset} of {queue} on "

@@ -18,7 +18,7 @@ from unittest.mock import patch
 
 from mirrorlog.client import Client
 from mirrorlog.cluster.state import machine as rules
-from mirrorlog.cluster.state.commands import Command, MoveBegun, MoveCancelled, QueuesMoved
+from mirrorlog.cluster.state.commands import Command, MoveBegun, MoveCancelled, QueuesMoved, RecordsCopied
 from mirrorlog.cluster.state.state import ClusterState, Outcome
 from mirrorlog.errors import MirrorlogError, OutcomeUnknown
 from sim.cluster_clients import insist
@@ -49,7 +49,8 @@ class Spanned(NamedTuple):
 class Places:
     """`homes`, `spans`: by the queue's name, in order, all that there ever were since it was made; `torn`: where queues
     of one log group were not together; `lost_at`: of logs that are no more, when epochs were opened by which they lost
-    something. `opened_at`: by log's name and epoch; `forget`: called with the name of a log that is no more."""
+    something; `copied`: queues of which records were copied from one log to another. `opened_at`: by log's name and
+    epoch; `forget`: called with the name of a log that is no more."""
 
     now: Callable[[], float]
     opened_at: Mapping[tuple[str, int], float]
@@ -58,6 +59,7 @@ class Places:
     spans: dict[str, list[Spanned]] = field(default_factory=dict)
     torn: list[str] = field(default_factory=list)
     lost_at: dict[str, list[float]] = field(default_factory=dict)
+    copied: set[str] = field(default_factory=set)
     counts: Counter[str] = field(default_factory=Counter)
     _index: int = 0
 
@@ -80,6 +82,13 @@ class Places:
         elif isinstance(command, QueuesMoved) and before is not after:
             self.counts["moves: come about"] += 1
             self._note_spans(command, before, after)
+        elif isinstance(command, RecordsCopied) and before is not after:
+            self.counts["syncs: records copied"] += 1
+            self.copied.add(command.name)
+            spans = after.placing.spans[command.name]
+            self.counts["syncs: come about"] += command.name in before.placing.syncs and all(
+                span.ended for span in spans[:-1]
+            )
 
     def _note_homes(self, before: ClusterState, after: ClusterState) -> None:
         now = self.now()
@@ -142,11 +151,13 @@ def arguments_of(where: str, plan: Plan) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Altered:
-    """A queue was altered. `outcome`: confirmed, refused, unknown or none yet."""
+    """A queue was altered. `outcome`: confirmed, refused, unknown or none yet. `syncs`: what it leaves behind is to be
+    copied, two times of three."""
 
     queue: str
     where: str
     asked_at: float
+    syncs: bool = False
     outcome: str = ""
     reason: str = ""
 
@@ -179,7 +190,8 @@ class Mover:
             queue = queues[number % len(queues)]
             self._asked[queue] += steps
             where = PLACES[self._asked[queue] % len(PLACES)]
-            altered = Altered(queue, where, asyncio.get_running_loop().time())
+            syncs = (number + self._asked[queue]) % 3 > 0
+            altered = Altered(queue, where, asyncio.get_running_loop().time(), syncs=syncs)
             self.altered.append(altered)
             task = asyncio.ensure_future(self._alter(client, altered))
             self._tasks.add(task)
@@ -187,7 +199,7 @@ class Mover:
 
     async def _alter(self, client: Client, altered: Altered) -> None:
         try:
-            await client.admin.alter(altered.queue, arguments_of(altered.where, self._plan))
+            await client.admin.alter(altered.queue, arguments_of(altered.where, self._plan), sync=altered.syncs)
             altered.outcome = "confirmed"
         except MirrorlogError as error:
             altered.outcome = "unknown" if isinstance(error, OutcomeUnknown) else "refused"
