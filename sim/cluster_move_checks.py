@@ -26,8 +26,11 @@ def _open_points(cluster: SimulatedCluster) -> Iterator[str]:
     if state is None:
         yield "nobody knows anything"
         return
-    if state.placing.moves or state.placing.syncs:
-        yield f"there is {state.placing.moves}, and to copy {sorted(state.placing.syncs)} of {state.placing.spans}"
+    # What is to be copied, and has nothing elsewhere, is of a move that was cancelled, and waits for another one.
+    spans = {name: state.placing.spans.get(name, ()) for name in state.placing.syncs}
+    copied = sorted(name for name, each in spans.items() if any(not span.ended for span in each[:-1]))
+    if state.placing.moves or copied:
+        yield f"there is {state.placing.moves}, and to copy {copied} of {spans}"
     for log_id, log in state.logs.items():
         node = cluster.nodes.get(log.master.node) if log.master is not None else None
         held = node.node.logs.held(log_id) if node is not None and node.node is not None else None
