@@ -330,7 +330,7 @@ def epochs_of(table: Path) -> set[str]:
     commits = sorted((table / "_delta_log").glob("*.json"))
     actions = [json.loads(line) for commit in commits for line in commit.read_text().splitlines()]
     found = [action["txn"]["appId"].split(":") for action in actions if "txn" in action]
-    return {parts[-1] for parts in found if "log" in parts}
+    return {parts[-1] for parts in found if parts[-2] in ("log", "pending")}
 
 
 @pytest.mark.long
