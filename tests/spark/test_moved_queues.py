@@ -306,6 +306,8 @@ def test_what_was_freed_of_a_former_span_comes_from_the_table(tmp_path: Path, wh
             eventually(lambda: not moving.info.spans, "the former span has ended")
         moving.publish(20, size=size)
         assert 0 < moving.info.begin < moving.count
+        files = replace(over(moving), servers=(), path=str(tmp_path / "nodes"))
+        eventually(lambda: rows(files) == rows(over(moving)), "the path has what the nodes say")
         with client.consumer("q", start=0, until="confirmed", tiers=False) as consumer, pytest.raises(OffsetOutOfRange):
             next(iter(consumer))
         middle = datetime.fromtimestamp(landed[100].append_time_us / 1e6, UTC)
@@ -334,6 +336,7 @@ def epochs_of(table: Path) -> set[str]:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", ["raw", "upserted", "decoded"])
 def test_a_landing_goes_on_over_the_borders(
     spark: SparkSession, moving: MovingQueue, tmp_path: Path, kind: str
@@ -369,12 +372,15 @@ def test_a_landing_goes_on_over_the_borders(
     holds.end()
 
 
+@pytest.mark.long_after(1)
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("places", [[THERE, HERE], [THERE, ["n1"], HERE, THERE, HERE]], ids=["twice", "often"])
 def test_a_landing_and_a_stream_run_while_their_queue_moves(
-    spark: SparkSession, moving: MovingQueue, tmp_path: Path
+    spark: SparkSession, moving: MovingQueue, tmp_path: Path, places: list[list[str]]
 ) -> None:
     """Goal: nobody has to stop for a move. A service lands the queue and a stream of Spark's reads it, each into its
     table, while somebody publishes, and the queue goes elsewhere and comes back; both have every record once, and
-    neither has ended."""
+    neither has ended. The long form has more moves, a sync, and kill -9 of a node that has old records."""
     servers, table, streamed = moving.cluster.servers, tmp_path / "table", tmp_path / "streamed"
     made = landing({"queue": "q", "servers": servers, "table": str(table), "max_latency_s": 0.1})
     service = Service(spark, [made])
@@ -400,9 +406,16 @@ def test_a_landing_and_a_stream_run_while_their_queue_moves(
             go_on(stream)
             with running(service):
                 go_on(lands)
-                for nodes in (THERE, HERE):
+                for number, nodes in enumerate(places):
                     moving.move(nodes)
                     go_on(stream, lands)
+                    if number == 2:
+                        moving.client.admin.sync_queue("q")
+                    if number == 3:
+                        moving.cluster.nodes["n2"].kill()
+                        go_on(stream, lands)
+                        moving.cluster.nodes["n2"].start()
+                        moving.cluster.wait_in_sync()
                 traffic.stop()
                 count = len(traffic.confirms)
                 go_on(stream, lands)

@@ -8,10 +8,13 @@ from uuid import UUID
 
 import pytest
 
+from mirrorlog.commitlog.format.header import read_header
 from mirrorlog.errors import NoSuchQueue, PositionLost
 from mirrorlog.queues.changes import QueueDeleted, SpanCopied, encode_change
+from mirrorlog.queues.checkpoint_states import MoveState, QueueState, encode_checkpoint, encode_state
 from mirrorlog.spark.errors import RecordsMissing
 from mirrorlog.spark.offline import BadStretch, LogDirectories
+from mirrorlog.spark.offline.log_view import KnownQueues
 from mirrorlog.spark.options import SourceOptions
 from mirrorlog.spark.reading.lookup import open_lookup
 from mirrorlog.spark.reading.planning import planned
@@ -134,6 +137,29 @@ def test_one_that_has_no_record_in_its_newest_log_and_one_that_was_deleted_there
     with pytest.raises(NoSuchQueue):
         directories.facts(["q2"])
     assert {each.name for each in directories.facts()} == {"q1", "q3"}
+
+
+def test_a_checkpoint_says_of_moves_what_the_log_has_said_before() -> None:
+    """Goal: a log that begins behind the moves of its queues, or is followed from a checkpoint on, is known as well.
+    States of queues that left, with and without records, are arriving, came, and were deleted."""
+    states = [
+        MoveState(1, "left", 7, OTHER, 30, name="q1"),
+        MoveState(2, "over", 7, OTHER, 40, name="q2"),
+        MoveState(3, "freed", 7, OTHER, 50),
+        MoveState(4, "arrived", 7, OTHER, 60),
+        MoveState(5, "came", first=70),
+        MoveState(6, "gone"),
+        *(QueueState(each, f"q{each}", "made once", {}, 10 * each + 20, {}, 0) for each in (1, 4, 5)),
+    ]
+    batch = bytes(encode_checkpoint(list(map(encode_state, states))))
+    known = KnownQueues()
+    known.apply(read_header(batch), batch)
+    assert {each.queue_id: (each.name, each.incarnation) for each in known.queues.values()} == {
+        1: ("q1", "made once"), 2: ("q2", ""), 4: ("q4", "made once"), 5: ("q5", "made once")
+    }  # fmt: skip
+    assert {each: tuple(left) for each, left in known.left.items()} == {1: (OTHER, 30), 2: (OTHER, 40), 3: (OTHER, 50)}
+    assert (known.arriving, known.came, known.deleted) == ({4: (OTHER, 60)}, {5: ("", 70)}, {6})
+    assert [each for each in range(1, 7) if known.is_here(each)] == [5]
 
 
 def test_what_was_copied_is_read_in_the_newest_log(tmp_path: Path) -> None:
