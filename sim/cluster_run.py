@@ -57,8 +57,7 @@ def run(plan: Plan, *, trace: Trace | None = None) -> Counter[str]:
             undo.enter_context(watched(schedule.groups.lifetimes))
         if plan.credit:
             undo.enter_context(credited(schedule.credit))
-        if plan.placing:
-            undo.enter_context(placed(schedule.places))
+        undo.enter_context(placed(schedule.places))
         return world.run(schedule.story())
 
 
@@ -123,8 +122,7 @@ class _Schedule:
             await self._credit_is_back()
         check_all(self._outside())
         check_credit(self.credit)
-        if self._plan.placing:
-            check_moves(self._outside())
+        check_moves(self._outside())
         if self.groups is not None:
             self.groups.check(self._outside())
         return self._counts()
@@ -143,9 +141,8 @@ class _Schedule:
     async def _all_moved(self) -> None:
         """Whoever alters queues has his answers, and every move has come to its end, in every log."""
         mover, until = self._mover, self._world.until
-        if mover is None:
-            return
-        await until(lambda: mover.idle, within_s=END_S, otherwise="who alters queues does not come to his end")
+        if mover is not None:
+            await until(lambda: mover.idle, within_s=END_S, otherwise="who alters queues does not come to his end")
         try:
             await until(
                 lambda: not left_open(self._cluster), within_s=HEAL_S, otherwise="a queue does not come to its place"

@@ -180,6 +180,7 @@ class Server:
         self._requests = requests = Requests(settings, self.logs, self._view, self._status, self.operations)
         requests.handlers |= SyncRequests(requests, self._view, self.syncs).handlers
         self.moves.is_being_deleted = self._evening.is_being_deleted = requests.is_being_deleted
+        self.moves.came = requests.lifetimes.came
         alterations = AlterRequests(requests, self._view)
         self._wanted = WantedPlaces(
             self.logs,

@@ -81,6 +81,21 @@ def test_subscribers_that_were_sent_away_are_waited_for() -> None:
     assert clock.ends(AUTO, nobody(was_used=True), 130)
 
 
+def test_subscribers_of_a_queue_that_came_from_another_log_are_waited_for() -> None:
+    """Long after the mastership began the queue comes, and goes by itself as behind a new master; another one does not
+    wait. What may be idle for a minute has one, however long ago it was used when it was here before."""
+    lifetimes = Lifetimes(0.0, return_s=30)
+    clock = Clock(lifetimes)
+    assert not clock.ends(MINUTE, some(), 50)
+    clock.go_to(100)
+    lifetimes.came(7, 100)
+    assert lifetimes.ends(8, AUTO, nobody(was_used=True), 100)
+    assert not clock.ends(AUTO, nobody(was_used=True), 129.875)
+    assert clock.ends(AUTO, nobody(was_used=True), 130)
+    assert not clock.ends(MINUTE, nobody(was_used=True), 159.875)
+    assert clock.ends(MINUTE, nobody(was_used=True), 160)
+
+
 def test_a_queue_that_nobody_uses_is_deleted_in_time() -> None:
     """60 s from when it was first seen; somebody who uses it, or asks for it, begins them anew, in full; and so does a
     new master."""

@@ -68,6 +68,8 @@ class MoveService:
         self._arrivals = Arrivals(view, self.soon)
         self.is_being_deleted: Callable[[str], bool] = lambda name: False
         """Whether a deletion of a queue is under way here: it does not leave meanwhile. Set before clients come."""
+        self.came: Callable[[HostedLog, int], None] = lambda log, queue_id: None
+        """Told of each queue that has come to a log, or back. Set before clients come."""
         self._look_at = self._free_at = 0.0
         self._freeing: dict[str, asyncio.Task[None]] = {}
         self._spans_seen: Mapping[str, Sequence[Span]] = {}
@@ -246,6 +248,7 @@ class MoveService:
     def _open(self, log: HostedLog, queue_id: int, name: str, event: str) -> None:
         assert log.deliverer is not None
         log.deliverer.begin_queue(queue_id)
+        self.came(log, queue_id)
         self.waits.pop(name, None)
         logger.info("%s log=%s queue=%r next=%s", event, log.name, name, log.replica.index.next_appended(queue_id))
 

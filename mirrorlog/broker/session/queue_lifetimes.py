@@ -237,6 +237,10 @@ class LifetimeKeeper:
         self._lifetimes(log).used(queue.queue_id, _now())
         self._note_used(log, queue)
 
+    def came(self, log: HostedLog, queue_id: int) -> None:
+        """A queue has come from another log, or is back: to who uses it that is a new master."""
+        self._lifetimes(log).came(queue_id, _now())
+
     def read(self, log: HostedLog, queue_id: int, session: Session) -> None:
         """A fetch. Raises NotMaster at a mirror of a queue whose reads have to be seen, NoSuchQueue for one that is
         over, QueueExclusive."""

@@ -77,6 +77,8 @@ class Lifetimes:
         self._absence_counts_at = now + return_s
         # Of the time that counts, as `_worked` is.
         self._used_at: dict[int, float] = {}
+        # By queue that came from another log: when absence counts.
+        self._returned_by: dict[int, float] = {}
         self._seen_at, self._still_s = now, 0.0
 
     def passed(self, now: float) -> None:
@@ -91,6 +93,11 @@ class Lifetimes:
         """All subscribers have to come back: their absence counts when they had the time."""
         self._absence_counts_at = max(self._absence_counts_at, now + self._return_s)
 
+    def came(self, queue_id: int, now: float) -> None:
+        """It is in this log from now on: its subscribers have to come after it."""
+        self._returned_by[queue_id] = now + self._return_s
+        self.used(queue_id, now)
+
     def used(self, queue_id: int, now: float) -> None:
         """Somebody declared it again, or asked for its records."""
         self._used_at[queue_id] = self._worked(now)
@@ -100,7 +107,8 @@ class Lifetimes:
         worked = self._worked(now)
         if uses.users:
             self._used_at[queue_id] = worked
-        if lifetime.auto_delete and uses.was_used and not uses.subscribers and now >= self._absence_counts_at:
+        counts_at = max(self._absence_counts_at, self._returned_by.get(queue_id, 0.0))
+        if lifetime.auto_delete and uses.was_used and not uses.subscribers and now >= counts_at:
             return "its last subscriber has gone (auto-delete)"
         if lifetime.expires_ms is None:
             return ""
@@ -117,3 +125,4 @@ class Lifetimes:
     def keep(self, queue_ids: Collection[int]) -> None:
         """Forget all others: they are gone."""
         self._used_at = {queue_id: at for queue_id, at in self._used_at.items() if queue_id in queue_ids}
+        self._returned_by = {queue_id: at for queue_id, at in self._returned_by.items() if queue_id in queue_ids}
