@@ -10,6 +10,7 @@ from uuid import uuid4
 
 import pytest
 
+from mirrorlog import versions
 from mirrorlog.broker.log.publish import LogPublisher
 from mirrorlog.broker.moves.move_service import MoveService
 from mirrorlog.cluster.requests import AskArrival, QueueArrival
@@ -104,6 +105,39 @@ async def test_all_pieces_come_one_after_the_other(tmp_path: Path) -> None:
     assert len(ways.asked) > 3
     arriving = ways.story.target.replica.queues.moves.arriving[ways.story.queue_id]
     assert arriving.arrived
+
+
+async def test_what_fails_for_a_reason_of_its_own_is_not_begun_again_at_once(tmp_path: Path) -> None:
+    """It was, within the same turn of the loop, for ever: the node did nothing else."""
+    story, log_id, asked = Story(tmp_path, 3), uuid4(), list[object]()
+    story.source.confirm()
+    log = SimpleNamespace(
+        log_id=log_id,
+        name="source",
+        replica=story.source.replica,
+        publisher=Publisher(story.source, 0),
+        knows_confirmed=True,
+    )
+    view: Any = SimpleNamespace(
+        moves=lambda: {"q": MovingQueue(MOVE, str(log_id), "target")},
+        log_facts=lambda log_id: None,
+        lost_from=lambda log_id: None,
+        all_spans=dict,
+        cluster_version=lambda: versions.PLACEMENTS,
+        has_heard=lambda: True,
+    )
+    service = MoveService("source", cast(Any, [log]), view)
+
+    async def ask_there(message: object, kind: object) -> QueueArrival:
+        asked.append(message)
+        raise ValueError("nobody has thought of that")
+
+    service.ask_there = ask_there  # type: ignore[method-assign, assignment]
+    service.tick(asyncio.get_running_loop().time())
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert len(asked) == 1
+    await service.stop()
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4])

@@ -442,6 +442,7 @@ class MoveService:
             tasks.pop(key, None)
             if not task.cancelled() and (error := task.exception()) is not None:
                 logger.error("move_failed what=%r", key, exc_info=error)
+                return  # it is begun again at the next look, not at once for ever
             self.soon()
 
         task.add_done_callback(ended)
