@@ -178,7 +178,7 @@ class SimulatedCluster:
                     piece for queue_id in sorted(table.leaving) if (piece := table.of(queue_id).piece) is not None
                 ]
                 if masters.get(name) == node.name and pieces and pieces[0].targets:
-                    return name, self.name_of(pieces[0].targets[0].log_id)
+                    return name, self._name_of(pieces[0].targets[0].log_id)
         return None
 
     def moving(self, stage: str) -> MovingQueue | None:
@@ -199,9 +199,7 @@ class SimulatedCluster:
 
     def _aside(self, log_id: str, name: str, move: int | None, how: str) -> Any:
         """What the master of a log knows of a queue that has left by that move, or is arriving by it."""
-        state = self.decided()
-        master = state.logs[log_id].master if state is not None and log_id in state.logs else None
-        node = self.nodes[master.node] if master is not None else None
+        node = self.nodes.get(self.master_of(log_id))
         if node is None or node.node is None or not node.machine.up or node.machine.paused:
             return None
         held = node.node.logs.held(log_id)
@@ -216,7 +214,18 @@ class SimulatedCluster:
             None,
         )
 
-    def name_of(self, log_id: str) -> str:
+    def master_of(self, log_id: str) -> str:
+        """Its node; empty while there is none."""
+        state = self.decided()
+        master = state.logs[log_id].master if state is not None and log_id in state.logs else None
+        return master.node if master is not None else ""
+
+    def in_sync(self, log_id: str) -> set[str]:
+        """The nodes whose copies of a log are."""
+        state = self.decided()
+        return set(state.logs[log_id].in_sync) if state is not None and log_id in state.logs else set()
+
+    def _name_of(self, log_id: str) -> str:
         state = self.decided()
         return state.logs[log_id].name if state is not None and log_id in state.logs else ""
 
@@ -562,11 +571,10 @@ class Faults:
             if self._world.now >= end:
                 return False
             await asyncio.sleep(INTERCEPT_S)
-        return await self._hit_master(found[whose == "target"], how, after_s, for_s)
+        name = self._observer.master.get(found[whose == "target"], "")
+        return await self._hit_later(name, how, after_s, for_s)
 
-    async def _hit_master(self, log: str, how: str, after_s: float, for_s: float) -> bool | None:
-        """`log`: its name."""
-        name = self._observer.master.get(log, "")
+    async def _hit_later(self, name: str, how: str, after_s: float, for_s: float) -> bool | None:
         await asyncio.sleep(after_s)
         if name not in self._cluster.nodes:
             return False
@@ -588,22 +596,33 @@ class Faults:
         self._mover.ask(number, steps)
         return None
 
-    async def _call_off(self) -> bool:
-        """Somebody has a move cancelled that he knows of."""
-        node = self._random.choice(self._cluster.present)
-        moves = sorted({each.number for each in node.decided.placing.moves.values()}) if node.decided else []
-        return bool(moves) and node.propose(MoveCancelled(number=self._random.choice(moves)))
+    async def _call_off(self, stage: str, wait_s: float, after_s: float) -> bool:
+        """Somebody has a move cancelled that has come so far."""
+        found = await self._moving(stage, wait_s)
+        if found is None:
+            return False
+        await asyncio.sleep(after_s)
+        return self._random.choice(self._cluster.present).propose(MoveCancelled(number=found.number))
+
+    async def _moving(self, stage: str, wait_s: float) -> MovingQueue | None:
+        """A move that comes so far within that time."""
+        end = self._world.now + wait_s
+        while (found := self._cluster.moving(stage)) is None and self._world.now < end:  # noqa: ASYNC110
+            await asyncio.sleep(INTERCEPT_S)
+        return found
 
     async def _ambush(self, when: str, how: str, wait_s: float, after_s: float, for_s: float) -> bool | None:
-        """A master is hit when a move has come so far: that of the log that the queue leaves, or comes to."""
+        """A master is hit when a move has come so far: that of the log that the queue leaves, or comes to; or a
+        mirror of the latter."""
         stage, _, whose = when.partition(" ")
-        end = self._world.now + wait_s
-        while (found := self._cluster.moving(stage)) is None:
-            if self._world.now >= end:
-                return False
-            await asyncio.sleep(INTERCEPT_S)
+        found = await self._moving(stage, wait_s)
+        if found is None:
+            return False
         self._observer.counts[f"moves: the {whose} is hit when it has {stage}"] += 1
-        return await self._hit_master(self._cluster.name_of(getattr(found, whose)), how, after_s, for_s)
+        name = self._cluster.master_of(found.source if whose == "source" else found.target)
+        if whose == "mirror":
+            name = next(iter(sorted(self._cluster.in_sync(found.target) - {name})), "")
+        return await self._hit_later(name, how, after_s, for_s)
 
     # --- disks ---
 

@@ -48,8 +48,8 @@ class Ledgers:
                 self._compare(node.name, held.replica)
 
     def _compare(self, node: str, replica: Replica) -> None:
-        if replica.groups._partial:
-            return  # it has begun with a checkpoint that it does not know whole
+        if replica.groups._partial or replica.groups._followed_to > replica.log.end:
+            return  # it has begun with a checkpoint that it does not know whole, or is just being cut
         end = replica.log.end
         epochs = tuple(entry for entry in replica.log.epochs.entries if entry.start < end)
         known = facts(replica.groups, replica.forwardings, but=replica.queues.is_leaving)

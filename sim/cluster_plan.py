@@ -425,12 +425,13 @@ class _Draw:
         return self._random.randrange(12), self._random.choice((1, 1, 2, 3))
 
     def _call_off(self) -> tuple[Argument, ...]:
-        return ()
+        """How far a move is, how long such a one is waited for, and how soon it is cancelled then."""
+        return self._random.choice(STAGES[:3]), self._random.choice((0.5, 2.0)), self._random.choice((0.0, 0.003, 0.02))
 
     def _ambush(self) -> tuple[Argument, ...]:
-        """How far a move is, the master of which of its logs is hit, how, how long such a move is waited for, how soon
-        it is hit then, and for how long."""
-        whose = self._random.choice(("source", "target"))
+        """How far a move is, the master of which of its logs is hit, or a mirror of its target, how, how long such a
+        move is waited for, how soon it is hit then, and for how long."""
+        whose = self._random.choice(("source", "source", "target", "target", "mirror"))
         how = self._random.choice(("kill", "kill", "pause", "isolate", "power"))
         after_s = self._random.choice((0.0, 0.003, 0.02))
         stage = self._random.choice(STAGES)

@@ -23,7 +23,7 @@ from sim.cluster_credit import CreditTap, check_credit, credited, still_held
 from sim.cluster_faults import Faults, SimulatedCluster
 from sim.cluster_groups import Groups
 from sim.cluster_lifetimes import watched
-from sim.cluster_move_checks import check_moves, left_open
+from sim.cluster_move_checks import a_log_group_stays_together, check_moves, left_open
 from sim.cluster_moves import Mover, Places, placed
 from sim.cluster_plan import Plan
 from sim.cluster_taps import tapped
@@ -140,6 +140,7 @@ class _Schedule:
 
     async def _all_moved(self) -> None:
         """Whoever alters queues has his answers, and every move has come to its end, in every log."""
+        a_log_group_stays_together(self._outside())
         mover, until = self._mover, self._world.until
         if mover is not None:
             await until(lambda: mover.idle, within_s=END_S, otherwise="who alters queues does not come to his end")
