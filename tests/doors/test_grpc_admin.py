@@ -136,35 +136,42 @@ def test_the_status_is_that_of_the_door_s_own_node(
     assert [mirror.node_id for mirror in log.mirrors] == (["n2"] if own == "n1" else [])
 
 
-def test_a_queues_place_is_changed_and_its_move_is_listed_and_cancelled(
-    cluster: Cluster, channel: grpc.Channel
-) -> None:
+@pytest.fixture
+def apart() -> Iterator[grpc.Channel]:
+    """To the door of a mirror of a cluster that nobody else uses: what moves makes logs."""
+    with fast_cluster(2) as started:
+        started.wait_in_sync()
+        with Door(started.nodes["n2"].client) as door, channel_to(door.address) as opened:
+            yield opened
+
+
+def test_a_queues_place_is_changed_and_its_move_is_listed_and_cancelled(apart: grpc.Channel) -> None:
     """Goal: what an operator does to queues can be done by any client. Method: what a move would do is told, and is not
     done; a queue stays, and moves. What cannot be is refused by name."""
     name = f"altered-{uuid4()}"
-    declare(channel, name, copies=pb.Argument(integer=1))
-    declare(channel, "beside", copies=pb.Argument(integer=1))
+    declare(apart, name, copies=pb.Argument(integer=1))
+    declare(apart, "beside", copies=pb.Argument(integer=1))
     places = {
         "nodes": pb.Argument(list=pb.ArgumentList(items=[pb.Argument(text="n9")])),
         "flush": pb.Argument(text="disk"),
     }
     asked = pb.AlterQueueRequest(name=name, arguments=places, dry_run=True)
-    planned = admin(channel).AlterQueue(asked, timeout=TIMEOUT_S)
+    planned = admin(apart).AlterQueue(asked, timeout=TIMEOUT_S)
     assert (planned.moves, planned.done, planned.rule, list(planned.queues)) == (True, False, "on-n9-disk", [name])
-    assert not [row for row in listed(channel) if row.queue == name]
-    admin(channel).CancelMove(pb.CancelMoveRequest(name=name), timeout=TIMEOUT_S)
+    assert not [row for row in listed(apart) if row.queue == name]
+    admin(apart).CancelMove(pb.CancelMoveRequest(name=name), timeout=TIMEOUT_S)
     for wrong in ({}, {"x-max-length": pb.Argument(integer=1)}):
-        refusal = refused(admin(channel).AlterQueue, pb.AlterQueueRequest(name=name, arguments=wrong))
+        refusal = refused(admin(apart).AlterQueue, pb.AlterQueueRequest(name=name, arguments=wrong))
         assert refusal == (grpc.StatusCode.INVALID_ARGUMENT, "BAD_REQUEST")
     nowhere = pb.AlterQueueRequest(name="nowhere", arguments=places)
-    assert refused(admin(channel).AlterQueue, nowhere) == (grpc.StatusCode.NOT_FOUND, "NO_SUCH_QUEUE")
-    stays = admin(channel).CancelMove(pb.CancelMoveRequest(name=name), timeout=TIMEOUT_S)
+    assert refused(admin(apart).AlterQueue, nowhere) == (grpc.StatusCode.NOT_FOUND, "NO_SUCH_QUEUE")
+    stays = admin(apart).CancelMove(pb.CancelMoveRequest(name=name), timeout=TIMEOUT_S)
     assert (list(stays.queues), stays.cancelled, stays.arguments["copies"].integer) == ([name], False, 1)
-    altered = admin(channel).AlterQueue(
+    altered = admin(apart).AlterQueue(
         pb.AlterQueueRequest(name=name, arguments={"flush": pb.Argument(text="disk")}), timeout=TIMEOUT_S
     )
     assert (altered.moves, altered.done) == (True, True)
-    assert all(row.source and row.number for row in listed(channel) if row.queue == name)
+    assert all(row.source and row.number for row in listed(apart) if row.queue == name)
 
 
 def listed(channel: grpc.Channel) -> list[Any]:
