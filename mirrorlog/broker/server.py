@@ -38,7 +38,7 @@ from mirrorlog.broker.resources.memory_watch import MemoryWatch
 from mirrorlog.broker.session.client_session import NativeDoor
 from mirrorlog.broker.session.dead_letter_transport import DeadLetterLinks
 from mirrorlog.broker.session.operator_requests import Operations
-from mirrorlog.broker.session.queue_requests import Requests
+from mirrorlog.broker.session.queue_requests import Requests, Respond
 from mirrorlog.broker.subscription_index import SubscriptionBook
 from mirrorlog.cluster.state.events import Event
 from mirrorlog.commitlog.directory import DataDirectory
@@ -188,9 +188,15 @@ class Server:
             lambda log, name: alterations.alter(log, name, {}),
             lambda name: name in alterations.staying or requests.is_being_deleted(name),
         )
-        moving = MovingList(self.logs, self._view, self.moves, self._wanted, self._evening)
         requests.handlers |= alterations.handlers
-        requests.handlers[ListMoves] = lambda asked, respond: moving.found(asked)
+        moving = MovingList(
+            self.logs, self._view, self.moves, self._wanted, evening=self._evening, records=self.former_records
+        )
+
+        async def list_moves(respond: Respond) -> None:
+            respond(await moving.found())
+
+        requests.handlers[ListMoves] = lambda asked, respond: requests.later(list_moves(respond), respond)
         self._door = NativeDoor(
             welcome=self.welcome, host=self._host, logs=self.logs, requests=requests, lines=self._lines
         )

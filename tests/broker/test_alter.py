@@ -50,7 +50,6 @@ from mirrorlog.wire.messages.queues import (
     AlterQueue,
     CancelMove,
     DeclareQueue,
-    ListMoves,
     MoveOfQueue,
     MovesFound,
     Stays,
@@ -135,7 +134,7 @@ class Node:
             lambda name: name in self.alterations.staying,
         )
         evening = QueueEvening("n0", self.logs, self.view)
-        self.listed = MovingList(self.logs, self.view, self.moves, self.wanted, evening)
+        self.listed = MovingList(self.logs, self.view, self.moves, self.wanted, evening=evening)
 
     # --- the cluster ---
 
@@ -192,8 +191,8 @@ class Node:
     def begun(self) -> list[MoveBegun]:
         return [each for each in self.decided if isinstance(each, MoveBegun)]
 
-    def rows(self) -> list[MoveOfQueue]:
-        return self.listed.found(ListMoves()).moves
+    async def rows(self) -> list[MoveOfQueue]:
+        return (await self.listed.found()).moves
 
     def arguments(self, name: str) -> dict[str, Any]:
         return self.log.replica.queues.find(name).arguments
@@ -343,15 +342,15 @@ async def test_what_waits_says_why(node: Node) -> None:
     node.apply(MovingPaused(paused=True))
     node.moves.given_up["q"] = "its last move was given up: no room"
     await node.passes(2)
-    (row,) = node.rows()
+    (row,) = await node.rows()
     assert (row.stage, row.why, row.reason) == ("wanted", "copies = 1, not 2", "its last move was given up: no room")
     decided = len(node.decided)
     await node.passes(FIRST_S + 60)
-    (row,) = node.rows()
+    (row,) = await node.rows()
     assert (row.reason, len(node.decided)) == ("moving is paused", decided)
     node.apply(MovingPaused(paused=False))
     await node.passes(10)
-    (row,) = node.rows()
+    (row,) = await node.rows()
     assert (row.stage, row.target, row.number) == ("waits", "1-copies-memory-n1", node.state.placing.moves["q"].number)
 
 
@@ -369,7 +368,7 @@ async def test_many_queues_that_are_astray_go_one_after_the_other(node: Node) ->
         assert len(node.begun()) <= ATTEMPTS_PER_MINUTE * (1 + second // 60)
     assert len(node.begun()) == 50
     assert [name for name, log_id in node.state.queues.items() if log_id == HERE] == ["other"]
-    assert node.rows() == []
+    assert (await node.rows()) == []
 
 
 @pytest.mark.parametrize("left", [False, True])
@@ -391,7 +390,7 @@ async def test_a_cancelled_move_leaves_the_queue_where_it_is_for_good(node: Node
     assert node.arguments("q") == {"copies": 2}
     assert not (await node.ask(CancelMove(name="q"))).cancelled
     await node.passes(60)
-    assert (len(node.begun()), node.rows()) == (1, [])
+    assert (len(node.begun()), (await node.rows())) == (1, [])
 
 
 async def test_a_move_that_has_come_about_is_not_cancelled(node: Node) -> None:
@@ -410,7 +409,7 @@ async def test_a_queue_that_asks_for_nothing_is_left_where_it_is(node: Node) -> 
     node.declare("q")
     node.declare("locator", **{"queue-master-locator": "random"})
     await node.passes(60)
-    assert (node.begun(), node.rows()) == ([], [])
+    assert (node.begun(), (await node.rows())) == ([], [])
 
 
 async def test_a_move_is_told_by_the_master_of_its_log(node: Node) -> None:
@@ -419,10 +418,10 @@ async def test_a_move_is_told_by_the_master_of_its_log(node: Node) -> None:
     node.declare("other")
     await node.alter("q", copies=1)
     node.moves.waits["q"] = "nobody masters that log at the moment"
-    (row,) = node.rows()
+    (row,) = await node.rows()
     assert (row.told, row.records, row.reason) == (True, 0, "nobody masters that log at the moment")
     cast(Any, node.hosted).knows_confirmed = False
-    (row,) = node.rows()
+    (row,) = await node.rows()
     assert (row.queue, row.told, row.reason, row.source) == ("q", False, "", "here")
     expected = "nobody who answers masters log here; node n1: is down"
     assert [each.reason for each in all_moves([MovesFound(moves=[row])], {"n1": LogUnavailable("is down")})] == [

@@ -15,17 +15,21 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
+from msgspec.structs import replace
+
 from mirrorlog import versions
 from mirrorlog.broker.hosting.hosted_log import HostedLog
 from mirrorlog.broker.hosting.hosted_logs import HostedLogs
 from mirrorlog.broker.log.refusals import not_master
 from mirrorlog.broker.moves.evening import QueueEvening
+from mirrorlog.broker.moves.former_records import FormerRecords
 from mirrorlog.broker.moves.move_service import MoveService
 from mirrorlog.broker.moves.wanted_places import WantedPlaces
 from mirrorlog.broker.ports import ClusterView
 from mirrorlog.broker.session.queue_deletion import confirmed, publisher_of
 from mirrorlog.broker.session.queue_requests import Handler, Requests, Respond, loop_time
 from mirrorlog.cluster.decisions import asker
+from mirrorlog.cluster.requests import AskHeld, HeldTold
 from mirrorlog.cluster.state.commands import LogAltered, MoveBegun, MoveCancelled, QueueSyncWished
 from mirrorlog.cluster.state.placements import MovingQueue, Placement
 from mirrorlog.errors import BadRequest, LogUnavailable, MirrorlogError, QueueMoving, Refused
@@ -39,7 +43,6 @@ from mirrorlog.wire.messages.queues import (
     AlteredQueue,
     AlterQueue,
     CancelMove,
-    ListMoves,
     MoveOfQueue,
     MovesFound,
     Stays,
@@ -57,6 +60,8 @@ LOOKS_MAX: Final = 5
 BACK_S: Final = 3.0
 """How long a queue whose move is cancelled is waited for; then whoever asked for that asks again."""
 BACK_LOOK_S: Final = 0.02
+SIZED_MAX: Final = 50
+"""Queues of a list whose bytes are counted; of more nobody looks at each."""
 
 
 class _Plan(NamedTuple):
@@ -271,25 +276,49 @@ def _but_none(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 class MovingList:
-    """What the other three of this node know, and of other nodes what the cluster has decided."""
+    """What the other three of this node know, and of other nodes what the cluster has decided. `records`: counts the
+    bytes of a queue."""
 
     def __init__(
-        self, logs: HostedLogs, view: ClusterView, service: MoveService, wanted: WantedPlaces, evening: QueueEvening
+        self,
+        logs: HostedLogs,
+        view: ClusterView,
+        service: MoveService,
+        wanted: WantedPlaces,
+        *,
+        evening: QueueEvening,
+        records: FormerRecords | None = None,
     ) -> None:
         self._logs = logs
         self._view = view
         self._service = service
         self._wanted = wanted
         self._evening = evening
+        self._counted = records
 
-    def found(self, asked: ListMoves) -> MovesFound:
+    async def found(self) -> MovesFound:
         """All that whoever asks may see."""
-        rows = sorted((*self._under_way(), *self._astray(), *self._evened()), key=lambda row: row.queue)
         user = self._view.users().get(asker())
-        return MovesFound(
-            moves=[row for row in rows if user is None or may_see(user, row.queue)],
-            paused=self._view.moving_paused(),
-        )
+        found = (*self._under_way(), *self._astray(), *self._evened())
+        rows = [row for row in found if user is None or may_see(user, row.queue)]
+        rows.sort(key=lambda row: row.queue)
+        sized = [await self._sized(row) for row in rows[:SIZED_MAX]]
+        return MovesFound(moves=[*sized, *rows[SIZED_MAX:]], paused=self._view.moving_paused())
+
+    async def _sized(self, row: MoveOfQueue) -> MoveOfQueue:
+        """With the bytes that it has in the log that it is in, as far as they can be counted."""
+        log = next((log for log in self._logs if log.name == row.source), None) if row.told else None
+        queue = log.replica.queues.named(row.queue) if log is not None else None
+        if log is None or queue is None or self._counted is None:
+            return row
+        until = log.replica.index.next_confirmed(queue.queue_id)
+        first = log.replica.queues.moves.firsts.get(queue.queue_id, 0)
+        try:
+            asked = AskHeld(log_id=str(log.log_id), queue_id=queue.queue_id, first=first, until=until)
+            held = await self._counted.asked(asked)
+        except MirrorlogError:
+            return row
+        return replace(row, size_bytes=held.size) if isinstance(held, HeldTold) else row
 
     def _under_way(self) -> Iterator[MoveOfQueue]:
         for name, move in self._view.moves().items():
@@ -357,8 +386,8 @@ class MovingList:
         return ", ".join(words) or "its log group goes there, or masters are evened out"
 
     def _name(self, log_id: str) -> str:
-        log = self._view.logs().get(UUID(log_id))
-        return log.name if log is not None else log_id
+        facts = self._view.log_facts(log_id)
+        return facts.name if facts is not None else log_id
 
 
 def _records(log: HostedLog, queue_id: int) -> int:
