@@ -398,7 +398,7 @@ def test_a_landing_and_a_stream_run_while_their_queue_moves(
                 count = len(traffic.confirms)
                 wait_for(
                     lambda: all(each() >= count for each in at) or None,
-                    timeout=120,
+                    timeout=240,
                     what=lambda: f"{count} are landed: {turn.landed}, {turn.error}; {query.lastProgress}",
                 )
 
