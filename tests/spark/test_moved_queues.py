@@ -168,6 +168,7 @@ def test_a_job_reads_each_span_in_its_log(moving: MovingQueue) -> None:
         assert offsets(over(moving, starting={"q": position})) == list(range(first + 5, 3 * COUNT))
 
 
+@pytest.mark.long
 def test_a_plan_has_a_queue_that_is_between_two_logs(moving: MovingQueue) -> None:
     """Goal: no stream ends, and no landing is told that there is no such queue, because it moves. Plans are made
     all the time, by name and by pattern, while it goes from log to log."""
