@@ -53,6 +53,7 @@ class BlockingAdmin(Face[Admin]):
 
     declare = changes(Admin.declare)
     alter = changes(Admin.alter)
+    cancel_move = changes(Admin.cancel_move)
     sync_queue = changes(Admin.sync_queue)
     cancel_sync_queue = changes(Admin.cancel_sync_queue)
     queue_sync = waits(Admin.queue_sync)
@@ -79,6 +80,7 @@ class BlockingAdmin(Face[Admin]):
     forget_node = changes(Admin.forget_node)
     rebalance = changes(Admin.rebalance)
     copy_moves = waits(Admin.copy_moves)
+    moves = waits(Admin.moves)
     pause_moving = changes(Admin.pause_moving)
     free_former = changes(Admin.free_former)
     promote = changes(Admin.promote)
