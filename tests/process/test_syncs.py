@@ -128,7 +128,7 @@ async def test_a_sync_shows_how_far_it_is_and_is_cancelled_and_goes_on() -> None
             assert half.wished
             assert 0 < half.seconds_left < 60
             assert not half.waits
-            assert half.done_records + half.spans[0].records == 60
+            assert 50 <= half.done_records + half.spans[0].records <= 60, "but for a piece that is being confirmed"
             cancelled = await client.admin.cancel_sync_queue("orders")
             assert not cancelled.wished
             stopped = await until(client, "orders", lambda sync: sync.bytes_per_s == 0, timeout_s=30)

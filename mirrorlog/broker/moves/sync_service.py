@@ -296,7 +296,7 @@ class SyncService:
         progress, places = self.progress.get(name, SyncProgress()), self._view.places()
         queue = log.replica.queues.find(name) if log is not None else None
         spans = places.spans.get(name, ())
-        former: list[FormerSpan] = []
+        done_records, done_bytes, former = progress.records, progress.size, list[FormerSpan]()
         for number, span in enumerate(spans[:-1]):
             if log is not None and queue is not None and not span.ended:
                 queue_id, replica = queue.queue_id, log.replica
@@ -309,8 +309,8 @@ class SyncService:
             wished=name in places.syncs,
             log=log.name if log is not None else "",
             spans=[each for each in former if each.records],
-            done_records=progress.records,
-            done_bytes=progress.size,
+            done_records=done_records,
+            done_bytes=done_bytes,
             bytes_per_s=rate,
             seconds_left=left / rate if rate and all(each.size >= 0 for each in former) else -1.0,
             waits=progress.waits if name in places.syncs else "",
