@@ -80,8 +80,9 @@ async def _groups(client: Client, request: Request) -> Rows:
 async def _statuses(client: Client) -> Statuses:
     nodes = (await client.metadata([])).nodes
     answers = await asyncio.gather(*(_status(client, node) for node in nodes))
-    if answers and all(isinstance(answer, MirrorlogError) for answer in answers):
-        raise answers[0] if isinstance(answers[0], MirrorlogError) else AssertionError
+    failed = [answer for answer in answers if isinstance(answer, MirrorlogError)]
+    if failed and len(failed) == len(answers):
+        raise failed[0]
     return {node.node_id: answer for node, answer in zip(nodes, answers, strict=True)}
 
 
