@@ -22,6 +22,7 @@ from sim.cluster_coverage import Observer
 from sim.cluster_credit import CreditTap, check_credit, credited, still_held
 from sim.cluster_faults import Faults, SimulatedCluster
 from sim.cluster_groups import Groups
+from sim.cluster_holds import Landing, holds_keep
 from sim.cluster_lifetimes import watched
 from sim.cluster_move_checks import a_log_group_stays_together, check_moves, left_open
 from sim.cluster_moves import Mover, Places, placed
@@ -81,6 +82,7 @@ class _Schedule:
         programs = self.groups.programs if self.groups is not None else {}
         meddler = self.groups.meddler if self.groups is not None and (plan.queues or plan.letters) else None
         self._mover = Mover(self._cluster.servers, plan, self._queues_that_move) if plan.placing else None
+        self._landing = Landing(self._cluster.servers, self._history) if plan.placing else None
         self._faults = Faults(
             self._cluster, self._observer, self._troubles, programs, meddler=meddler, mover=self._mover
         )
@@ -112,6 +114,7 @@ class _Schedule:
         await self._confirms("nothing is confirmed after the storm", within_s=HEAL_S)
         self._writers.stopping = True
         await world.until(lambda: self._writers.done, within_s=END_S, otherwise="a producer does not come to its end")
+        await self._end_landing()
         final = FinalReader(cluster.addresses, history)
         world.machine("final").start(final)
         await world.until(lambda: final.done, within_s=END_S, otherwise="the queues cannot be read to their ends")
@@ -120,12 +123,19 @@ class _Schedule:
             await self.groups.end()
         if self._plan.credit:
             await self._credit_is_back()
-        check_all(self._outside())
-        check_credit(self.credit)
-        check_moves(self._outside())
-        if self.groups is not None:
-            self.groups.check(self._outside())
+        self._check()
         return self._counts()
+
+    def _check(self) -> None:
+        """Raises AssertionError."""
+        outside = self._outside()
+        check_all(outside)
+        check_credit(self.credit)
+        check_moves(outside)
+        if self._landing is not None:
+            holds_keep(outside, self._landing)
+        if self.groups is not None:
+            self.groups.check(outside)
 
     def _queues_that_move(self) -> list[str]:
         return [*self._history.log_ids, *(self.groups.names if self.groups is not None else ())]
@@ -137,6 +147,8 @@ class _Schedule:
             self.groups.start()
         if self._mover is not None:
             self._world.machine("mover").start(self._mover)
+        if self._landing is not None:
+            self._world.machine("landing").start(self._landing)
 
     async def _all_moved(self) -> None:
         """Whoever alters queues has his answers, and every move has come to its end, in every log."""
@@ -150,6 +162,13 @@ class _Schedule:
             )
         except AssertionError as error:
             raise AssertionError(f"{error}: {left_open(self._cluster)}") from None
+
+    async def _end_landing(self) -> None:
+        landing = self._landing
+        if landing is not None:
+            landing.stopping = True
+            until = self._world.until
+            await until(lambda: landing.done, within_s=END_S, otherwise="a landing does not come to its end")
 
     async def _confirms(self, otherwise: str, *, within_s: float) -> None:
         """Every producer has some more records confirmed."""
@@ -264,6 +283,8 @@ class _Schedule:
         )
         counts.update(self.credit.counts)
         counts.update(self.places.counts)
+        if self._landing is not None:
+            counts["moves: holds kept"] = len(self._landing.held)
         counts.update({name: count for name, count in seen.items() if name.startswith("moves: ")})
         if self._mover is not None:
             counts.update(f"moves: alter {each.outcome}" for each in self._mover.altered)
