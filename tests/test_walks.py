@@ -29,7 +29,7 @@ from sim.world import World
 CAPS: Final = {
     "send": (360, 40),
     "ack": (535, 54),
-    "failover": (3_140, 120),
+    "failover": (3_000, 110),
 }
 """Calls and files at most, of the client and of all nodes together."""
 _SLACK: Final = 0.05
@@ -121,7 +121,7 @@ def walks() -> dict[str, Walk]:
     former = sys.getprofile()
     try:
         # In some worlds the client asks a moment too early who is master now, and waits for its next attempt.
-        for seed in ("walk", "stroll", "hike"):
+        for seed in ("walk", "hike", "saunter"):
             with World(seed) as world, node_disks(world):
                 world.run(story(world))
     finally:
