@@ -253,6 +253,31 @@ async def test_what_does_not_move_says_so() -> None:
         assert not (await client.admin.alter("stays", {"copies": 1})).moves
 
 
+async def test_queues_that_are_declared_into_a_group_that_moves_come_to_it() -> None:
+    """Goal: a log group is in one log, whenever its queues are declared, and whoever declares one has it, and waits a
+    moment at most. Method: the group moves while a queue after the other is declared into it, by two clients."""
+    async with fast_cluster(3, min_in_sync=2) as cluster:
+        await asyncio.to_thread(cluster.wait_in_sync)
+        async with Client(*cluster.servers) as client, Client(*reversed(cluster.servers)) as other:
+            group = {"x-log-group": "g"}
+            before = await client.admin.declare("first", group)
+            declared = ["first"]
+
+            async def declare(by: Client, name: str) -> None:
+                for number in range(30):
+                    await by.admin.declare(f"{name}{number}", group)
+                    declared.append(f"{name}{number}")
+
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(declare(client, "a"))
+                tasks.create_task(declare(other, "b"))
+                await client.admin.alter("first", {"flush": "disk"})
+            await moved(client, "first", before.log_id)
+            logs = {(await moved(client, name, before.log_id)).log_id for name in declared}
+            assert len(logs) == 1
+            assert len(declared) == 61
+
+
 async def test_a_move_that_waits_is_shown_and_cancelled() -> None:
     """Goal: whoever moves a queue to a node that is not there sees why it does not get on, whichever node is asked, and
     can have it stay. Method: the node is killed before; the row is the same by each of the others; the queue is used
