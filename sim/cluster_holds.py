@@ -1,18 +1,20 @@
 """A landing of a simulated cluster, as far as its queues know one: it holds their records from where it has come to on,
-and goes on there. What it was told of its holds has to stay, whichever logs the queues go through.
+and goes on there. What it was told of its holds has to stay, whichever logs the queues go through; and so has the
+position of a group that has committed once, and never again.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from mirrorlog.client import Client
 from mirrorlog.errors import HoldTaken, MirrorlogError
-from mirrorlog.wire.messages.queues import HoldInfo
+from mirrorlog.wire.messages.queues import HoldInfo, Position
 from sim.cluster_checks import Outside
-from sim.cluster_clients import History, insist
+from sim.cluster_clients import Committed, History, insist
 from sim.machines import Machine
 
 NAME: Final = "table"
@@ -20,6 +22,8 @@ HOLDER: Final = "the only run"
 LEASE_MS: Final = 600_000
 """No hold ends by itself in a run."""
 RENEW_S: Final = 0.3
+ONCE: Final = "once"
+"""The group that commits once."""
 
 
 class Held(NamedTuple):
@@ -52,6 +56,7 @@ class Landing:
         self.done = True
 
     async def _hold(self, client: Client, queue: str) -> None:
+        await self._commit(client, queue)
         while not self.stopping:
             await asyncio.sleep(RENEW_S)
             before, at = self.held.get(queue), asyncio.get_running_loop().time()
@@ -71,6 +76,14 @@ class Landing:
                     del self.held[queue]
             except MirrorlogError:
                 continue
+
+    async def _commit(self, client: Client, queue: str) -> None:
+        """A position that others do not write again, if the queue is where it was made."""
+        offset, at = self._reached(queue), asyncio.get_running_loop().time()
+        position = Position(log_id=self._history.log_ids[queue], epoch=1, queue_offset=offset)
+        with suppress(MirrorlogError):
+            await client.admin.commit_position(queue, ONCE, position)
+            self._history.committed[queue, ONCE] = Committed(offset, at)
 
     def _reached(self, queue: str) -> int:
         """The last record that is known to be confirmed."""

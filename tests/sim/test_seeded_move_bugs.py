@@ -197,7 +197,17 @@ BUGS: Final = {
         lambda: plans(*MOVING, groups=True),
     ),
     "positions left behind": Bug(
-        QueueRegistry, "state", _without_positions, ("positions only go forward",), lambda: plans(*MOVING, first=4),
+        QueueRegistry, "state", _without_positions, ("positions only go forward",), lambda: plans(*MOVING),
+    ),
+    "dead letters on their way left behind": Bug(
+        QueuePieces, "_forwardings", lambda self: iter(()),
+        ("letters keep their order", "letters come once", "what is sent back comes once"),
+        lambda: plans(*MOVING, groups=True, letters=True),
+    ),
+    "times and priorities left behind": Bug(
+        QueuePieces, "_runs", lambda self: iter(()),
+        ("nothing is given before its time", "nothing is given after its time", "the urgent go first"),
+        lambda: plans(*MOVING, first=3, groups=True, records=True),
     ),
     "a log group torn": Bug(
         machine.HANDLERS, QueuesMoved, _first_alone,
