@@ -52,8 +52,8 @@ if TYPE_CHECKING:
 def offsets_view(status: AllStatuses) -> RenderableType:
     """All tables that have rows, with a blank line between, and what is wrong in plain words below the first."""
     best = authorities(status)
-    parts = [_logs(status), *_notes(status, best), *_placement(status), *_mirrors(best), *_queues(best), *_groups(best)]
-    parts += _former(status)
+    parts = [_logs(status), *_notes(status, best), *_placement(status), *_mirrors(best), *_queues(best)]
+    parts += [*_left(best), *_groups(best), *_former(status)]
     return Group(*_spaced(parts))
 
 
@@ -204,6 +204,17 @@ def _queues(best: list[LogCopy]) -> list[RenderableType]:
     ]
     numbers = ("first", "next", "confirmed")
     return [table("QUEUES", ("queue", "id", "log", *numbers), rows, numbers=numbers)] if rows else []
+
+
+def _left(best: list[LogCopy]) -> list[RenderableType]:
+    names = {copy.log.log_id: copy.log.name for copy in best}
+    rows = [
+        (shown(left.queue), copy.log.name, str(left.begin), str(left.next), names.get(left.moved_to, left.moved_to))
+        for copy in best
+        for left in copy.log.left
+    ]
+    columns = ("queue", "in log", "first", "next", "moved to")
+    return [table("RECORDS in former logs of their queues", columns, rows, numbers=("first", "next"))] if rows else []
 
 
 def _groups(best: list[LogCopy]) -> list[RenderableType]:

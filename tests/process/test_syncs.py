@@ -330,6 +330,9 @@ async def test_an_operator_sees_what_former_logs_keep_and_has_it_copied() -> Non
             assert "orders" in (await run("queues"))[1].partition("FORMER LOGS")[2]
             (row,) = json.loads((await run("queues", "orders", "--json"))[1])
             assert (row["former"][0]["log_id"], row["former"][0]["records"]) == (first.log_id, 20)
+            left = (await run("offsets"))[1].partition("RECORDS in former logs")[2].splitlines()[2].split()
+            assert left[0::2][:2] == ["orders", "0"]
+            assert left[3] == "20"
             code, said = await run("doctor")
             assert code == 0
             assert "records-left" in said
@@ -339,6 +342,9 @@ async def test_an_operator_sees_what_former_logs_keep_and_has_it_copied() -> Non
                 "orders: all of it is in its own log; nothing is left to copy",
             )
             assert "FORMER LOGS" not in (await run("queues"))[1]
+            async with asyncio.timeout(30):  # the former log hears of it a moment later
+                while "former logs" in (await run("offsets"))[1]:
+                    pass
             assert "records-left" not in (await run("doctor"))[1]
             before = await told(client, "orders")
             code, said = await run("alter-queue", "orders", "--arg", 'flush="memory"', "--sync")

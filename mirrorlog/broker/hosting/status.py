@@ -25,6 +25,7 @@ from mirrorlog.wire.messages.queues import HoldInfo, Position
 from mirrorlog.wire.messages.status import (
     DiskStatus,
     GroupStatus,
+    LeftQueueStatus,
     LogStatus,
     MemoryStatus,
     MirrorStatus,
@@ -153,7 +154,25 @@ def _log(
         queues=queues if queues is not None else _queues(replica, None),
         groups=_groups(replica),
         holds=hold_infos(replica, None, 0.0),
+        left=_left(replica),
     )
+
+
+def _left(replica: Replica) -> list[LeftQueueStatus]:
+    """Of queues that are in other logs now."""
+    index, moves = replica.index, replica.queues.moves
+    rows = [
+        LeftQueueStatus(
+            queue=each.name,
+            queue_id=queue_id,
+            begin=max(each.first, index.begin(queue_id)),
+            next=each.next_queue_offset,
+            moved_to=each.target,
+        )
+        for queue_id, each in moves.left.items()
+        if each.name and not each.freed
+    ]
+    return sorted((row for row in rows if row.begin < row.next), key=lambda row: row.queue)
 
 
 def hold_infos(replica: Replica, keeper: HoldKeeper | None, now: float) -> list[HoldInfo]:

@@ -92,11 +92,22 @@ class ProducerStatus(msgspec.Struct, frozen=True, kw_only=True):
     refused: bool = False
 
 
+class LeftQueueStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Records [`begin`, `next`) of a queue are in this log, though the queue has moved to another one, `moved_to` (id).
+    The log keeps them until they are freed, or copied there (`mqtool sync-queue`)."""
+
+    queue: str
+    queue_id: int
+    begin: int
+    next: int
+    moved_to: str
+
+
 class LogStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One log on one node. `state`: serving, recovering, opening, following, disconnected or corrupt, with `reason`.
     `copies_up`: at its master, with fewer than `min_in_sync` publishes are refused; -1 elsewhere, and if not told.
     `holds`: of landings on its queues. `producers`: at its master, 100 at most, those that a limit holds first, and
-    `producers_blocked` how many of these there are."""
+    `producers_blocked` how many of these there are; `left`: of queues that have moved to other logs."""
 
     log_id: str
     name: str
@@ -117,6 +128,7 @@ class LogStatus(msgspec.Struct, frozen=True, kw_only=True):
     producers: list[ProducerStatus] = []
     producers_blocked: int = 0
     copies_up: int = -1
+    left: list[LeftQueueStatus] = []
 
 
 class DiskStatus(msgspec.Struct, frozen=True, kw_only=True):
