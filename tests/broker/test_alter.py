@@ -79,7 +79,7 @@ class Publisher(LogPublisher):
     def append_control(self, batch: bytearray) -> None:
         self._of.say(batch)
 
-    def when_confirmed(self, done: Any) -> None:
+    def when_confirmed(self, done: Any, *, on_disk: bool = False) -> None:
         before, self.before = self.before, lambda: None
         before()
         self._of.confirm()

@@ -38,7 +38,7 @@ class Publisher(LogPublisher):
             raise InSyncReplicasNotEnough("a copy is gone for a moment")
         self._of.say(batch)
 
-    def when_confirmed(self, done: Any) -> None:
+    def when_confirmed(self, done: Any, *, on_disk: bool = False) -> None:
         self._of.confirm()
         done(None)
 

@@ -59,6 +59,18 @@ LOST_ANSWERS: Final = (
     ),
 )
 """What is published as a queue leaves is sent again."""
+POWERLESS: Final = tuple(
+    event
+    for number in range(5)
+    for event in (
+        Event(0.3 + 1.5 * number, "alter", (number, 1)),
+        *(
+            Event(0.3 + 1.5 * number, "ambush", (f"added {who}", "power", 0.9, 0.005, 0.5))
+            for who in ("mirror", "target")
+        ),
+    )
+)
+"""A queue has come to a log, and all that hold it lose their power."""
 CALLED_OFF: Final = (
     *MOVING,
     *(Event(0.3 + 0.5 * number, "call_off", ("arrived", 0.4, 0.0)) for number in range(5)),
@@ -94,6 +106,11 @@ def _told_at_once(self: move_service.MoveService, log: HostedLog, moves: dict[st
         if known is not None and known.arrived and move.number not in self._deciding:
             moved = QueuesMoved(number=move.number, first={name: known.first})
             self._start(self._deciding, move.number, self._decide(moved))
+
+
+async def _told_in_memory(self: move_service.MoveService, log: HostedLog, moved: QueuesMoved) -> None:
+    """The cluster adds a span while what arrived is on no disk."""
+    await self._decide(moved)
 
 
 def _opened_at_once(self: move_service.MoveService, log: HostedLog, moves: dict[str, MovingQueue]) -> None:
@@ -169,6 +186,11 @@ BUGS: Final = {
         ("a queue does not come to its place", "nothing confirmed is lost", "nothing is confirmed"),
         lambda: plans(*FALLING, first=5, nodes=5, copies=2),
     ),
+    "a span added before what arrived is on disk": Bug(
+        move_service.MoveService, "_add_spans", _told_in_memory,
+        ("a queue does not come to its place", "nothing confirmed is lost", "nothing is confirmed", "does not serve"),
+        lambda: plans(*POWERLESS, nodes=3, copies=2),
+    ),
     "a sequence table that lacks the newest batch": Bug(
         QueuePieces, "_producers", _one_batch_behind, ("nothing lands twice",), lambda: plans(*LOST_ANSWERS)
     ),
@@ -226,7 +248,12 @@ QUICK: Final = ("a sequence table that lacks the newest batch", "a hold left beh
         pytest.param(MOVING, id="moving"),
         *(
             pytest.param(events, marks=pytest.mark.long, id=name)
-            for name, events in (("falling", FALLING), ("lost answers", LOST_ANSWERS), ("called off", CALLED_OFF))
+            for name, events in (
+                ("falling", FALLING),
+                ("powerless", POWERLESS),
+                ("lost answers", LOST_ANSWERS),
+                ("called off", CALLED_OFF),
+            )
         ),
     ],
 )

@@ -330,16 +330,18 @@ class LogPublisher:
         """Raises BadRequest for a confirm level of more copies than there are."""
         return self.mastership.progress.copies_for(level)
 
-    def when_confirmed(self, done: Callable[[MirrorlogError | None], None]) -> None:
-        """Call `done`, as `append_change` does, when everything that is in the log now is confirmed by all.
+    def when_confirmed(self, done: Callable[[MirrorlogError | None], None], *, on_disk: bool = False) -> None:
+        """Call `done`, as `append_change` does, when everything that is in the log now is confirmed by all; `on_disk`:
+        also when the log confirms in memory.
 
         Raises MirrorlogError when nothing can be confirmed.
         """
         self.check_admitted()
-        self._wait_for_all(self.replica.log.end, done)
+        self._wait_for_all(self.replica.log.end, done, on_disk=on_disk)
 
-    def _wait_for_all(self, end: int, done: Callable[[MirrorlogError | None], None]) -> None:
-        answers, durability = self.mastership.appended(self.replica.log.end), self.mastership.durability
+    def _wait_for_all(self, end: int, done: Callable[[MirrorlogError | None], None], *, on_disk: bool = False) -> None:
+        answers = self.mastership.appended(self.replica.log.end)
+        durability = Durability.DISK if on_disk else self.mastership.durability
         answers += self._wait(ChangeWaiting(done), end, ALL_MEMBERS, durability, now=self.now(), deadline_ms=0)
         self._progressed(answers)
 

@@ -219,7 +219,7 @@ class MoveService:
         for number, names in by_number.items():
             if all(name in there and there[name].move == number for name in names) and number not in self._deciding:
                 moved = QueuesMoved(number=number, first={name: there[name].first for name in names})
-                self._start(self._deciding, number, self._decide(moved))
+                self._start(self._deciding, number, self._add_spans(log, moved))
 
     def _end_moves(self, log: HostedLog, moves: Mapping[str, MovingQueue]) -> None:
         """What the cluster has decided of queues that left, or arrive, is said in the log."""
@@ -391,6 +391,17 @@ class MoveService:
             assert isinstance(answer, kind)
             return answer
         return decode_answer(await self._view.ask(master.id, encode(asked)), kind)
+
+    async def _add_spans(self, log: HostedLog, moved: QueuesMoved) -> None:
+        """Not before what came is on the disks of all copies: a power loss would take the queue with it, whose state
+        nobody else has any more."""
+        try:
+            await confirmed(partial(publisher_of(log, self._view).when_confirmed, on_disk=True))
+        except MirrorlogError as error:
+            logger.debug("arrival_not_on_disk move=%s reason=%r", moved.number, str(error))
+            await asyncio.sleep(self.retry_s)
+            return
+        await self._decide(moved)
 
     async def _decide(self, moved: QueuesMoved | MoveCancelled) -> None:
         try:

@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, TypeVar
 from uuid import UUID
 
@@ -284,7 +285,9 @@ class SyncService:
             await asyncio.sleep(0)
 
     async def _tell(self, log: HostedLog, name: str, span: Span, first: int) -> None:
-        """The cluster. Raises LogUnavailable when it has decided otherwise meanwhile."""
+        """The cluster, once it is on the disks of all copies: the former log frees it then. Raises LogUnavailable when
+        it has decided otherwise meanwhile."""
+        await confirmed(partial(publisher_of(log, self._view).when_confirmed, on_disk=True))
         outcome = await self._view.decide_once(RecordsCopied(name=name, log_id=span.log_id, first=first))
         if outcome.refusal:
             raise LogUnavailable(outcome.refusal)
