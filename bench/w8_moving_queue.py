@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,6 +23,8 @@ from mirrorlog.errors import MirrorlogError
 
 COPIES: Final = 3
 _QUEUE: Final = "w8"
+_MOVES_OF_EACH: Final = 6
+"""Queues; the records of one may be in eight logs."""
 _PLACES: Final = ({"copies": 2, "flush": "memory"}, {"copies": 2, "flush": "memory", "min_in_sync": 1})
 _MOVE_SECONDS_MAX: Final = 30.0
 _BETWEEN_S: Final = 0.25
@@ -52,43 +55,56 @@ def run(case: Case, name: str) -> list[Figure]:
 
 async def _run(case: Case, servers: list[str]) -> tuple[list[float], list[float]]:
     """The pause of each move, and what confirms took in between, in s."""
+    pauses: list[float] = []
+    between: list[float] = []
     async with Client(*servers) as client:
-        for number, place in enumerate(_PLACES):
-            await client.admin.declare(f"stays-{number}", place)
-        await client.admin.declare(_QUEUE, _PLACES[0])
-        publisher = _Publisher(random_records(case.record_bytes, _POOL, seed=8))
-        pauses: list[float] = []
-        async with client.producer(_QUEUE, confirm="all") as producer, asyncio.TaskGroup() as tasks:
-            tasks.create_task(publisher.run(producer))
-            taker = tasks.create_task(_take(client)) if case.group else None
+        for number in range(COPIES):  # one for each home
+            for place in range(len(_PLACES)):
+                await client.admin.declare(f"stays-{number}-{place}", _PLACES[place])
+        for number in range(0, case.moves, _MOVES_OF_EACH):
+            moves = min(_MOVES_OF_EACH, case.moves - number)
+            of_moves, of_others = await _move_to_and_fro(case, client, f"{_QUEUE}-{number}", moves)
+            pauses += of_moves
+            between += of_others
+    return pauses, between
+
+
+async def _move_to_and_fro(case: Case, client: Client, queue: str, moves: int) -> tuple[list[float], list[float]]:
+    """As `_run`, of one queue."""
+    await client.admin.declare(queue, _PLACES[0])
+    publisher = _Publisher(random_records(case.record_bytes, _POOL, seed=8))
+    pauses: list[float] = []
+    async with client.producer(queue, confirm="all") as producer, asyncio.TaskGroup() as tasks:
+        tasks.create_task(publisher.run(producer))
+        taker = tasks.create_task(_take(client, queue)) if case.group else None
+        await asyncio.sleep(_BETWEEN_S)
+        for number in range(1, moves + 1):
+            began = time.perf_counter()
+            await _move(client, queue, {"min_in_sync": None, **_PLACES[number % 2]})
+            await publisher.next_confirm()
+            pauses.append(publisher.longest(began, time.perf_counter()))
             await asyncio.sleep(_BETWEEN_S)
-            for number in range(1, case.moves + 1):
-                began = time.perf_counter()
-                await _move(client, {"min_in_sync": None, **_PLACES[number % 2]})
-                await publisher.next_confirm()
-                pauses.append(publisher.longest(began, time.perf_counter()))
-                await asyncio.sleep(_BETWEEN_S)
-            publisher.stopped = True
-            if taker is not None:
-                taker.cancel()
-        return pauses, publisher.outside()
+        publisher.stopped = True
+        if taker is not None:
+            taker.cancel()
+    return pauses, publisher.outside()
 
 
-async def _take(client: Client) -> None:
-    async with client.subscribe(_QUEUE, prefetch=100) as subscription:
+async def _take(client: Client, queue: str) -> None:
+    async with client.subscribe(queue, prefetch=100) as subscription:
         async for delivery in subscription:
             await delivery.ack()
 
 
-async def _move(client: Client, place: dict[str, int | None]) -> None:
+async def _move(client: Client, queue: str, place: Mapping[str, object]) -> None:
     """Until the queue is in the other log. Raises WorkloadFailed."""
-    before = (await client.admin.metadata([_QUEUE])).queues[0].log_id
-    if not (await client.admin.alter(_QUEUE, place)).moves:
+    before = (await client.admin.metadata([queue])).queues[0].log_id
+    if not (await client.admin.alter(queue, place)).moves:
         raise WorkloadFailed("the queue did not have to move; both places are one log")
     give_up_at = time.monotonic() + _MOVE_SECONDS_MAX
     while time.monotonic() < give_up_at:
         try:
-            found = (await client.admin.metadata([_QUEUE])).queues
+            found = (await client.admin.metadata([queue])).queues
         except MirrorlogError:
             found = []
         if found and found[0].log_id != before:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 from uuid import UUID
 
@@ -59,8 +60,11 @@ class Arrivals:
         """A piece, or the word that there are no more."""
         self._check(asked)
         if asked.piece == PROBE:
-            publisher_of(log, self._view).check_admitted()
+            publisher = publisher_of(log, self._view)
+            publisher.check_admitted()
             log.replica.queues.check_room()
+            # What comes then has to be on disk too, and does not wait for what is to be written now.
+            await confirmed(partial(publisher.when_confirmed, on_disk=True))
             return QueueArrival(wanted=0)
         return await self._take_piece(log, asked)
 
