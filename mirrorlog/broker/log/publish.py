@@ -332,12 +332,11 @@ class LogPublisher:
 
     def when_confirmed(self, done: Callable[[MirrorlogError | None], None], *, on_disk: bool = False) -> None:
         """Call `done`, as `append_change` does, when everything that is in the log now is confirmed by all; `on_disk`:
-        also when the log confirms in memory.
-
-        Raises MirrorlogError when nothing can be confirmed.
-        """
+        also when the log confirms in memory. Raises MirrorlogError when nothing can be confirmed."""
         self.check_admitted()
         self._wait_for_all(self.replica.log.end, done, on_disk=on_disk)
+        for link in list(self.log.links) if on_disk and self.log is not None else ():
+            link.pump(announce=False)  # nothing else may follow that takes the wish to the mirrors
 
     def _wait_for_all(self, end: int, done: Callable[[MirrorlogError | None], None], *, on_disk: bool = False) -> None:
         answers = self.mastership.appended(self.replica.log.end)
