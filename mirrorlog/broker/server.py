@@ -123,9 +123,9 @@ class Server:
             past_helper=self.helpers.index,
         )
         self.moves = MoveService(settings.node.id, self.logs, view)
-        self.former_records = FormerRecords(self.logs, view, helper=self.helpers.read)
+        self.former_records = FormerRecords(settings.node.id, self.logs, view, helper=self.helpers.read)
         self.former_limits = FormerLimits(
-            settings.node.id, self.logs, view, records=self.former_records, spans=self.moves.with_former_records
+            self.logs, view, records=self.former_records, spans=self.moves.with_former_records
         )
         self.chronicle: Callable[[Event], None] | None = None
         """What happens to this node's logs is told there; set before it listens."""
@@ -149,7 +149,6 @@ class Server:
         self.former: Callable[[], list[FormerStatus]] = list
         """The copies that this node is not named for any more."""
         self.syncs = SyncService(
-            settings.node.id,
             self.logs,
             view,
             records=self.former_records,

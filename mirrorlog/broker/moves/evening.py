@@ -112,7 +112,7 @@ class QueueEvening:
         alone: list[Queue] = []
         groups: defaultdict[str, list[Queue]] = defaultdict(list)
         for queue in log.replica.queues:
-            if group := _group(queue):
+            if group := log_group_key(queue.name, queue.arguments):
                 groups[group].append(queue)
             elif self._may_move(queue):
                 alone.append(queue)
@@ -150,7 +150,7 @@ class QueueEvening:
         try:
             target = await self._view.wanted_log(first.name, first.arguments, None, make=True)
             for queues in moves:
-                names, group = tuple(queue.name for queue in queues), _group(queues[0])
+                names, group = tuple(queue.name for queue in queues), log_group_key(queues[0].name, queues[0].arguments)
                 begun = MoveBegun(names=names, target=str(target), log_group=group)
                 if refusal := self._view.move_refusal(begun):
                     raise Refused(refusal)
@@ -168,8 +168,3 @@ def _mastered(state: ClusterState) -> Counter[str]:
     for log_id, log in state.logs.items():
         mastered[log.master.node if log.master is not None else ""] += held[log_id]
     return mastered
-
-
-def _group(queue: Queue) -> str:
-    """The qualified name of its log group; empty without one."""
-    return log_group_key(queue.name, queue.arguments)

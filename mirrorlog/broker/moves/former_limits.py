@@ -13,18 +13,17 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final, TypeVar
-from uuid import UUID
+from typing import Final
 
 from mirrorlog import versions
 from mirrorlog.broker.hosting.hosted_log import HostedLog
 from mirrorlog.broker.hosting.hosted_logs import HostedLogs
 from mirrorlog.broker.moves.former_records import FormerRecords
 from mirrorlog.broker.ports import ClusterView
-from mirrorlog.cluster.requests import AskBegin, AskHeld, BeginTold, HeldTold, decode_answer, encode
+from mirrorlog.cluster.requests import AskBegin, AskHeld, BeginTold, HeldTold
 from mirrorlog.cluster.state.placements import Span
 from mirrorlog.commitlog.retention import QueueLimits
-from mirrorlog.errors import LogUnavailable, MirrorlogError
+from mirrorlog.errors import MirrorlogError
 from mirrorlog.queues.arguments import tier_keep_us
 from mirrorlog.queues.changes import QueueStartsMoved, encode_change
 from mirrorlog.queues.queue_table import Queue
@@ -34,22 +33,18 @@ logger = logging.getLogger(__name__)
 LOOK_S: Final = 5.0
 """Between two looks at all queues."""
 
-_A = TypeVar("_A", HeldTold, BeginTold)
-
 
 class FormerLimits:
-    """Of one node, `own`. `spans`: of the queues that have records in former logs."""
+    """Of one node. `spans`: of the queues that have records in former logs."""
 
     def __init__(
         self,
-        own: str,
         logs: HostedLogs,
         view: ClusterView,
         *,
         records: FormerRecords,
         spans: Callable[[], Mapping[str, Sequence[Span]]],
     ) -> None:
-        self._own = own
         self._logs = logs
         self._view = view
         self._records = records
@@ -90,7 +85,7 @@ class FormerLimits:
         found = []
         for span, low, high in _parts(self._view.spans(name), first, until):
             asked = AskHeld(log_id=span.log_id, queue_id=queue_id, first=low, until=high)
-            told = await self._ask(asked, HeldTold)
+            told = await self._records.ask(asked, HeldTold)
             found.append((max(low, told.first), high, told.size))
         return found
 
@@ -128,29 +123,18 @@ class FormerLimits:
         newer = found = 0
         if own is not None and own.max_bytes is not None:
             held = AskHeld(log_id=str(log.log_id), queue_id=queue_id, first=here, until=index.next_confirmed(queue_id))
-            newer = (await self._ask(held, HeldTold)).size
+            newer = (await self._records.ask(held, HeldTold)).size
         for span, first, until in reversed(list(_parts(spans, begin, here))):
             limits = {"max_age_us": own.max_age_us, "max_bytes": own.max_bytes} if own is not None else {}
             asked = AskBegin(
                 log_id=span.log_id, queue_id=queue_id, begin=begin, first=first, until=until, floor=floor,
                 own=own is not None, newer_bytes=newer, **limits,
             )  # fmt: skip
-            told = await self._ask(asked, BeginTold)
+            told = await self._records.ask(asked, BeginTold)
             if told.begin > first:
                 found = max(found, min(told.begin, until))
             newer += told.size
         return found
-
-    async def _ask(self, asked: AskBegin | AskHeld, kind: type[_A]) -> _A:
-        """Of the master of the log that it is about."""
-        master = self._view.master(UUID(asked.log_id))
-        if master is None:
-            raise LogUnavailable("nobody masters a log that the queue was in")
-        if master.id == self._own:
-            answer: Any = await self._records.asked(asked)
-            assert isinstance(answer, kind)
-            return answer
-        return decode_answer(await self._view.ask(master.id, encode(asked)), kind)
 
 
 def _parts(spans: Sequence[Span], begin: int, until: int) -> Iterator[tuple[Span, int, int]]:

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from itertools import accumulate
-from typing import Final
+from typing import Final, TypeVar
 from uuid import UUID
 
 from mirrorlog.broker.hosting.hosted_log import HostedLog
@@ -30,6 +30,8 @@ from mirrorlog.cluster.requests import (
     BeginTold,
     HeldTold,
     RecordsTold,
+    decode_answer,
+    encode,
 )
 from mirrorlog.commitlog.format.header import read_header
 from mirrorlog.commitlog.index.gaps import gap_at
@@ -43,14 +45,31 @@ BYTES_MAX: Final = 4 * 1024 * 1024
 _SIZED_BYTES: Final = 1024 * 1024
 """Batches in memory are counted so many bytes at a time, before others have their turn of the loop."""
 
+_A = TypeVar("_A", RecordsTold, HeldTold, BeginTold)
+
 
 class FormerRecords:
-    """Of one node. `helper`: for disks."""
+    """Of one node, `own`. `helper`: for disks."""
 
-    def __init__(self, logs: HostedLogs, view: ClusterView, *, helper: Executor) -> None:
+    def __init__(self, own: str, logs: HostedLogs, view: ClusterView, *, helper: Executor) -> None:
+        self._own = own
         self._logs = logs
         self._view = view
         self._helper = helper
+
+    async def ask(self, asked: AskOfFormer, kind: type[_A]) -> _A:
+        """The master of the log that it is about, which may be this node. Raises LogUnavailable when nobody is, or what
+        it answers."""
+        master = self._view.master(UUID(asked.log_id))
+        if master is None:
+            facts = self._view.log_facts(asked.log_id)
+            name = facts.name if facts is not None else asked.log_id
+            raise LogUnavailable(f"nobody masters log {name}, which the queue was in")
+        if master.id == self._own:
+            answer = await self.asked(asked)
+            assert isinstance(answer, kind)
+            return answer
+        return decode_answer(await self._view.ask(master.id, encode(asked)), kind)
 
     async def asked(self, asked: AskOfFormer) -> RecordsTold | HeldTold | BeginTold:
         """Raises NotMaster, LogUnavailable while it cannot be said what is there, or what reading is refused with."""

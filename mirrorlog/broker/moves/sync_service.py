@@ -22,8 +22,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, TypeVar
-from uuid import UUID
+from typing import Final
 
 from mirrorlog import versions
 from mirrorlog.broker.hosting.hosted_log import HostedLog
@@ -32,7 +31,7 @@ from mirrorlog.broker.log.publish import LogPublisher
 from mirrorlog.broker.moves.former_records import FormerRecords
 from mirrorlog.broker.ports import ClusterView
 from mirrorlog.broker.session.queue_deletion import confirmed, publisher_of
-from mirrorlog.cluster.requests import AskHeld, AskRecords, HeldTold, RecordsTold, decode_answer, encode
+from mirrorlog.cluster.requests import AskHeld, AskRecords, HeldTold, RecordsTold
 from mirrorlog.cluster.state.commands import RecordsCopied
 from mirrorlog.cluster.state.placements import Span
 from mirrorlog.commitlog.format.header import read_header
@@ -59,8 +58,6 @@ QUEUES_MAX: Final = 2
 """That are copied at once on a node; others wait."""
 RATE_S: Final = 10.0
 """Over how long the speed is taken."""
-
-_A = TypeVar("_A", RecordsTold, HeldTold)
 
 
 @dataclass(slots=True)
@@ -91,12 +88,11 @@ class SyncProgress:
 
 
 class SyncService:
-    """Of one node, `own`. `records`: what it says of its own logs; `pace`: of all that is sent or copied for a move
+    """Of one node. `records`: what it says of its own logs; `pace`: of all that is sent or copied for a move
     here; `log_bytes_max`: what a log keeps, None for no limit."""
 
     def __init__(
         self,
-        own: str,
         logs: HostedLogs,
         view: ClusterView,
         *,
@@ -104,7 +100,6 @@ class SyncService:
         pace: MovePace,
         log_bytes_max: int | None,
     ) -> None:
-        self._own = own
         self._logs = logs
         self._view = view
         self._records = records
@@ -132,7 +127,7 @@ class SyncService:
                 continue
             progress.waits = ""
             task = self._tasks[name] = asyncio.ensure_future(self._sync(log, name, progress))
-            task.add_done_callback(lambda task, name=name: self._ended(name, task))  # type: ignore[misc]
+            task.add_done_callback(partial(self._ended, name))
 
     async def stop(self) -> None:
         """Nothing is copied any more."""
@@ -231,7 +226,7 @@ class SyncService:
         allowed = int(self._pace.bytes_per_s * PIECE_S) if self._pace.bytes_per_s else PIECE_BYTES
         size = min(PIECE_BYTES, max(PIECE_BYTES_MIN, allowed))
         asked = AskRecords(log_id=span.log_id, queue_id=queue_id, first=begin, until=at, max_bytes=size)
-        piece = await self._ask(asked, RecordsTold)
+        piece = await self._records.ask(asked, RecordsTold)
         _check(piece, asked)
         await self._append(log, name, queue_id, piece.batches)
         await self._say(log, queue_id, piece.first, epoch=epoch)
@@ -324,7 +319,7 @@ class SyncService:
         size, unknown = -1, ""
         if first < until:
             try:
-                size = (await self._ask(asked, HeldTold)).size
+                size = (await self._records.ask(asked, HeldTold)).size
             except MirrorlogError as error:
                 unknown = str(error)
         return FormerSpan(
@@ -336,17 +331,6 @@ class SyncService:
             size=size,
             unknown=unknown,
         )
-
-    async def _ask(self, asked: AskRecords | AskHeld, kind: type[_A]) -> _A:
-        """Of the master of a former log."""
-        master = self._view.master(UUID(asked.log_id))
-        if master is None:
-            raise LogUnavailable(f"nobody masters log {self._name(asked.log_id)}, which the queue was in")
-        if master.id == self._own:
-            answer = await self._records.asked(asked)
-            assert isinstance(answer, kind)
-            return answer
-        return decode_answer(await self._view.ask(master.id, encode(asked)), kind)
 
     def _name(self, log_id: str) -> str:
         facts = self._view.log_facts(log_id)
