@@ -22,6 +22,7 @@ from mirrorlog.pb.v1 import common_pb2 as common
 from mirrorlog.wire.messages.queues import HoldInfo, NodeInfo, Position, QueueInfo, SpanInfo, TierInfo
 from mirrorlog.wire.messages.status import (
     GroupStatus,
+    LeftQueueStatus,
     LogStatus,
     MirrorStatus,
     ProducerStatus,
@@ -56,6 +57,7 @@ LOG = LogStatus(
         )
     ],
     producers_blocked=44,
+    left=[LeftQueueStatus(queue="q", queue_id=45, begin=46, next=47, moved_to="n")],
     groups=[GroupStatus(group="g", queue="q", position=POSITION, lag=5)],
     holds=[
         HoldInfo(

@@ -213,7 +213,7 @@ def test_guessers_at_a_door_keep_nobody_out_who_comes_from_elsewhere(cluster: Cl
         guessers = [threads.submit(guess, number) for number in range(2 * STRANGERS_MAX)]
         try:
             assert refused.wait(DEADLINE_S), "all places are taken"
-            eventually(let_in, "he is let in")
+            eventually(let_in, "he is let in", timeout=60.0)
         finally:
             ended.set()
     for guesser in guessers:

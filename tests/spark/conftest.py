@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import uuid
 from collections.abc import Iterator
 
@@ -34,6 +35,9 @@ def jvm() -> Iterator[None]:
 def spark(jvm: None) -> Iterator[SparkSession]:
     """The session; it starts in 10 s and takes 0.9 GiB, so there is one."""
     session = local_session("mirrorlog tests", **{"spark.master": "local[2]"})
+    # Tests of other files send this process SIGINT. Spark's handler would ask the JVM to cancel jobs then, from within
+    # whatever it interrupts: the session is of no use after that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     yield session
     session.stop()
 

@@ -115,6 +115,7 @@ def _log(log: LogStatus) -> status_pb.LogStatus:
         groups=[_like(status_pb.GroupStatus, group, position=position_message(group.position)) for group in log.groups],
         holds=[_like(status_pb.HoldStatus, hold) for hold in log.holds],
         producers=[_like(status_pb.ProducerStatus, each) for each in log.producers],
+        left=[_like(status_pb.LeftQueueStatus, each) for each in log.left],
     )
 
 

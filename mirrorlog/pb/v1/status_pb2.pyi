@@ -24,7 +24,7 @@ class NodeStatus(_message.Message):
     def __init__(self, cluster_id: _Optional[str] = ..., cluster_name: _Optional[str] = ..., node_id: _Optional[str] = ..., start_id: _Optional[str] = ..., now_us: _Optional[int] = ..., logs: _Optional[_Iterable[_Union[LogStatus, _Mapping]]] = ...) -> None: ...
 
 class LogStatus(_message.Message):
-    __slots__ = ("log_id", "name", "role", "state", "reason", "flush", "min_in_sync", "epoch", "begin", "end", "flushed", "confirmed", "mirrors", "queues", "groups", "holds", "producers", "producers_blocked", "copies_up")
+    __slots__ = ("log_id", "name", "role", "state", "reason", "flush", "min_in_sync", "epoch", "begin", "end", "flushed", "confirmed", "mirrors", "queues", "groups", "holds", "producers", "producers_blocked", "copies_up", "left")
     LOG_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -44,6 +44,7 @@ class LogStatus(_message.Message):
     PRODUCERS_FIELD_NUMBER: _ClassVar[int]
     PRODUCERS_BLOCKED_FIELD_NUMBER: _ClassVar[int]
     COPIES_UP_FIELD_NUMBER: _ClassVar[int]
+    LEFT_FIELD_NUMBER: _ClassVar[int]
     log_id: str
     name: str
     role: str
@@ -63,7 +64,22 @@ class LogStatus(_message.Message):
     producers: _containers.RepeatedCompositeFieldContainer[ProducerStatus]
     producers_blocked: int
     copies_up: int
-    def __init__(self, log_id: _Optional[str] = ..., name: _Optional[str] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., flush: _Optional[_Union[_common_pb2.Durability, str]] = ..., min_in_sync: _Optional[int] = ..., epoch: _Optional[int] = ..., begin: _Optional[int] = ..., end: _Optional[int] = ..., flushed: _Optional[int] = ..., confirmed: _Optional[int] = ..., mirrors: _Optional[_Iterable[_Union[MirrorStatus, _Mapping]]] = ..., queues: _Optional[_Iterable[_Union[QueueStatus, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[GroupStatus, _Mapping]]] = ..., holds: _Optional[_Iterable[_Union[HoldStatus, _Mapping]]] = ..., producers: _Optional[_Iterable[_Union[ProducerStatus, _Mapping]]] = ..., producers_blocked: _Optional[int] = ..., copies_up: _Optional[int] = ...) -> None: ...
+    left: _containers.RepeatedCompositeFieldContainer[LeftQueueStatus]
+    def __init__(self, log_id: _Optional[str] = ..., name: _Optional[str] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., flush: _Optional[_Union[_common_pb2.Durability, str]] = ..., min_in_sync: _Optional[int] = ..., epoch: _Optional[int] = ..., begin: _Optional[int] = ..., end: _Optional[int] = ..., flushed: _Optional[int] = ..., confirmed: _Optional[int] = ..., mirrors: _Optional[_Iterable[_Union[MirrorStatus, _Mapping]]] = ..., queues: _Optional[_Iterable[_Union[QueueStatus, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[GroupStatus, _Mapping]]] = ..., holds: _Optional[_Iterable[_Union[HoldStatus, _Mapping]]] = ..., producers: _Optional[_Iterable[_Union[ProducerStatus, _Mapping]]] = ..., producers_blocked: _Optional[int] = ..., copies_up: _Optional[int] = ..., left: _Optional[_Iterable[_Union[LeftQueueStatus, _Mapping]]] = ...) -> None: ...
+
+class LeftQueueStatus(_message.Message):
+    __slots__ = ("queue", "queue_id", "begin", "next", "moved_to")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    MOVED_TO_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    queue_id: int
+    begin: int
+    next: int
+    moved_to: str
+    def __init__(self, queue: _Optional[str] = ..., queue_id: _Optional[int] = ..., begin: _Optional[int] = ..., next: _Optional[int] = ..., moved_to: _Optional[str] = ...) -> None: ...
 
 class ProducerStatus(_message.Message):
     __slots__ = ("queue", "producer_id", "peer", "unconfirmed_bytes", "unconfirmed_batches", "blocked_by", "blocked_ms", "refused")
