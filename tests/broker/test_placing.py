@@ -159,7 +159,17 @@ def test_masters_are_spread() -> None:
         assert home == "d"
 
 
-@pytest.mark.parametrize("words", [{"copies": 2}, {"nodes": ["a", "b"]}, {"min_in_sync": 2}, {"flush": "disk"}])
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"copies": 2},
+        {"nodes": ["a", "b"]},
+        {"min_in_sync": 2},
+        {"flush": "disk"},
+        {"ha-promote-on-shutdown": "always"},
+        {"ha-promote-on-failure": "always"},
+    ],
+)
 def test_queues_by_different_rules_never_share_a_log(words: dict[str, Any]) -> None:
     """Each has its own, beside the one of those that ask for nothing; one that asks for the same goes there."""
     known, _ = declared(state(log(0), nodes="a"), "plain")
@@ -324,6 +334,8 @@ PLACES: Any = st.fixed_dictionaries(
         "nodes": st.lists(st.sampled_from("abc"), min_size=1, max_size=3, unique=True),
         "flush": st.sampled_from(["memory", "disk"]),
         "min_in_sync": st.just(1),
+        "ha-promote-on-shutdown": st.sampled_from(["when-synced", "always"]),
+        "ha-promote-on-failure": st.sampled_from(["when-synced", "always"]),
     },
 )
 
@@ -364,3 +376,9 @@ def test_a_queue_is_unlike_a_log_that_is_otherwise_and_says_how() -> None:
     assert unlike({"copies": 2, "x-log-group": "g"}, on_nodes, made=True) == {}
     assert unlike({"x-log-group": "g"}, on_nodes, made=True) == {}
     assert unlike({"min_in_sync": 2}, Placement(copies=2, min_in_sync=1), made=False) == {"min_in_sync": 1}
+    always = Placement(copies=2, promote_on_failure="always")
+    assert unlike({"copies": 2, "ha-promote-on-failure": "always"}, always, made=True) == {}
+    assert unlike({"copies": 2}, always, made=True) == {"ha-promote-on-failure": "always"}
+    assert unlike({"copies": 2, "ha-promote-on-shutdown": "always"}, rule, made=True) == {
+        "ha-promote-on-shutdown": "when-synced"
+    }

@@ -20,14 +20,18 @@ from zlib import crc32
 from mirrorlog import versions
 from mirrorlog.cluster.state.commands import LogMade
 from mirrorlog.cluster.state.log_rules import copies_of
-from mirrorlog.cluster.state.placements import Placement
+from mirrorlog.cluster.state.placements import WHEN_SYNCED, Placement
 from mirrorlog.cluster.state.state import ClusterState, holds_transient
 from mirrorlog.config import LOG_NUMBER_MAX, Locator
 from mirrorlog.errors import BadRequest
 from mirrorlog.queues.arguments import locator_of, log_group_of
 from mirrorlog.wire.names import shown
 
-_ASKED: Final = ("copies", "nodes", "flush", "min_in_sync")
+PROMOTE_ON_SHUTDOWN: Final = "ha-promote-on-shutdown"
+PROMOTE_ON_FAILURE: Final = "ha-promote-on-failure"
+PROMOTES: Final = (PROMOTE_ON_SHUTDOWN, PROMOTE_ON_FAILURE)
+"""As RabbitMQ's policies name them: what a policy adds to a queue's arguments, and nobody declares."""
+_ASKED: Final = ("copies", "nodes", "flush", "min_in_sync", *PROMOTES)
 _NAME_MAX: Final = 100
 """Of the words of a placement in a log's name; more are told by a hash."""
 
@@ -70,6 +74,7 @@ def _check_group(queue: Declared, state: ClusterState, log_id: str) -> None:
     """Whether a queue fits into the log of its group. Raises BadRequest."""
     log, rule = state.logs[log_id], state.rule(log_id)
     there = {"copies": log.copies, "nodes": list(rule.nodes), "flush": log.flush, "min_in_sync": log.min_in_sync}
+    there |= _promotes(rule)
     asked = {name: queue.arguments[name] for name in _ASKED if name in queue.arguments}
     if all(there[name] == value for name, value in asked.items()):
         return
@@ -120,13 +125,19 @@ def unlike(arguments: Mapping[str, Any], rule: Placement, *, made: bool) -> dict
     of_group = bool(log_group_of(arguments))
     there = {"nodes": list(rule.nodes) or None, "flush": rule.flush, "min_in_sync": rule.min_in_sync}
     there["copies"] = (copies_of(rule) if of_group else None) if rule.nodes else rule.copies or None
+    there |= _promotes(rule)
     asked = [name for name in _ASKED if name in arguments and not (name == "copies" and "nodes" in arguments)]
     found = {name: there[name] for name in asked if there[name] != arguments[name]}
     if made and not of_group:
         found |= {
             name: there[name] for name in ("nodes", "min_in_sync") if there[name] is not None and name not in arguments
         }
+        found |= {name: there[name] for name in PROMOTES if there[name] != WHEN_SYNCED and name not in arguments}
     return found
+
+
+def _promotes(rule: Placement) -> dict[str, Any]:
+    return {PROMOTE_ON_SHUTDOWN: rule.promote_on_shutdown, PROMOTE_ON_FAILURE: rule.promote_on_failure}
 
 
 class _Search:
@@ -179,7 +190,7 @@ class _Search:
         operator wants, or one for each node."""
         flush, copies = arguments.get("flush"), arguments.get("copies")
         logs = {log_id: log for log_id, log in self._logs.items() if not self._state.placing.place(log_id).rule}
-        if "nodes" in arguments:
+        if "nodes" in arguments or any(arguments.get(name, WHEN_SYNCED) != WHEN_SYNCED for name in PROMOTES):
             return []
         if "min_in_sync" in arguments:
             logs = {each: log for each, log in logs.items() if log.min_in_sync == arguments["min_in_sync"]}
@@ -201,6 +212,8 @@ class _Search:
             nodes=nodes,
             flush=arguments.get("flush", self._settings.flush),
             min_in_sync=arguments.get("min_in_sync"),
+            promote_on_shutdown=arguments.get(PROMOTE_ON_SHUTDOWN, WHEN_SYNCED),
+            promote_on_failure=arguments.get(PROMOTE_ON_FAILURE, WHEN_SYNCED),
         )
         copies = copies_of(rule)
         if rule.min_in_sync is not None and rule.min_in_sync > copies:

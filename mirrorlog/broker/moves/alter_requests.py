@@ -137,7 +137,8 @@ class AlterRequests:
                 await self._are_back(log, names)
             for each in names:
                 if (there := queues.get(each)) is not None:
-                    stays = {**there.arguments, **self._view.unlike(there.arguments, log.log_id)}
+                    unlike = self._view.unlike(there.arguments, log.log_id).items()
+                    stays = {**there.arguments, **{each: has for each, has in unlike if each in PLACING}}
                     await self._log_arguments(log, there, _but_none(stays))
             return Stays(queues=names, log=log.name, cancelled=move is not None, arguments=queues.find(name).arguments)
         finally:

@@ -9,20 +9,22 @@ import msgspec
 
 PromoteWhen = Literal["when-synced", "always"]
 Topology = Literal["star", "ring"]
+WHEN_SYNCED: Final = "when-synced"
+ALWAYS: Final = "always"
 
 
 class Placement(msgspec.Struct, frozen=True, omit_defaults=True):
     """Queues that differ in one of these never share a log. `copies`: how many, 0 for one on every node; `nodes`: the
     ones that shall hold it, in order, empty for any; `min_in_sync`: None for the default; `promote_on_shutdown`,
-    `promote_on_failure`: whether a copy that is not in sync may be promoted without an operator; `replace_after_ms`:
-    None for the cluster's."""
+    `promote_on_failure`: whether a copy that is not in sync may be promoted without an operator, by how the last master
+    ended (`coordination.promotion`); `replace_after_ms`: None for the cluster's."""
 
     copies: int = 0
     nodes: tuple[str, ...] = ()
     flush: str = "memory"
     min_in_sync: int | None = None
-    promote_on_shutdown: PromoteWhen = "when-synced"
-    promote_on_failure: PromoteWhen = "when-synced"
+    promote_on_shutdown: PromoteWhen = WHEN_SYNCED
+    promote_on_failure: PromoteWhen = WHEN_SYNCED
     topology: Topology = "star"
     replace_after_ms: int | None = None
 
@@ -35,7 +37,7 @@ class Placement(msgspec.Struct, frozen=True, omit_defaults=True):
             words.append(f"min-{self.min_in_sync}")
         if self.topology != "star":
             words.append(self.topology)
-        if "always" in (self.promote_on_shutdown, self.promote_on_failure):
+        if ALWAYS in (self.promote_on_shutdown, self.promote_on_failure):
             words.append("always")
         return "-".join(words)
 
