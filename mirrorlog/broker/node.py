@@ -254,6 +254,7 @@ class BrokerNode:
             wanted=CoordinatorSettings(
                 copies=cluster.copies,
                 promote_wait_s=cluster.promote_wait_ms / 1000,
+                promote_always_after_s=cluster.promote_always_after_ms / 1000,
                 replace_after_s=cluster.replace_after_ms / 1000,
             ),
             timing=Timing(),

@@ -62,6 +62,8 @@ class World:
         self.coordinator = Coordinator(wanted or CoordinatorSettings())
         self.unregistered: set[str] = set()
         """Up, in a run that the state does not know."""
+        self.behind: set[str] = set()
+        """Their copies do not come into sync."""
         self.promoted: Counter[tuple[str, int]] = Counter()
         self._index = 0
 
@@ -119,7 +121,7 @@ class World:
     def _grow(self) -> bool:
         """Masters ask for their mirrors, as they do when these have everything."""
         for log_id, log in self.state.logs.items():
-            for node in log.replicas:
+            for node in [each for each in log.replicas if each not in self.behind | self.unregistered]:
                 if log.master and self.life(log.master.node) is Life.UP and self.life(node) is Life.UP:
                     holder = Holder(node, self.state.nodes[node].start_id)
                     if log.in_sync.get(node) != holder.start_id:

@@ -20,17 +20,13 @@ from zlib import crc32
 from mirrorlog import versions
 from mirrorlog.cluster.state.commands import LogMade
 from mirrorlog.cluster.state.log_rules import copies_of
-from mirrorlog.cluster.state.placements import WHEN_SYNCED, Placement
+from mirrorlog.cluster.state.placements import PROMOTE_ON_FAILURE, PROMOTE_ON_SHUTDOWN, PROMOTES, WHEN_SYNCED, Placement
 from mirrorlog.cluster.state.state import ClusterState, holds_transient
 from mirrorlog.config import LOG_NUMBER_MAX, Locator
 from mirrorlog.errors import BadRequest
 from mirrorlog.queues.arguments import locator_of, log_group_of
 from mirrorlog.wire.names import shown
 
-PROMOTE_ON_SHUTDOWN: Final = "ha-promote-on-shutdown"
-PROMOTE_ON_FAILURE: Final = "ha-promote-on-failure"
-PROMOTES: Final = (PROMOTE_ON_SHUTDOWN, PROMOTE_ON_FAILURE)
-"""As RabbitMQ's policies name them: what a policy adds to a queue's arguments, and nobody declares."""
 _ASKED: Final = ("copies", "nodes", "flush", "min_in_sync", *PROMOTES)
 _NAME_MAX: Final = 100
 """Of the words of a placement in a log's name; more are told by a hash."""
@@ -74,7 +70,7 @@ def _check_group(queue: Declared, state: ClusterState, log_id: str) -> None:
     """Whether a queue fits into the log of its group. Raises BadRequest."""
     log, rule = state.logs[log_id], state.rule(log_id)
     there = {"copies": log.copies, "nodes": list(rule.nodes), "flush": log.flush, "min_in_sync": log.min_in_sync}
-    there |= _promotes(rule)
+    there |= rule.promotes
     asked = {name: queue.arguments[name] for name in _ASKED if name in queue.arguments}
     if all(there[name] == value for name, value in asked.items()):
         return
@@ -125,7 +121,7 @@ def unlike(arguments: Mapping[str, Any], rule: Placement, *, made: bool) -> dict
     of_group = bool(log_group_of(arguments))
     there = {"nodes": list(rule.nodes) or None, "flush": rule.flush, "min_in_sync": rule.min_in_sync}
     there["copies"] = (copies_of(rule) if of_group else None) if rule.nodes else rule.copies or None
-    there |= _promotes(rule)
+    there |= rule.promotes
     asked = [name for name in _ASKED if name in arguments and not (name == "copies" and "nodes" in arguments)]
     found = {name: there[name] for name in asked if there[name] != arguments[name]}
     if made and not of_group:
@@ -134,10 +130,6 @@ def unlike(arguments: Mapping[str, Any], rule: Placement, *, made: bool) -> dict
         }
         found |= {name: there[name] for name in PROMOTES if there[name] != WHEN_SYNCED and name not in arguments}
     return found
-
-
-def _promotes(rule: Placement) -> dict[str, Any]:
-    return {PROMOTE_ON_SHUTDOWN: rule.promote_on_shutdown, PROMOTE_ON_FAILURE: rule.promote_on_failure}
 
 
 class _Search:

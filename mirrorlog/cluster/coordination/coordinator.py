@@ -5,10 +5,10 @@ log at a time, and none that rests on what it did before. What it remembers are 
 nodes are gone; a new leader begins without, and comes to the same.
 
 Wanted is: every log has a master that lives, and that is not draining, nor another one than was wished, as long as
-somebody in sync can take over; nobody is in an in-sync set who is gone, as far as `min_in_sync` allows;
-every node that may hold messages is home to a log; every log has as many copies as are asked for (`copies`), the nodes
-evenly used (`balance`); Raft's members are the cluster's nodes, and vote once they have learned; the cluster runs at
-the highest version that every node's software has.
+somebody in sync can take over, or, where its rule says so, a copy that may lack something; nobody is in an in-sync set
+who is gone, as far as `min_in_sync` allows; every node that may hold messages is home to a log; every log has as many
+copies as are asked for (`copies`), the nodes evenly used (`balance`); Raft's members are the cluster's nodes, and vote
+once they have learned; the cluster runs at the highest version that every node's software has.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mirrorlog.cluster.coordination.balance import Outlook, next_move
 from mirrorlog.cluster.coordination.copies import LogCopies
 from mirrorlog.cluster.coordination.handover import heir
 from mirrorlog.cluster.coordination.liveness import Life
-from mirrorlog.cluster.coordination.promotion import FenceReport, Promotion
+from mirrorlog.cluster.coordination.promotion import FenceReport, Promotion, by_policy
 from mirrorlog.cluster.raft.messages import Members
 from mirrorlog.cluster.state.commands import (
     Command,
@@ -45,10 +45,12 @@ PLAN_AGAIN_S = 1.0
 @dataclass(frozen=True, slots=True)
 class CoordinatorSettings:
     """`copies`: of each log, as far as there are nodes; `promote_wait_s`: for copies that are silent when a master is
-    looked for; `replace_after_s`: a copy whose node is gone for so long is made elsewhere."""
+    looked for; `promote_always_after_s`: so long those who have everything are waited for where a rule says `always`;
+    `replace_after_s`: a copy whose node is gone for so long is made elsewhere."""
 
     copies: int = 3
     promote_wait_s: float = 2.0
+    promote_always_after_s: float = 10.0
     replace_after_s: float = 600.0
     flush: str = "memory"
 
@@ -104,6 +106,8 @@ class Coordinator:
         self._wanted = wanted
         self._promotions: dict[str, Promotion] = {}
         self._elections: dict[str, int] = {}
+        self._without_since: dict[str, float] = {}
+        """Since when nobody is there who has everything of a log whose rule accepts a loss."""
         self._copies_of_logs = LogCopies(wanted.replace_after_s)
         self._handover_at: dict[str, float] = {}
         self._planned_for, self._planned_at = -1, 0.0
@@ -174,10 +178,12 @@ class Coordinator:
             to = self._hands_over_to(log_id, log, state, seen)
             if not to:
                 self._promotions.pop(log_id, None)
+                self._without_since.pop(log_id, None)
                 return []
+        by = "" if to else self._by_policy(log_id, log, state, seen)
         promotion = self._promotions.get(log_id)
         actions: list[Action] = []
-        if promotion is None or promotion.log != log:
+        if promotion is None or promotion.log != log or promotion.by != by:
             epoch = max(log.epoch, promotion.epoch if promotion else 0) + 1
             promotion = Promotion(
                 log_id,
@@ -187,6 +193,7 @@ class Coordinator:
                 wait_s=self._wanted.promote_wait_s,
                 to=to,
                 made=state.placing.place(log_id).rule is not None,
+                by=by,
             )
             self._promotions[log_id] = promotion
         promotion.tick(seen.now)
@@ -201,6 +208,16 @@ class Coordinator:
             return [Propose(decided)]
         self.waits[log_id] = promotion.waits_for or promotion.asked
         return actions
+
+    def _by_policy(self, log_id: str, log: LogFacts, state: ClusterState, seen: Observation) -> str:
+        """The key by which a copy is promoted now that may lack what was confirmed; empty while there is none, and
+        while those who have everything may come back: nodes that are started one after the other, or all at once."""
+        found = by_policy(log_id, log, state, seen.life)
+        if found is None:
+            self._without_since.pop(log_id, None)
+            return ""
+        since = self._without_since.setdefault(log_id, seen.now)
+        return found.key if seen.now - since >= self._wanted.promote_always_after_s else ""
 
     def _hands_over_to(self, log_id: str, log: LogFacts, state: ClusterState, seen: Observation) -> str:
         """Whom a master that lives shall hand the log over to now; empty for nobody. One log after the other: each is

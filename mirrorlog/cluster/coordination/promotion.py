@@ -26,6 +26,10 @@ there. What the copies that are left hold is known exactly; what those held that
 start and no end until one of them returns.
 
 An only copy that is damaged is the one that is there, and the coordinator leaves it alone: it is promoted here.
+
+By the placement's rule the coordinator does by itself what an operator does by hand (`accept_loss`, decision 0055), by
+the same rules, and a little more carefully: it waits for whoever is there in any run, it does not begin with copies
+that hold nothing, and it leaves an only copy to an operator. Which key counts says how the last master's run ended.
 """
 
 from __future__ import annotations
@@ -35,7 +39,8 @@ from dataclasses import dataclass
 
 from mirrorlog.cluster.coordination.liveness import Life
 from mirrorlog.cluster.state.commands import Holder, Promoted
-from mirrorlog.cluster.state.state import ClusterState, LogFacts
+from mirrorlog.cluster.state.placements import ALWAYS, PROMOTE_ON_FAILURE, PROMOTE_ON_SHUTDOWN
+from mirrorlog.cluster.state.state import ClusterState, LogFacts, NodeFacts
 from mirrorlog.errors import Refused
 
 
@@ -79,12 +84,23 @@ class Promotion:
     """One attempt, for a log as it was seen; when the log moves on, or refuses what was decided, a new one begins."""
 
     def __init__(
-        self, log_id: str, log: LogFacts, *, epoch: int, now: float, wait_s: float, to: str = "", made: bool = False
+        self,
+        log_id: str,
+        log: LogFacts,
+        *,
+        epoch: int,
+        now: float,
+        wait_s: float,
+        to: str = "",
+        made: bool = False,
+        by: str = "",
     ) -> None:
         """`epoch`: the coming one, above every one that was ever told to a copy; `wait_s`: for those who are silent;
         `to`: whom the master, which lives, shall hand the log over to; `made`: for a placement, so that no copy can
-        have had anything of it before its first master."""
+        have had anything of it before its first master; `by`: the key by which a copy is promoted that may lack what
+        was confirmed, see `by_policy`; empty for none."""
         self._made = made
+        self.by = by
         self.log_id = log_id
         self.log = log
         self.epoch = epoch
@@ -99,7 +115,8 @@ class Promotion:
         """Who is fenced, in the order of the replicas."""
         if self._first:
             return (self._first,)
-        return self.log.replicas if self._needed or self.log.epoch == 0 else self.log.promotable
+        everybody = self.by or self._needed or self.log.epoch == 0
+        return self.log.replicas if everybody else self.log.promotable
 
     def tick(self, now: float) -> None:
         """Time has passed."""
@@ -155,7 +172,9 @@ class Promotion:
         best = self._reports[node]
         if best.damaged and len(self.log.replicas) == 1:
             return None
-        unclean = self.log.recovering
+        if self.by and not best.end:
+            return None  # not even that its queues were declared
+        unclean = self.log.recovering or bool(self.by)
         confirmed = max(report.confirmed for report in self._reports.values())
         lost_from = lost_behind(best, self._reports.values(), self.log)
         return Promoted(
@@ -165,11 +184,14 @@ class Promotion:
             epoch=self.next_epoch(),
             unclean=unclean,
             lost_from=lost_from if unclean or best.end < confirmed else None,
+            by=self.by,
         )
 
     @property
     def _needed(self) -> Collection[str]:
         """Without whose answer nothing is decided, however long it takes."""
+        if self.by:
+            return ()
         if self.log.epoch == 0:
             return () if self._made else self.log.replicas
         if not self.log.recovering:
@@ -227,6 +249,47 @@ def _waits_for_operator(log: LogFacts) -> bool:
     """An only copy that may have lost something: a damaged one is left to an operator, and any other is promoted before
     one can ask."""
     return log.recovering and len(log.replicas) == 1
+
+
+def keys_that_count(log: LogFacts, state: ClusterState) -> tuple[str, ...]:
+    """Which of the promote keys counts for a log whose masters are gone: the one for how the last master's run ended.
+    A shutdown is a stop that the cluster was told of, or the end of a node that drained; all else is failure.
+
+    When the last master's node has run again since, it is one of those in sync: then each of their ends counts, and
+    when they differ both keys do, for a loss that one of them forbids is none that was asked for. Empty when nobody is
+    known to have had everything."""
+    ended = {log.master.node: log.master.start_id} if log.master is not None else log.in_sync
+    shut_down = {_was_shut_down(state.nodes.get(node), start_id) for node, start_id in ended.items()}
+    return tuple(key for key, value in ((PROMOTE_ON_SHUTDOWN, True), (PROMOTE_ON_FAILURE, False)) if value in shut_down)
+
+
+def _was_shut_down(facts: NodeFacts | None, start_id: str) -> bool:
+    return facts is not None and facts.start_id == start_id and (facts.stopped or facts.draining)
+
+
+@dataclass(frozen=True, slots=True)
+class ByPolicy:
+    """`key`: which says `always`; `copies`: what is promoted, and who is missing."""
+
+    key: str
+    copies: Unclean
+
+
+def by_policy(log_id: str, log: LogFacts, state: ClusterState, life: Callable[[str], Life]) -> ByPolicy | None:
+    """By which key a log may be promoted that nobody masters, and from what; None while the keys that count say
+    `when-synced`, while nothing needs to be lost, and while one of those who have everything is there, in whatever
+    run: he has still to register, and is waited for. Not before its first master, of whom nobody knows how he ended."""
+    keys, says = keys_that_count(log, state), state.rule(log_id).promotes
+    if not log.epoch or not keys or any(says[key] != ALWAYS for key in keys):
+        return None
+    try:
+        unclean = unclean_promotion(log, state, life)
+    except Refused:
+        return None
+    missing = [node for node in unclean.missing if node in log.in_sync]
+    if not missing or any(life(node) is Life.UP for node in missing):
+        return None
+    return ByPolicy(keys[-1], unclean)
 
 
 def best_of(log: LogFacts, reports: Mapping[str, FenceReport]) -> str:

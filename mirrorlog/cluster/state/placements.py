@@ -11,6 +11,10 @@ PromoteWhen = Literal["when-synced", "always"]
 Topology = Literal["star", "ring"]
 WHEN_SYNCED: Final = "when-synced"
 ALWAYS: Final = "always"
+PROMOTE_ON_SHUTDOWN: Final = "ha-promote-on-shutdown"
+PROMOTE_ON_FAILURE: Final = "ha-promote-on-failure"
+PROMOTES: Final = (PROMOTE_ON_SHUTDOWN, PROMOTE_ON_FAILURE)
+"""As RabbitMQ's policies name them: what a policy adds to a queue's arguments, and nobody declares."""
 
 
 class Placement(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -27,6 +31,11 @@ class Placement(msgspec.Struct, frozen=True, omit_defaults=True):
     promote_on_failure: PromoteWhen = WHEN_SYNCED
     topology: Topology = "star"
     replace_after_ms: int | None = None
+
+    @property
+    def promotes(self) -> Mapping[str, PromoteWhen]:
+        """By the name of the key."""
+        return {PROMOTE_ON_SHUTDOWN: self.promote_on_shutdown, PROMOTE_ON_FAILURE: self.promote_on_failure}
 
     @property
     def words(self) -> str:
