@@ -47,6 +47,7 @@ LOG = LogStatus(
                 published=31, delivered=32, redelivered=33, acked=34, expired=35, timed_out=36, publish_rate=3.7,
                 deliver_rate=3.8, redeliver_rate=3.9, ack_rate=4.1,
             ),
+            ready=43, unacknowledged=44, consumers=45,
         ),
         QueueStatus(name="r", queue_id=2, begin=2, next=3, confirmed=4),
     ],

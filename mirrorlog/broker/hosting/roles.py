@@ -268,7 +268,9 @@ class MasterRole:
 
     def status(self, now: float, now_us: int) -> LogStatus:
         fall_behind = self._host.settings.ha.slave_fall_behind_bytes_max
-        status = master_status(self._replica, self.mastership, fall_behind_bytes=fall_behind, now=now, now_us=now_us)
+        status = master_status(
+            self._replica, self.mastership, self.deliverer, fall_behind_bytes=fall_behind, now=now, now_us=now_us
+        )
         return replace(
             status,
             holds=hold_infos(self._replica, self.holds, now),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 from uuid import UUID
 
 import msgspec
@@ -13,10 +13,13 @@ from mirrorlog.broker.log.replica import Replica
 from mirrorlog.broker.ports import Reply
 from mirrorlog.broker.resources.disk_limits import DiskReport
 from mirrorlog.broker.resources.memory_limits import MemoryReport
+from mirrorlog.commitlog.index.gaps import counted_there
 from mirrorlog.config import LogAssignment
 from mirrorlog.errors import LogUnavailable, MirrorlogError
 from mirrorlog.ha.connection import HAConnection
 from mirrorlog.ha.mastership import Mastership
+from mirrorlog.queues.groups.ledger import Ledger
+from mirrorlog.queues.groups.table import OWN_GROUP
 from mirrorlog.queues.limits.credit import Account, Credits
 from mirrorlog.queues.limits.holds import Hold
 from mirrorlog.queues.queue_table import Queue
@@ -34,6 +37,7 @@ from mirrorlog.wire.messages.status import (
 )
 
 if TYPE_CHECKING:
+    from mirrorlog.broker.consumer_groups.coordinator import Deliverer
     from mirrorlog.broker.retention.holds import HoldKeeper
     from mirrorlog.ha.client_service import HAClientService
 
@@ -41,7 +45,13 @@ Clock = Callable[[], float]
 
 
 def master_status(
-    replica: Replica, mastership: Mastership, *, fall_behind_bytes: int, now: float, now_us: int
+    replica: Replica,
+    mastership: Mastership,
+    deliverer: Deliverer,
+    *,
+    fall_behind_bytes: int,
+    now: float,
+    now_us: int,
 ) -> LogStatus:
     """The log as its master sees it, mirrors included. `now`: the loop's clock in s; `now_us`: µs UTC."""
     mirrors = [
@@ -49,7 +59,9 @@ def master_status(
         for node in mastership.mirrors
     ]
     state, reason = mastership.state.value, mastership.reason
-    log = _log(replica, role="master", state=state, reason=reason, mirrors=mirrors, queues=_queues(replica, now))
+    log = _log(
+        replica, role="master", state=state, reason=reason, mirrors=mirrors, queues=_mastered(replica, deliverer, now)
+    )
     return msgspec.structs.replace(log, copies_up=mastership.copies_up)
 
 
@@ -151,7 +163,7 @@ def _log(
         flushed=replica.log.flushed,
         confirmed=replica.log.confirmed,
         mirrors=mirrors,
-        queues=queues if queues is not None else _queues(replica, None),
+        queues=queues if queues is not None else [_queue(replica, queue) for queue in replica.queues],
         groups=_groups(replica),
         holds=hold_infos(replica, None, 0.0),
         left=_left(replica),
@@ -206,21 +218,45 @@ def hold_info(replica: Replica, queue: Queue, hold: Hold, keeper: HoldKeeper | N
     )
 
 
-def _queues(replica: Replica, now: float | None) -> list[QueueStatus]:
-    """`now`: of the master, which alone counts."""
-    index, counted = replica.index, replica.counters.queues if now is not None else {}
+def _mastered(replica: Replica, deliverer: Deliverer, now: float) -> list[QueueStatus]:
+    """As the master tells, which alone counts and gives out."""
+    counted = replica.counters.queues
     return [
-        QueueStatus(
-            name=queue.name,
-            queue_id=queue.queue_id,
-            begin=index.begin(queue.queue_id),
-            next=index.next_appended(queue.queue_id),
-            confirmed=index.next_confirmed(queue.queue_id),
-            counts=counts.told(now or 0.0) if (counts := counted.get(queue.queue_id)) is not None else None,
-            refuse_rate=counts.refused.rate(now or 0.0) if counts is not None else 0.0,
+        _queue(
+            replica,
+            queue,
+            counts=counts.told(now) if (counts := counted.get(queue.queue_id)) is not None else None,
+            refuse_rate=counts.refused.rate(now) if counts is not None else 0.0,
+            **_own_group(replica, deliverer, queue.queue_id),
         )
         for queue in replica.queues
     ]
+
+
+def _queue(replica: Replica, queue: Queue, **more: Any) -> QueueStatus:
+    index = replica.index
+    return QueueStatus(
+        name=queue.name,
+        queue_id=queue.queue_id,
+        begin=index.begin(queue.queue_id),
+        next=index.next_appended(queue.queue_id),
+        confirmed=index.next_confirmed(queue.queue_id),
+        **more,
+    )
+
+
+def _own_group(replica: Replica, deliverer: Deliverer, queue_id: int) -> dict[str, int]:
+    """Before anybody has taken from it, the queue's own group is not there, and all there is may be given out."""
+    index = replica.index
+    ledger = replica.groups.get(queue_id, OWN_GROUP) or Ledger()
+    held = deliverer.held_back(queue_id, OWN_GROUP) + deliverer.forwardings.forwarding(queue_id, OWN_GROUP)
+    return {
+        "ready": counted_there(
+            ledger.ready, index.begin(queue_id), index.gaps_of(queue_id), index.next_confirmed(queue_id)
+        ),
+        "unacknowledged": max(0, ledger.out + ledger.leased - held),
+        "consumers": deliverer.subscribers(queue_id, OWN_GROUP),
+    }
 
 
 def _groups(replica: Replica) -> list[GroupStatus]:

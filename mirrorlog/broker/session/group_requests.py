@@ -23,7 +23,7 @@ from mirrorlog.broker.log.refusals import not_master
 from mirrorlog.broker.ports import ClusterView, Receiver, ServesSubscriptions
 from mirrorlog.broker.session.queue_requests import Requests
 from mirrorlog.broker.subscription_index import SubscriptionBook
-from mirrorlog.commitlog.index.gaps import Gaps
+from mirrorlog.commitlog.index.gaps import counted_gone, counted_there
 from mirrorlog.errors import BadRequest, MirrorlogError, ProtocolError, UnsupportedVersion
 from mirrorlog.queues.changes import GroupReset, PositionCommitted
 from mirrorlog.queues.groups.resets import ACKING, STREAM, Place, ResetPosition, ResetRequest, check_idle
@@ -384,15 +384,15 @@ def _found(log: HostedLog, deliverer: Deliverer, queue: Queue) -> GroupsFound:
             kind=ACKING,
             floor=max(ledger.floor, begin),
             watermark=ledger.watermark,
-            ready=_there(ledger.ready, begin, gaps, following),
-            unsettled=_there(ledger.unsettled_total, begin, gaps, following),
+            ready=counted_there(ledger.ready, begin, gaps, following),
+            unsettled=counted_there(ledger.unsettled_total, begin, gaps, following),
             out=ledger.out - (held := deliverer.held_back(queue.queue_id, group)),
             leased=ledger.leased - (departing := deliverer.forwardings.forwarding(queue.queue_id, group)),
             departing=departing,
             departing_waits=log.mastering.forwardings.waits(queue.queue_id) if departing and log.mastering else "",
             parked=ledger.parked + held,
             subscribers=deliverer.subscribers(queue.queue_id, group),
-            gone=_gone(ledger.unsettled_total, begin, gaps),
+            gone=counted_gone(ledger.unsettled_total, begin, gaps),
             leases=named.leases(group),
             **named.consumers(group),
         )
@@ -429,20 +429,3 @@ class _Named:
         some = list(found[:left])
         self._left[what] = left - len(some)
         return some
-
-
-def _gone(below: Callable[[int], int], begin: int, gaps: Gaps) -> int:
-    """How many of those that `below` counts retention has freed: they stand below `begin`, and in no gap."""
-    return below(begin) - _within(below, gaps, 0, begin)
-
-
-def _there(below: Callable[[int], int], begin: int, gaps: Gaps, following: int) -> int:
-    """How many of those that `below` counts stand from `begin` on, and in no gap: of what is gone the ledger of a group
-    that nobody takes from is not told."""
-    return below(following) - below(begin) - _within(below, gaps, begin, following)
-
-
-def _within(below: Callable[[int], int], gaps: Gaps, low: int, high: int) -> int:
-    """How many of those that `below` counts stand in gaps, and within [low, high)."""
-    parts = ((max(first, low), min(until, high)) for first, until in gaps)
-    return sum(below(until) - below(first) for first, until in parts if first < until)

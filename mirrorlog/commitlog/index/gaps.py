@@ -13,6 +13,7 @@ it step by step, if none of the masterships since has settled it.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Callable
 from typing import Final
 
 Gap = tuple[int, int]
@@ -55,6 +56,23 @@ def without(gaps: Gaps, first: int, following: int) -> Gaps:
     high = bisect_left(gaps, following, key=_first)
     edges = [edge for one, other in gaps[low:high] for edge in ((one, first), (following, other))]
     return (*gaps[:low], *(each for each in edges if each[0] < each[1]), *gaps[high:])
+
+
+def counted_there(below: Callable[[int], int], begin: int, gaps: Gaps, following: int) -> int:
+    """How many of those that `below` counts, up to a queue offset, stand from `begin` on and below `following`, and in
+    no gap: of what is gone the ledger of a group that nobody takes from is not told."""
+    return below(following) - below(begin) - _counted_within(below, gaps, begin, following)
+
+
+def counted_gone(below: Callable[[int], int], begin: int, gaps: Gaps) -> int:
+    """How many of them retention has freed: they stand below `begin`, and in no gap."""
+    return below(begin) - _counted_within(below, gaps, 0, begin)
+
+
+def _counted_within(below: Callable[[int], int], gaps: Gaps, low: int, high: int) -> int:
+    """How many of them stand in gaps, and within [low, high)."""
+    parts = ((max(first, low), min(until, high)) for first, until in gaps)
+    return sum(below(until) - below(first) for first, until in parts if first < until)
 
 
 def _first(gap: Gap) -> int:

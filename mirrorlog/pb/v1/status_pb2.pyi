@@ -194,7 +194,7 @@ class MirrorStatus(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., connected: _Optional[bool] = ..., proven: _Optional[bool] = ..., in_sync: _Optional[bool] = ..., requested: _Optional[int] = ..., sent: _Optional[int] = ..., acked: _Optional[int] = ..., flushed: _Optional[int] = ..., lag_bytes: _Optional[int] = ..., lag_records: _Optional[int] = ..., lag_records_estimated: _Optional[bool] = ..., lag_seconds: _Optional[float] = ..., bytes_per_second: _Optional[float] = ..., last_read_us: _Optional[int] = ..., last_write_us: _Optional[int] = ..., move_bytes_per_s: _Optional[int] = ...) -> None: ...
 
 class QueueStatus(_message.Message):
-    __slots__ = ("name", "queue_id", "begin", "next", "confirmed", "counts", "refuse_rate")
+    __slots__ = ("name", "queue_id", "begin", "next", "confirmed", "counts", "refuse_rate", "ready", "unacknowledged", "consumers")
     NAME_FIELD_NUMBER: _ClassVar[int]
     QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
     BEGIN_FIELD_NUMBER: _ClassVar[int]
@@ -202,6 +202,9 @@ class QueueStatus(_message.Message):
     CONFIRMED_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
     REFUSE_RATE_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    UNACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
+    CONSUMERS_FIELD_NUMBER: _ClassVar[int]
     name: str
     queue_id: int
     begin: int
@@ -209,7 +212,10 @@ class QueueStatus(_message.Message):
     confirmed: int
     counts: QueueCounts
     refuse_rate: float
-    def __init__(self, name: _Optional[str] = ..., queue_id: _Optional[int] = ..., begin: _Optional[int] = ..., next: _Optional[int] = ..., confirmed: _Optional[int] = ..., counts: _Optional[_Union[QueueCounts, _Mapping]] = ..., refuse_rate: _Optional[float] = ...) -> None: ...
+    ready: int
+    unacknowledged: int
+    consumers: int
+    def __init__(self, name: _Optional[str] = ..., queue_id: _Optional[int] = ..., begin: _Optional[int] = ..., next: _Optional[int] = ..., confirmed: _Optional[int] = ..., counts: _Optional[_Union[QueueCounts, _Mapping]] = ..., refuse_rate: _Optional[float] = ..., ready: _Optional[int] = ..., unacknowledged: _Optional[int] = ..., consumers: _Optional[int] = ...) -> None: ...
 
 class GroupStatus(_message.Message):
     __slots__ = ("group", "queue", "position", "lag")

@@ -54,10 +54,12 @@ class QueueCounts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     ack_rate: float = 0.0
 
 
-class QueueStatus(msgspec.Struct, frozen=True, kw_only=True):
+class QueueStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`begin`: first, `next`: after the last appended, `confirmed`: after the last confirmed queue offset. `counts`:
     None while the node has counted nothing for it. `refuse_rate`: records a second, of the last seconds, that were
-    refused because the queue is full."""
+    refused because the queue is full. `ready`, `unacknowledged`: confirmed records of the queue's own group that may be
+    given out, and that are with somebody; `consumers`: its subscribers. All three at its log's master, -1 elsewhere and
+    from older nodes."""
 
     name: str
     queue_id: int
@@ -66,6 +68,9 @@ class QueueStatus(msgspec.Struct, frozen=True, kw_only=True):
     confirmed: int
     counts: QueueCounts | None = None
     refuse_rate: float = 0.0
+    ready: int = -1
+    unacknowledged: int = -1
+    consumers: int = -1
 
 
 class GroupStatus(msgspec.Struct, frozen=True, kw_only=True):
