@@ -91,6 +91,7 @@ PURE = [
     "mirrorlog/commitlog/index/row_chunks.py",
     "mirrorlog/commitlog/retention.py",
     "mirrorlog/commitlog/segments/scan.py",
+    "mirrorlog/doors/management/shapes.py",
     "mirrorlog/ha/actions.py",
     "mirrorlog/ha/client.py",
     "mirrorlog/ha/connection.py",

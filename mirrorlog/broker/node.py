@@ -345,10 +345,11 @@ class BrokerNode:
         if self._stopping.is_set():
             return
         assert self._server is not None
-        open_metrics = ["--open-metrics"] if settings.http.metrics == "open" else []
+        more_http = ["--open-metrics"] if settings.http.metrics == "open" else []
+        more_http += [] if settings.http.management else ["--no-management"]
         for make, bind, tls, more in (
             (GrpcDoorProcess, settings.grpc_bind, settings.tls.grpc, []),
-            (HttpDoorProcess, settings.http_bind, settings.tls.http, open_metrics),
+            (HttpDoorProcess, settings.http_bind, settings.tls.http, more_http),
         ):
             if bind is not None:
                 flags, token = [*tls_flags(settings.tls, tls), *more], self._server.door_token

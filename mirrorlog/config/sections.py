@@ -56,9 +56,10 @@ class GrpcSettings(ListenSettings):
 
 
 class HttpSettings(ListenSettings):
-    """The HTTP door of the node: health and metrics."""
+    """The HTTP door of the node: health, metrics, lists, and the management API."""
 
     enabled: bool = True
+    management: bool = Field(True, description="RabbitMQ's management API, under /api")
     metrics: Literal["login", "open"] = Field(
         "login", description="open: for everybody; login: where there are users, for those with a tag that may look"
     )

@@ -18,6 +18,7 @@ from mirrorlog.doors.http.answers import DEADLINE_MS, CallerSources, Failures, S
 from mirrorlog.doors.http.lists import ClusterLists
 from mirrorlog.doors.http.routes import make_app
 from mirrorlog.doors.http.server import HttpServer, address_of, bind_socket
+from mirrorlog.doors.management.api import ManagementApi
 from mirrorlog.wire.renewal import Renewal
 
 
@@ -26,9 +27,17 @@ class HttpDoor:
     files of TLS that are none."""
 
     def __init__(
-        self, *, node: str, bind: str, tls: DoorTls = NO_TLS, token: str = "", open_metrics: bool = False
+        self,
+        *,
+        node: str,
+        bind: str,
+        tls: DoorTls = NO_TLS,
+        token: str = "",
+        open_metrics: bool = False,
+        management: bool = True,
     ) -> None:
-        """`token`: by which the node knows its doors; `open_metrics`: whoever asks gets them, as health."""
+        """`token`: by which the node knows its doors; `open_metrics`: whoever asks gets them, as health; `management`:
+        whether there is the management API."""
         self._bind = bind
         to_nodes, port = tls.to_nodes(), tls.port()
         self.renewal = Renewal([each for each in (to_nodes, port) if each is not None])
@@ -38,7 +47,9 @@ class HttpDoor:
         failures = Failures()
         source = StatusSource(partial(ask_node, self._client, node), failures=failures)
         sources = source if open_metrics else CallerSources(self._callers, node, failures)
-        self._server = HttpServer(make_app(source, sources, ClusterLists(self._callers)), self._tell_started, tls=port)
+        api = ManagementApi(self._callers, node) if management else None
+        app = make_app(source, sources, ClusterLists(self._callers), api)
+        self._server = HttpServer(app, self._tell_started, tls=port)
 
     def stop(self) -> None:
         """Ask for a clean end; `run` returns soon after. Idempotent."""
@@ -60,11 +71,17 @@ class HttpDoor:
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--open-metrics", action="store_true", help="metrics are for everybody, also where users are")
+    parser.add_argument("--no-management", action="store_true", help="without the management API under /api")
 
 
 def _make(given: DoorArguments) -> HttpDoor:
     return HttpDoor(
-        node=given.node, bind=given.bind, tls=given.tls, token=given.token, open_metrics=given.arguments.open_metrics
+        node=given.node,
+        bind=given.bind,
+        tls=given.tls,
+        token=given.token,
+        open_metrics=given.arguments.open_metrics,
+        management=not given.arguments.no_management,
     )
 
 

@@ -67,17 +67,18 @@ async def _moves(client: Client, request: Request) -> Rows:
 
 
 async def _offsets(client: Client, request: Request) -> Rows:
-    return offset_rows(await _statuses(client))
+    return offset_rows(await statuses_of(client))
 
 
 async def _groups(client: Client, request: Request) -> Rows:
     """Of one queue, `?queue=NAME`, those that acknowledge too."""
     if (queue := request.query_params.get("queue")) is not None:
         return [{"queue": queue, **msgspec.to_builtins(each)} for each in (await client.admin.groups(queue)).groups]
-    return group_rows(await _statuses(client))
+    return group_rows(await statuses_of(client))
 
 
-async def _statuses(client: Client) -> Statuses:
+async def statuses_of(client: Client) -> Statuses:
+    """What all nodes say. Raises why nobody answers, if it is so."""
     nodes = (await client.metadata([])).nodes
     answers = await asyncio.gather(*(_status(client, node) for node in nodes))
     failed = [answer for answer in answers if isinstance(answer, MirrorlogError)]
@@ -106,10 +107,10 @@ def queue_rows(metadata: Metadata) -> Rows:
 def offset_rows(statuses: Statuses) -> Rows:
     """One per copy of a log that the cluster has, or that a node tells of. Pure."""
     rows: Rows = []
-    for log in _placed(statuses):
+    for log in placed_logs(statuses):
         for node in log.replicas:
             told = statuses.get(node)
-            copy = _copy(told, log.log_id)
+            copy = copy_of(told, log.log_id)
             row: dict[str, Any] = {"log": log.name, "log_id": log.log_id, "node": node, "master": log.master == node}
             if copy is None:
                 reason = str(told) if isinstance(told, MirrorlogError) else "the node does not tell of this copy"
@@ -123,9 +124,9 @@ def offset_rows(statuses: Statuses) -> Rows:
 def group_rows(statuses: Statuses) -> Rows:
     """What each log's master says of the groups of its queues that store positions. Pure."""
     rows: Rows = []
-    for log in _placed(statuses):
+    for log in placed_logs(statuses):
         told = statuses.get(log.master)
-        copy = _copy(told, log.log_id)
+        copy = copy_of(told, log.log_id)
         if copy is None or copy.role != "master":
             reason = str(told) if isinstance(told, MirrorlogError) else "nobody who answers masters the log"
             rows.append({"log": log.name, "log_id": log.log_id, "node": log.master, "reason": reason})
@@ -136,7 +137,7 @@ def group_rows(statuses: Statuses) -> Rows:
     return rows
 
 
-def _placed(statuses: Statuses) -> Iterator[PlacedLog]:
+def placed_logs(statuses: Statuses) -> Iterator[PlacedLog]:
     """The logs, as the node with the newest view of the cluster knows them."""
     views = [told.cluster for told in statuses.values() if isinstance(told, Status) and told.cluster is not None]
     newest = max(views, key=lambda view: view.version, default=None)
@@ -144,6 +145,7 @@ def _placed(statuses: Statuses) -> Iterator[PlacedLog]:
         yield from newest.logs
 
 
-def _copy(told: Status | MirrorlogError | None, log_id: str) -> LogStatus | None:
+def copy_of(told: Status | MirrorlogError | None, log_id: str) -> LogStatus | None:
+    """What a node says of its copy of a log. Pure."""
     logs = told.logs if isinstance(told, Status) else []
     return next((log for log in logs if log.log_id == log_id), None)

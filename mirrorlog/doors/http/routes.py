@@ -13,7 +13,8 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.routing import Mount, Route
+from starlette.types import ASGIApp
 
 from mirrorlog.doors.http.answers import CallerSources, StatusScrape, StatusSource
 from mirrorlog.doors.http.lists import ClusterLists
@@ -25,14 +26,24 @@ _PATH_SHOWN_MAX: Final = 80
 
 
 def make_app(
-    source: StatusSource, metrics: StatusSource | CallerSources | None = None, lists: ClusterLists | None = None
+    source: StatusSource,
+    metrics: StatusSource | CallerSources | None = None,
+    lists: ClusterLists | None = None,
+    management: ASGIApp | None = None,
 ) -> Starlette:
     """The application of one node's door. `metrics`: where they come from, if not from where health does; `lists`: of
-    the whole cluster."""
+    the whole cluster; `management`: what is below /api."""
     pages = _Pages(source, metrics or source)
     listed = [Route(f"/{what}", answer) for what, answer in lists.pages.items()] if lists is not None else []
+    mounted = [Mount("/api", management)] if management is not None else []
     app = Starlette(
-        routes=[Route("/", pages.index), Route("/metrics", pages.metrics), Route("/health", pages.health), *listed],
+        routes=[
+            Route("/", pages.index),
+            Route("/metrics", pages.metrics),
+            Route("/health", pages.health),
+            *listed,
+            *mounted,
+        ],
         exception_handlers={
             HTTPException: _not_served,
             LoginFailed: _not_logged_in,
@@ -58,7 +69,8 @@ class _Pages:
     async def index(self, request: Request) -> Response:
         return PlainTextResponse(
             "mirrorlog: /metrics is for Prometheus, /health is 200 while this node answers; "
-            "/queues, /offsets, /groups and /moves are lists of the whole cluster\n"
+            "/queues, /offsets, /groups and /moves are lists of the whole cluster; "
+            "/api is RabbitMQ's management API, unless http.management is false\n"
         )
 
     async def metrics(self, request: Request) -> Response:

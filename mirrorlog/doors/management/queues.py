@@ -1,0 +1,314 @@
+"""Queues of the management API: listed, declared, deleted, purged, synced; and who takes from them.
+
+A number that nobody tells is left out: of a queue whose master does not answer there is its name and place, and why.
+The queue's own group is what RabbitMQ calls the queue: its ready and unacknowledged records are counted, those that
+wait for a delay or for another queue are not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any, Final
+
+from mirrorlog.config import split_address
+from mirrorlog.doors.management.calls import (
+    NO_CONTENT,
+    ApiAnswer,
+    Call,
+    ClusterStatuses,
+    Routes,
+    written,
+)
+from mirrorlog.doors.management.shapes import (
+    ApiError,
+    Row,
+    bad_request,
+    columns,
+    flag,
+    not_found,
+    require,
+    table,
+    text,
+)
+from mirrorlog.errors import AccessRefused, BadRequest, ConfigError, MirrorlogError, NoSuchQueue
+from mirrorlog.wire.messages.groups import ConsumerInfo, GroupInfo
+from mirrorlog.wire.messages.queues import QueueInfo, QueueOutage
+from mirrorlog.wire.messages.status import PlacedLog, QueueCounts, QueueStatus
+from mirrorlog.wire.names import split
+
+logger = logging.getLogger(__name__)
+
+OWN_GROUP: Final = ""
+CONSUMERS_AT_ONCE: Final = 16
+"""Queues whose groups are asked for at the same time."""
+CONSUMED_MAX: Final = 1_000
+"""Queues whose consumers one list has."""
+
+MEANINGLESS: Final = frozenset({
+    "x-queue-type", "x-queue-mode", "x-queue-version", "x-max-in-memory-length", "x-max-in-memory-bytes",
+    "x-quorum-initial-group-size", "x-initial-cluster-size", "x-queue-leader-locator",
+})  # fmt: skip
+"""Arguments of RabbitMQ's about its own ways to store a queue, of which there is one here: taken, and passed over."""
+
+_FLAGS: Final = ("durable", "auto-delete", "exclusive")
+
+
+# --- Rows -----------------------------------------------------------------------------------------------------------
+
+
+def declared_row(info: QueueInfo) -> Row:
+    """What it was declared with, as exports have it. Pure."""
+    vhost, name = split(info.name)
+    given = info.arguments
+    return {
+        "name": name,
+        "vhost": vhost,
+        "type": "classic",
+        "durable": given.get("durable", True),
+        "auto_delete": given.get("auto-delete", False),
+        "exclusive": given.get("exclusive", False),
+        "arguments": {key: value for key, value in given.items() if key not in _FLAGS},
+    }
+
+
+def queue_row(info: QueueInfo, log: PlacedLog | None, told: QueueStatus | None) -> Row:
+    """`log`: that it is in; `told`: what the master of that says of it; None while nobody tells. Pure."""
+    in_sync = log.in_sync if log is not None else []
+    return {
+        **declared_row(info),
+        "node": info.master or None,
+        "state": "running" if info.master else "down",
+        # Policies come from here once the cluster has any.
+        "policy": None,
+        "operator_policy": None,
+        "effective_policy_definition": {},
+        "slave_nodes": info.mirrors,
+        "synchronised_slave_nodes": [node for node in info.mirrors if node in in_sync],
+        "recoverable_slaves": info.mirrors,
+        **(_numbers(told.ready, told.unacknowledged, told.consumers) if told is not None else {}),
+        **(_rates(told.counts) if told is not None and told.counts is not None else {}),
+    }
+
+
+def outage_row(outage: QueueOutage) -> Row:
+    """Nobody can answer for it: `reason` says why. Pure."""
+    vhost, name = split(outage.name)
+    return {"name": name, "vhost": vhost, "node": outage.node, "state": "down", "reason": outage.reason}
+
+
+def _numbers(ready: int, unacknowledged: int, consumers: int) -> Row:
+    """-1: not told, by an older node."""
+    if ready < 0:
+        return {}
+    return {
+        "messages": ready + unacknowledged,
+        "messages_ready": ready,
+        "messages_unacknowledged": unacknowledged,
+        "consumers": consumers,
+    }
+
+
+def _rates(counts: QueueCounts) -> Row:
+    """Since the master's process began, and of the last seconds."""
+    return {
+        "message_stats": {
+            "publish": counts.published,
+            "publish_details": {"rate": counts.publish_rate},
+            "deliver_get": counts.delivered,
+            "deliver_get_details": {"rate": counts.deliver_rate},
+            "redeliver": counts.redelivered,
+            "redeliver_details": {"rate": counts.redeliver_rate},
+            "ack": counts.acked,
+            "ack_details": {"rate": counts.ack_rate},
+        }
+    }
+
+
+_PLAIN: Final = ("name", "vhost", "type", "durable", "auto_delete", "exclusive", "arguments", "node")
+_TOTALS: Final = (*_PLAIN, "messages", "messages_ready", "messages_unacknowledged")
+
+
+def _asked(row: Row, call: Call) -> Row:
+    """`disable_stats`: what was declared alone; `enable_queue_totals`: and how many records there are."""
+    if call.query.get("disable_stats") != "true":
+        return row
+    kept = _TOTALS if call.query.get("enable_queue_totals") == "true" else _PLAIN
+    return {name: row[name] for name in kept if name in row}
+
+
+# --- Pages ----------------------------------------------------------------------------------------------------------
+
+
+async def queue_rows(call: Call) -> list[Row]:
+    """By virtual host and name. Raises ApiError."""
+    metadata, statuses = await call.queues(), await call.statuses()
+    rows = [_asked(_row(info, statuses), call) for info in metadata.queues]
+    rows += [_asked(outage_row(outage), call) for outage in metadata.outages]
+    return sorted(rows, key=lambda row: (row["vhost"], row["name"]))
+
+
+def _row(info: QueueInfo, statuses: ClusterStatuses) -> Row:
+    return queue_row(info, statuses.logs.get(info.log_id), statuses.queue(info))
+
+
+async def _list(call: Call) -> ApiAnswer:
+    return call.listed(await queue_rows(call))
+
+
+async def _one(call: Call) -> ApiAnswer:
+    info = await call.described()
+    if isinstance(info, QueueOutage):
+        return ApiAnswer(body=outage_row(info))
+    row = _row(info, await call.statuses())
+    groups = await _groups(call, info.name)
+    if groups is not None:
+        own = next((group for group in groups if group.group == OWN_GROUP and group.kind == "acking"), None)
+        if own is not None:
+            # Asked for now, and of one queue: not older than this call.
+            row |= _numbers(own.ready, own.out + own.leased, own.subscribers)
+        row["consumer_details"] = [_consumer(info.name, group, each) for group in groups for each in group.consumers]
+        row["mirrorlog_groups"] = [
+            {
+                "group": group.group,
+                "kind": group.kind,
+                "ready": group.ready,
+                "unacknowledged": group.out + group.leased,
+                "delayed": group.parked,
+            }
+            for group in groups
+            if group.kind == "acking"
+        ]
+    return ApiAnswer(body=columns([_asked(row, call)], call.query)[0])
+
+
+async def _groups(call: Call, queue: str) -> list[GroupInfo] | None:
+    """None where the caller may not read the queue, or nobody can tell."""
+    try:
+        return (await call.client.admin.groups(queue)).groups
+    except AccessRefused:
+        return None
+    except MirrorlogError as error:
+        logger.info("groups_not_told queue=%r reason=%r", queue, error.message)
+        return None
+
+
+async def _declare(call: Call) -> ApiAnswer:
+    arguments, ignored = queue_arguments(call.body)
+    if text(call.body, "node", "") if call.body.get("node") is not None else "":
+        ignored.append("node")
+    is_new = not await _is_there(call)
+    await call.client.admin.declare(call.queue, arguments)
+    if not ignored:
+        return written(is_new)
+    logger.info("arguments_ignored queue=%r arguments=%s", call.queue, ",".join(ignored))
+    return ApiAnswer(written(is_new).status, headers={"Warning": f'299 mirrorlog "ignored: {", ".join(ignored)}"'})
+
+
+def queue_arguments(body: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """As the node takes them, and the names of those that mean nothing here. Raises ApiError. Pure."""
+    given = table(body, "arguments")
+    ignored = sorted(given.keys() & MEANINGLESS)
+    arguments = {name: value for name, value in given.items() if name not in ignored}
+    if not flag(body, "durable", default=True):
+        arguments["durable"] = False
+    if flag(body, "auto_delete"):
+        arguments["auto-delete"] = True
+    if flag(body, "exclusive"):
+        raise bad_request("an exclusive queue goes with its connection, and calls have none")
+    return arguments, ignored
+
+
+async def _is_there(call: Call) -> bool:
+    metadata = await call.client.metadata([call.queue])
+    return bool(metadata.queues or metadata.placed or metadata.outages)
+
+
+async def _delete(call: Call) -> ApiAnswer:
+    try:
+        await call.client.admin.delete_queue(
+            call.queue,
+            if_unused=call.query.get("if-unused") == "true",
+            if_empty=call.query.get("if-empty") == "true",
+        )
+    except NoSuchQueue:
+        raise not_found() from None
+    return NO_CONTENT
+
+
+async def _purge(call: Call) -> ApiAnswer:
+    try:
+        await call.client.admin.purge(call.queue)
+    except NoSuchQueue:
+        raise not_found() from None
+    return NO_CONTENT
+
+
+async def _act(call: Call) -> ApiAnswer:
+    require(call.body, "action")
+    action = call.body["action"]
+    admin = call.client.admin
+    acts = {"sync": admin.sync_queue, "cancel_sync": admin.cancel_sync_queue}
+    if not isinstance(action, str) or action not in acts:
+        answer = bad_request("unknown")
+        answer.body["reason"] = ["unknown", action]  # type: ignore[assignment]
+        raise answer
+    try:
+        await acts[action](call.queue)
+    except NoSuchQueue:
+        raise not_found() from None
+    return NO_CONTENT
+
+
+# --- Consumers ------------------------------------------------------------------------------------------------------
+
+
+async def _consumers(call: Call) -> ApiAnswer:
+    """Of queues whose own group has subscribers; those of other groups are told of each queue alone."""
+    metadata, statuses = await call.queues(), await call.statuses()
+    taken = [info for info in metadata.queues if (told := statuses.queue(info)) is not None and told.consumers > 0]
+    if len(taken) > CONSUMED_MAX:
+        raise ApiError(503, "service_unavailable", f"more than {CONSUMED_MAX} queues are consumed; ask by virtual host")
+    turns = asyncio.Semaphore(CONSUMERS_AT_ONCE)
+
+    async def of(info: QueueInfo) -> list[Row]:
+        async with turns:
+            groups = await _groups(call, info.name) or []
+        return [_consumer(info.name, group, each) for group in groups for each in group.consumers]
+
+    found = await asyncio.gather(*(of(info) for info in taken))
+    return call.listed([row for rows in found for row in rows])
+
+
+def _consumer(queue: str, group: GroupInfo, consumer: ConsumerInfo) -> Row:
+    vhost, name = split(queue)
+    row: Row = {
+        "consumer_tag": consumer.name or consumer.peer,
+        "queue": {"name": name, "vhost": vhost},
+        "active": True,
+        "activity_status": "up",
+        "exclusive": consumer.alone,
+        "arguments": {"x-priority": consumer.priority} if consumer.priority else {},
+        "messages_unacknowledged": consumer.in_hand,
+        "channel_details": {"connection_name": consumer.peer, "name": consumer.peer},
+    }
+    try:
+        host, port = split_address(consumer.peer)
+        row["channel_details"] |= {"peer_host": host, "peer_port": port}
+    except (ConfigError, BadRequest):
+        pass  # somebody who is named by other words
+    if group.group:
+        row["mirrorlog_group"] = group.group
+    return row
+
+
+ROUTES: Final[Routes] = {
+    "queues": {"GET": _list},
+    "queues/:vhost": {"GET": _list},
+    "queues/:vhost/:queue": {"GET": _one, "PUT": _declare, "DELETE": _delete},
+    "queues/:vhost/:queue/contents": {"DELETE": _purge},
+    "queues/:vhost/:queue/actions": {"POST": _act},
+    "consumers": {"GET": _consumers},
+    "consumers/:vhost": {"GET": _consumers},
+}

@@ -1,0 +1,83 @@
+"""What a tool of the management API sends and sees."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from base64 import b64encode
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+from mirrorlog.config import split_address
+from mirrorlog.testing.asking import wait_for
+
+DEADLINE_S = 30.0
+_T = TypeVar("_T")
+
+
+class Told(NamedTuple):
+    """`body`: of JSON; None for an empty one. Names of headers are in small letters."""
+
+    status: int
+    body: Any
+    headers: dict[str, str]
+
+
+class Api:
+    """At an address of an HTTP door, as a user, or as nobody."""
+
+    def __init__(self, address: str, user: str | None = "guest", password: str = "guest") -> None:
+        self.address = address
+        self._headers = {}
+        if user is not None:
+            self._headers["Authorization"] = f"Basic {b64encode(f'{user}:{password}'.encode()).decode()}"
+
+    def call(self, method: str, path: str, body: Any = None, **headers: str) -> Told:
+        """`path`: behind /api/; `body`: bytes as they are, all else as JSON."""
+        data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+        connection = http.client.HTTPConnection(*split_address(self.address), timeout=DEADLINE_S)
+        try:
+            connection.request(method, f"/api/{path}", data, {**self._headers, **headers})
+            answer = connection.getresponse()
+            found = answer.read()
+            return Told(
+                answer.status,
+                json.loads(found) if found else None,
+                {name.lower(): each for name, each in answer.headers.items()},
+            )
+        finally:
+            connection.close()
+
+    def get(self, path: str) -> Any:
+        """What is there."""
+        told = self.call("GET", path)
+        assert told.status == 200, (path, told)
+        return told.body
+
+    def put(self, path: str, body: Any = None) -> int:
+        """The status, of a success."""
+        return self._done("PUT", path, {} if body is None else body)
+
+    def post(self, path: str, body: Any = None) -> Any:
+        told = self.call("POST", path, {} if body is None else body)
+        assert told.status in (200, 201, 204), (path, told)
+        return told.body
+
+    def delete(self, path: str) -> int:
+        return self._done("DELETE", path, None)
+
+    def error(self, method: str, path: str, body: Any = None) -> tuple[int, str, Any]:
+        """Status, error and reason of an answer that has nothing else."""
+        told = self.call(method, path, body)
+        assert told.body is not None, told
+        assert told.body.keys() == {"error", "reason"}, told
+        return told.status, told.body["error"], told.body["reason"]
+
+    def until(self, path: str, what: Callable[[Any], _T]) -> _T:
+        """The first true thing that `what` makes of what is there."""
+        return wait_for(lambda: what(self.get(path)) or None, timeout=DEADLINE_S, what=lambda: f"{path} to be so")
+
+    def _done(self, method: str, path: str, body: Any) -> int:
+        told = self.call(method, path, body)
+        assert told.status in (200, 201, 204), (path, told)
+        return told.status
