@@ -112,7 +112,8 @@ class ClusterView(Protocol):
         """How many there would be now."""
 
     def may_alter(self, log_id: UUID, rule: Placement) -> bool:
-        """Whether the log itself may get this rule: it was made by one, with the same flush mode."""
+        """Whether the log itself may get this rule: it was made by one, with the same flush mode, and no
+        queue that is elsewhere has records there, or moves there."""
 
     async def wanted_log(
         self, queue: str, arguments: Mapping[str, Any], log_id: UUID | None, *, make: bool

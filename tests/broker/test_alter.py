@@ -12,6 +12,7 @@ from typing import Any, cast
 from uuid import UUID
 
 import pytest
+from msgspec.structs import replace
 
 from mirrorlog.broker.hosting.hosted_log import HostedLog
 from mirrorlog.broker.hosting.hosted_logs import HostedLogs
@@ -44,6 +45,7 @@ from mirrorlog.cluster.state.topology import ClusterTopology, VirtualHost
 from mirrorlog.errors import LogUnavailable, MirrorlogError, NotMaster, QueueMoving, Refused
 from mirrorlog.queues.changes import QueueHandedOver, encode_change
 from mirrorlog.queues.moving import come_back, leave
+from mirrorlog.versions import OWN
 from mirrorlog.wire.messages.base import Message
 from mirrorlog.wire.messages.queues import (
     AlteredQueue,
@@ -229,6 +231,52 @@ async def test_a_log_that_gets_another_queue_meanwhile_keeps_its_rule(node: Node
     assert node.state.rule(HERE) == Placement(copies=2)
     assert set(node.state.placing.moves) == {"q"}
     assert node.arguments("late") == {}
+
+
+THERE = str(UUID(int=0xB))
+"""Another log, of node n1."""
+
+
+def make_there(node: Node, rule: Placement) -> None:
+    made = LogMade(log_id=THERE, number=2, name="there", flush="memory", replicas=("n1",), copies=1, placement=rule)
+    assert not node.apply(made).refusal
+
+
+@pytest.mark.parametrize("version", [6, OWN])
+async def test_a_log_with_records_that_others_left_keeps_its_rule(node: Node, version: int) -> None:
+    """Goal: what was confirmed by two copies keeps two. Method: a queue moves away and leaves records; the one that is
+    alone in the log now asks for one copy: it moves."""
+    node.state = replace(node.state, cluster_version=version)
+    node.declare("q")
+    node.declare("left")
+    make_there(node, Placement(copies=1))
+    assert not node.apply(MoveBegun(names=("left",), target=THERE)).refusal
+    number = node.state.placing.moves["left"].number
+    assert not node.apply(QueuesMoved(number=number, first={"left": 100})).refusal
+    assert (await node.alter("q", copies=1)).moves
+    assert node.state.rule(HERE) == Placement(copies=2)
+
+
+async def test_a_log_that_a_queue_is_on_its_way_to_keeps_its_rule(node: Node) -> None:
+    """It goes there for the rule; the one that is alone there yet asks for another, and moves."""
+    node.declare("q")
+    make_there(node, Placement(copies=1))
+    assert not node.apply(QueuesPlaced(log_id=THERE, names=("comes",))).refusal
+    assert not node.apply(MoveBegun(names=("comes",), target=HERE)).refusal
+    assert (await node.alter("q", copies=1)).moves
+    assert node.state.rule(HERE) == Placement(copies=2)
+
+
+async def test_a_queue_that_moves_to_a_log_while_its_rule_is_changed_finds_it_unchanged(node: Node) -> None:
+    """Goal: whoever is decided first counts. Method: a move there begins between the last look and the decision; the
+    change is refused, and the queue that asked for it moves instead."""
+    node.state = replace(node.state, cluster_version=OWN)
+    node.declare("q")
+    make_there(node, Placement(copies=1))
+    assert not node.apply(QueuesPlaced(log_id=THERE, names=("comes",))).refusal
+    node.deciding = lambda: node.apply(MoveBegun(names=("comes",), target=HERE)) and None
+    assert (await node.alter("q", copies=1)).moves
+    assert (node.state.rule(HERE), set(node.state.placing.moves)) == (Placement(copies=2), {"comes", "q"})
 
 
 async def test_a_queue_that_joins_the_group_while_it_is_altered_comes_along(node: Node) -> None:

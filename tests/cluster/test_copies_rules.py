@@ -5,14 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from mirrorlog import versions
 from mirrorlog.cluster.state.commands import (
     LogAltered,
     LogRemoved,
     MasterWished,
+    MoveBegun,
     MovingPaused,
     NodeForgotten,
     NodeLeaving,
+    QueuesMoved,
     QueuesPlaced,
     ReplicaAdded,
     ReplicaRetired,
@@ -216,6 +220,32 @@ def test_a_rule_that_cannot_be_is_refused(rule: Placement, reason: str) -> None:
     """By another flush mode, and by more in-sync copies than there shall be."""
     decided = in_sync("a", "b", "c")
     assert reason in decided.ask(LogAltered(log_id="x", seen=decided.log.seen, placement=rule))
+
+
+@pytest.mark.parametrize("version", [versions.PLACEMENTS, versions.SYNC])
+def test_a_rule_stays_for_queues_that_left_records_or_are_on_their_way(version: int) -> None:
+    """What two copies confirmed keeps them; by a queue that left, and has come back, whose own records are no
+    hindrance, and by one that comes. In a cluster of version 6 the rule is changed all the same."""
+    decided = in_sync("a", "b", "c")
+    decided.make("b", log_id="y", number=1, name="y")
+    decided.do(QueuesPlaced(log_id="x", names=("q",)), QueuesPlaced(log_id="y", names=("other",)))
+    decided.state = replace(decided.state, cluster_version=version)
+    decided.do(MoveBegun(names=("q",), target="y"))
+    decided.do(QueuesMoved(number=decided.index, first={"q": 5}))
+    refused = {"left": alter(decided, 1)}
+    decided.do(MoveBegun(names=("q",), target="x"))
+    decided.do(QueuesMoved(number=decided.index, first={"q": 9}))
+    refused["came back"] = alter(decided, 2)
+    decided.do(MoveBegun(names=("other",), target="x"))
+    refused["comes"] = alter(decided, 3)
+    by = "log x has records of queue {}, or gets it: its rule stays for that one"
+    expected = {"left": by.format("q"), "came back": "", "comes": by.format("other")}
+    assert refused == (expected if version >= versions.SYNC else dict.fromkeys(expected, ""))
+
+
+def alter(decided: Decided, copies: int) -> str:
+    """Why it was refused; empty if not."""
+    return decided.ask(LogAltered(log_id="x", seen=decided.log.seen, placement=Placement(copies=copies)))
 
 
 def test_what_goes_with_its_node_does_not_move() -> None:

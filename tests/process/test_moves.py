@@ -343,3 +343,26 @@ async def test_a_move_survives_a_node(victim: str) -> None:
         await asyncio.to_thread(cluster.wait_in_sync)
         async with Client(*cluster.servers) as client:
             await kill_during_move(cluster, client, victim)
+
+
+@pytest.mark.long
+async def test_records_left_behind_keep_the_copies_that_confirmed_them() -> None:
+    """Goal: who asks for fewer copies takes none from others. Method: a queue that two copies shall confirm moves away
+    and leaves records; the one that is alone there then asks for one copy: it goes, and the log keeps its copies."""
+    two = {"nodes": ["n1", "n2"], "min_in_sync": 2, "queue-master-locator": "client-local"}
+    async with fast_cluster(3, min_in_sync=2) as cluster:
+        await asyncio.to_thread(cluster.wait_in_sync)
+        async with Client(cluster.nodes["n1"].client, cluster.nodes["n2"].client) as client:
+            for name in ("precious", "cheap"):
+                await client.admin.declare(name, two)
+            former = (await told(client, "precious")).log_id
+            assert (await told(client, "cheap")).log_id == former
+            async with client.producer("precious", confirm="all") as producer:
+                await producer.send(b"kept by two")
+            await client.admin.alter("precious", {"nodes": ["n3", "n2"]})
+            await moved(client, "precious", former)
+            answer = await client.admin.alter("cheap", {"nodes": ["n1"], "min_in_sync": None})
+            assert (answer.moves, answer.copies_change) == (True, False)
+            await moved(client, "cheap", former)
+            (span, *_) = (await told(client, "precious")).spans
+            assert (span.log_id, len(span.mirrors)) == (former, 1)

@@ -27,7 +27,7 @@ from mirrorlog.cluster.state.commands import (
     TransientLogMade,
     member_of,
 )
-from mirrorlog.cluster.state.log_rules import copies_of
+from mirrorlog.cluster.state.log_rules import copies_of, other_queue
 from mirrorlog.cluster.state.move_rules import why_not
 from mirrorlog.cluster.state.placements import NO_PLACES, LogPlaces, MovingQueue, Placement, Span
 from mirrorlog.cluster.state.state import (
@@ -349,8 +349,9 @@ class NodeView:
 
     def may_alter(self, log_id: UUID, rule: Placement) -> bool:
         """See `ports.ClusterView`."""
-        place, log = self._cluster_service().state.placing.place(str(log_id)), self.log_facts(str(log_id))
-        return place.rule is not None and log is not None and log.flush == rule.flush
+        state, key = self._cluster_service().state, str(log_id)
+        log, made = state.logs.get(key), state.placing.place(key).rule is not None
+        return made and log is not None and log.flush == rule.flush and not other_queue(state, key)
 
     async def wanted_log(
         self, queue: str, arguments: Mapping[str, Any], log_id: UUID | None, *, make: bool

@@ -10,6 +10,7 @@ from typing import Final, TypeVar
 
 from msgspec.structs import replace
 
+from mirrorlog import versions
 from mirrorlog.cluster.state.commands import (
     Holder,
     InSyncGrown,
@@ -40,6 +41,7 @@ from mirrorlog.cluster.state.state import (
     holds_transient,
 )
 from mirrorlog.config import COPIES_MAX, LOG_NUMBER_MAX
+from mirrorlog.wire.names import shown
 
 _Value = TypeVar("_Value")
 
@@ -102,6 +104,9 @@ def altered(state: ClusterState, index: int, command: LogAltered) -> ClusterStat
     _check_stays(state, command.log_id)
     if rule == state.rule(command.log_id):
         return state
+    # Software of version 6 decided without this.
+    if state.cluster_version >= versions.SYNC and (other := other_queue(state, command.log_id)):
+        raise Forbidden(f"log {log.name} has records of queue {shown(other)}, or gets it: its rule stays for that one")
     copies = copies_of(rule)
     if rule.min_in_sync is not None and rule.min_in_sync > copies:
         raise Forbidden(f"log {log.name}: min_in_sync is 1 up to copies, not {rule.min_in_sync} of {copies}")
@@ -112,6 +117,18 @@ def altered(state: ClusterState, index: int, command: LogAltered) -> ClusterStat
     # Who was wished was so by the rule before.
     place = replace(state.placing.place(command.log_id), rule=rule, target=())
     return _with_log(with_place(state, command.log_id, place), command.log_id, changed)
+
+
+def other_queue(state: ClusterState, log_id: str) -> str:
+    """A queue that is elsewhere, and has records in a log, confirmed by the copies of that log's rule, or moves there;
+    empty when there is none."""
+    places = state.placing
+    left = (
+        name
+        for name, spans in places.spans.items()
+        if state.queues.get(name) != log_id and any(span.log_id == log_id and not span.ended for span in spans)
+    )
+    return next(left, "") or next((name for name, move in places.moves.items() if move.target == log_id), "")
 
 
 def copies_of(rule: Placement) -> int:
