@@ -41,8 +41,9 @@ class HttpDoor:
         self._bind = bind
         to_nodes, port = tls.to_nodes(), tls.port()
         self.renewal = Renewal([each for each in (to_nodes, port) if each is not None])
-        made = partial(client_of, node, to_nodes, connect_timeout_ms=DEADLINE_MS)
-        self._client, self._callers = made(token=token), Callers(node, made)
+        self._client = client_of(node, to_nodes, connect_timeout_ms=DEADLINE_MS, token=token)
+        # With longer for a connection: a node looks at a login slowly on purpose.
+        self._callers = Callers(node, partial(client_of, node, to_nodes))
         self._bound = bind
         failures = Failures()
         source = StatusSource(partial(ask_node, self._client, node), failures=failures)

@@ -15,9 +15,7 @@ from typing import Any, Final
 from mirrorlog.errors import (
     AccessRefused,
     BadInput,
-    ConnectionLost,
     ExchangeExists,
-    HoldTaken,
     InUse,
     LimitReached,
     LoginFailed,
@@ -26,12 +24,11 @@ from mirrorlog.errors import (
     NoSuchQueue,
     NoSuchUser,
     NoSuchVirtualHost,
-    NotCurrent,
+    OffsetOutOfRange,
     OutcomeUnknown,
     QueueExclusive,
     QueueExists,
     Refused,
-    RequestTimeout,
     UnsupportedVersion,
 )
 
@@ -72,8 +69,8 @@ def keys_missing(names: Iterable[str]) -> ApiError:
 
 _BASIC: Final = {"WWW-Authenticate": 'Basic realm="mirrorlog", charset="UTF-8"'}
 _NOT_THERE: Final = (NoSuchQueue, NoSuchExchange, NoSuchUser)
-_WRONG: Final = (BadInput, QueueExists, ExchangeExists, InUse, LimitReached, QueueExclusive, HoldTaken)
-_LATER: Final = (Refused, ConnectionLost, RequestTimeout, NotCurrent, UnsupportedVersion)
+_WRONG: Final = (BadInput, QueueExists, ExchangeExists, InUse, LimitReached, QueueExclusive, OffsetOutOfRange)
+_LATER: Final = (Refused, UnsupportedVersion)
 
 
 def error_of(error: MirrorlogError) -> ApiError:  # noqa: PLR0911  (one line per kind)
@@ -90,7 +87,7 @@ def error_of(error: MirrorlogError) -> ApiError:  # noqa: PLR0911  (one line per
         return ApiError(504, "outcome_unknown", str(error))
     if isinstance(error, _WRONG):
         return bad_request(str(error))
-    if isinstance(error, _LATER):
+    if error.retriable or isinstance(error, _LATER):
         return ApiError(503, "service_unavailable", str(error))
     return ApiError(500, "internal_error", str(error))
 
