@@ -186,6 +186,9 @@ def test_users_and_permissions_are_kept_and_hold(api: Api) -> None:
     everything = {"configure": ".*", "write": ".*", "read": ".*"}
     assert admin.put("permissions/%2F/admin", everything) == 201
     assert admin.put("permissions/%2F/admin", everything) == 204
+    assert admin.put("vhosts/own") == 201
+    assert admin.put("queues/own/mine") == 201
+    assert admin.delete("queues/own/mine") == admin.delete("vhosts/own") == 204
     assert admin.put("queues/%2F/mine") == 201
     assert (
         admin.put("users/imported", {"password_hash": "kI3GCqW5JLMJa4iX1lo7X4D6XbYqlLgxIs30+P6tENUV2POR", "tags": []})

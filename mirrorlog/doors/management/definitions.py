@@ -63,9 +63,7 @@ async def _export(call: Call) -> ApiAnswer:
     for vhost in vhosts:
         routing = await call.client.admin.topology.routing(virtual_host=vhost)
         for name, exchange in sorted(routing.exchanges.items()):
-            row = exchange_row(vhost, name, exchange)
-            del row["policy"]
-            document["exchanges"].append(row)
+            document["exchanges"].append(exchange_row(vhost, name, exchange))
         for binding in routing.bindings:
             row = binding_row(vhost, binding)
             del row["properties_key"]
@@ -76,7 +74,7 @@ async def _export(call: Call) -> ApiAnswer:
     else:
         users = await call.client.admin.topology.users()
         document |= {
-            "users": [{name: value for name, value in user_row(user).items() if value is not None} for user in users],
+            "users": [user_row(user) for user in users],
             "vhosts": [{"name": name} for name in vhosts],
             "permissions": permission_rows(users),
             "topic_permissions": [],

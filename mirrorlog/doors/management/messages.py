@@ -155,7 +155,6 @@ class _Shown:
         return {
             "payload_bytes": len(value),
             "redelivered": redelivered,
-            "exchange": None,
             "routing_key": key.decode(errors="replace"),
             "message_count": max(0, left),
             "properties": _properties(record),

@@ -1,8 +1,8 @@
 """Queues of the management API: listed, declared, deleted, purged, synced; and who takes from them.
 
-A number that nobody tells is left out: of a queue whose master does not answer there is its name and place, and why.
-The queue's own group is what RabbitMQ calls the queue: its ready and unacknowledged records are counted, those that
-wait for a delay or for another queue are not.
+What nobody tells is left out, and never null, over which `rabbitmqadmin` stumbles: of a queue whose master does not
+answer there is its name and place, and why. The queue's own group is what RabbitMQ calls the queue: its ready and
+unacknowledged records are counted, those that wait for a delay or for another queue are not.
 """
 
 from __future__ import annotations
@@ -78,12 +78,7 @@ def queue_row(info: QueueInfo, log: PlacedLog | None, told: QueueStatus | None) 
     in_sync = log.in_sync if log is not None else []
     return {
         **declared_row(info),
-        "node": info.master or None,
-        "state": "running" if info.master else "down",
-        # Policies come from here once the cluster has any.
-        "policy": None,
-        "operator_policy": None,
-        "effective_policy_definition": {},
+        **({"node": info.master, "state": "running"} if info.master else {"state": "down"}),
         "slave_nodes": info.mirrors,
         "synchronised_slave_nodes": [node for node in info.mirrors if node in in_sync],
         "recoverable_slaves": info.mirrors,

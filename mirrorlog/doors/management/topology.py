@@ -7,6 +7,7 @@ queue, as RabbitMQ has it: nothing of that is stored.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from base64 import urlsafe_b64encode
 from collections.abc import Iterable
@@ -15,6 +16,7 @@ from urllib.parse import quote, quote_plus, unquote_plus
 
 from mirrorlog.doors.management.calls import NO_CONTENT, ApiAnswer, Call, Routes, written
 from mirrorlog.doors.management.shapes import ApiError, Row, bad_request, columns, flag, not_found, table, text
+from mirrorlog.errors import NoSuchUser
 from mirrorlog.wire.messages.topology import Routing
 from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, qualified, split
 from mirrorlog.wire.routing import DIRECT, PREDEFINED, Binding, Exchange
@@ -39,7 +41,6 @@ def exchange_row(vhost: str, name: str, exchange: Exchange) -> Row:
         "auto_delete": exchange.auto_delete,
         "internal": exchange.internal,
         "arguments": {ALTERNATE: exchange.alternate} if exchange.alternate else {},
-        "policy": None,
     }
 
 
@@ -308,9 +309,16 @@ async def _vhost(call: Call) -> ApiAnswer:
 
 
 async def _add_vhost(call: Call) -> ApiAnswer:
-    there = [each.name for each in await call.client.admin.topology.virtual_hosts()]
-    await call.client.admin.topology.add_virtual_host(call.vhost)
-    return written(call.vhost not in there)
+    """Whoever makes one may do everything in it, as in RabbitMQ."""
+    topology = call.client.admin.topology
+    is_new = call.vhost not in [each.name for each in await topology.virtual_hosts()]
+    await topology.add_virtual_host(call.vhost)
+    if is_new and call.login is not None:
+        with contextlib.suppress(NoSuchUser):  # a cluster without users takes any login
+            await topology.set_permissions(
+                call.login.user, configure=".*", write=".*", read=".*", virtual_host=call.vhost
+            )
+    return written(is_new)
 
 
 async def _delete_vhost(call: Call) -> ApiAnswer:

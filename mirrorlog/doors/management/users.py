@@ -1,7 +1,7 @@
 """Users and their permissions in the management API; and who asks.
 
 A password that comes here in a body is hashed here, as `mqtool` does it: nodes are told no passwords but at a login. No
-hash is told either: RabbitMQ's `password_hash` is null in every row. In a cluster without users everybody may do
+hash is told either: rows have no `password_hash`. In a cluster without users everybody may do
 everything, and the first user that is made is an administrator, or refused: from then on everybody has to log in.
 """
 
@@ -26,7 +26,6 @@ def user_row(user: UserInfo) -> Row:
     limit = user.limits.max_connections
     return {
         "name": user.name,
-        "password_hash": None,
         "tags": user.tags,
         "limits": {} if limit is None else {MAX_CONNECTIONS: limit},
     }
