@@ -271,7 +271,7 @@ async def _none_such(call: Call) -> ApiAnswer:
 
 
 async def _refused(call: Call) -> ApiAnswer:
-    raise bad_request("there are no parameters, and no limits of virtual hosts, in mirrorlog")
+    raise bad_request("there are no policies, parameters or limits of virtual hosts in mirrorlog yet")
 
 
 async def _rebalance(call: Call) -> ApiAnswer:
@@ -292,6 +292,13 @@ ROUTES: Final[Routes] = {
     "parameters/:component/:vhost/:name": _ONE,
     "global-parameters": {"GET": _global_parameters},
     "global-parameters/:name": {"GET": _global_parameter, "PUT": _refused},
+    # Until the cluster has some: then they get a file of their own.
+    "policies": _LIST,
+    "policies/:vhost": _LIST,
+    "policies/:vhost/:name": _ONE,
+    "operator-policies": _LIST,
+    "operator-policies/:vhost": _LIST,
+    "operator-policies/:vhost/:name": _ONE,
     "vhost-limits": _LIST,
     "vhost-limits/:vhost": _LIST,
     "vhost-limits/:vhost/:name": {"PUT": _refused, "DELETE": _none_such},
