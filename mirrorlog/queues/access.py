@@ -4,7 +4,8 @@ As RabbitMQ has it: a user has, per virtual host, three regular expressions of n
 delete), write (publish, bind to) and read (consume, bind from). They are searched, not matched from end to end, and an
 empty one allows nothing. Tags say what else: `administrator` may do everything that is not a message; `monitoring` and
 `management` may look; `landing` may hold the records of queues that he may read, which keeps them on the disk, and have
-them go from the log of queues that he may configure, for that is to delete them there. One difference: a publish asks
+them go from the log of queues that he may configure, for that is to delete them there; `policymaker` may look, and
+set policies where he has permissions. One difference: a publish asks
 for the right to write to the queues that it lands in, for routing is done at the edge and a node sees queues only.
 
 Expressions come from administrators and meet names of up to 255 characters on the node's loop, so they may not be such
@@ -35,7 +36,8 @@ from mirrorlog.wire.names import NAME_CHARS_MAX, split
 LANDING: Final = "landing"
 HOLDERS: Final = frozenset({ADMINISTRATOR, LANDING})
 """Who may keep records from going, and say that they may go: for a landing, beside its permissions."""
-LOOKERS: Final = frozenset({ADMINISTRATOR, "monitoring", "management", "policymaker"})
+POLICYMAKER: Final = "policymaker"
+LOOKERS: Final = frozenset({ADMINISTRATOR, "monitoring", "management", POLICYMAKER})
 
 EXPRESSION_CHARS_MAX: Final = 1_000
 WAYS_MAX: Final = NAME_CHARS_MAX**3
@@ -200,6 +202,11 @@ def _expression(permissions: Permissions, right: Right) -> str:
     if right is Right.CONFIGURE:
         return permissions.configure
     return permissions.write if right is Right.WRITE else permissions.read
+
+
+def is_found_in(expression: str, name: str) -> bool:
+    """Whether a checked expression is found in a name; an empty one is in each."""
+    return bool(_search(expression)(name))
 
 
 @lru_cache(_FOUND_MAX)

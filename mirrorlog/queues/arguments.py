@@ -27,6 +27,9 @@ TIER_KEEP_MS: Final = 3_600_000
 """How long a tiered queue keeps in the log what is landed, by default: an hour, since most readers are not further
 behind, and the log serves them faster than a table."""
 
+COPIES_ASKED_MAX: Final = 255
+"""Of a queue: more than there are nodes means all."""
+
 DELIVERY_LIMIT_MAX: Final = 254
 """Attempts are counted up to one more."""
 
@@ -55,7 +58,13 @@ _MAX_LENGTH_BYTES: Final = "x-max-length-bytes"
 _OVERFLOW: Final = "x-overflow"
 _LOG_GROUP: Final = "x-log-group"
 _NODES: Final = "nodes"
-_MIN_IN_SYNC: Final = "min_in_sync"
+MIN_IN_SYNC: Final = "min_in_sync"
+SYNC_MODE: Final = "ha-sync-mode"
+PROMOTE_ON_SHUTDOWN: Final = "ha-promote-on-shutdown"
+PROMOTE_ON_FAILURE: Final = "ha-promote-on-failure"
+REPLACE_AFTER: Final = "replace-after-ms"
+TOPOLOGY: Final = "mirror-topology"
+"""The last five are of policies alone: no queue is declared with them."""
 LOCATOR: Final = "queue-master-locator"
 _LOCATOR_OF_RABBITMQ: Final = f"x-{LOCATOR}"
 _DEAD_LETTER_EXCHANGE: Final = "x-dead-letter-exchange"
@@ -65,16 +74,17 @@ REJECT_PUBLISH: Final = "reject-publish"
 REJECT_PUBLISH_DLX: Final = "reject-publish-dlx"
 """What becomes of a publish to a queue that is full: the oldest records go for it, or it is refused; the last one sends
 it to the queue's dead letters besides; without an exchange for them it is as the second, as in RabbitMQ."""
+OVERFLOWS: Final = (DROP_HEAD, REJECT_PUBLISH, REJECT_PUBLISH_DLX)
 
 _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "flush": ("memory", "disk"),
     _RETENTION: ("limits", "work"),
-    _OVERFLOW: (DROP_HEAD, REJECT_PUBLISH, REJECT_PUBLISH_DLX),
+    _OVERFLOW: OVERFLOWS,
     **dict.fromkeys((LOCATOR, _LOCATOR_OF_RABBITMQ), ("min-masters", "client-local", "random")),
 }
 _NUMBERS: Final[Mapping[str, _Number]] = {
-    "copies": _Number(1, 255),
-    _MIN_IN_SYNC: _Number(1, COPIES_MAX),
+    "copies": _Number(1, COPIES_ASKED_MAX),
+    MIN_IN_SYNC: _Number(1, COPIES_MAX),
     **dict.fromkeys(_LIMITS, _Number(1, _NUMBER_MAX, "that of the log")),
     _TIER_KEEP: _Number(0, _NUMBER_MAX // 1000),
     _CONSUMER_TIMEOUT: _Number(1, _TIMEOUT_MS_MAX),
@@ -87,7 +97,7 @@ _NUMBERS: Final[Mapping[str, _Number]] = {
 _FLAGS: Final = (_SINGLE_ACTIVE, AUTO_DELETE, DURABLE, EXCLUSIVE)
 _DEAD_LETTERING: Final = (_DEAD_LETTER_EXCHANGE, _DEAD_LETTER_KEY)
 _OF_RECORDS: Final = (_MESSAGE_TTL, _MAX_PRIORITY, _MAX_LENGTH, _MAX_LENGTH_BYTES, _OVERFLOW, *_DEAD_LETTERING)
-PLACING: Final = ("flush", "copies", _NODES, _MIN_IN_SYNC, LOCATOR, _LOCATOR_OF_RABBITMQ)
+PLACING: Final = ("flush", "copies", _NODES, MIN_IN_SYNC, LOCATOR, _LOCATOR_OF_RABBITMQ)
 """What says where a queue is; these can be changed."""
 _KNOWN: Final = (
     *PLACING,
@@ -103,7 +113,7 @@ _KNOWN: Final = (
 
 _LIFETIMES: Final = (AUTO_DELETE, EXPIRES, DURABLE, EXCLUSIVE)
 _WITH_GROUPS: Final = frozenset({_SINGLE_ACTIVE, _CONSUMER_TIMEOUT, _DELIVERY_LIMIT, *_OF_RECORDS, *_LIFETIMES})
-_OF_PLACEMENTS: Final = frozenset({_NODES, _MIN_IN_SYNC, LOCATOR, _LOCATOR_OF_RABBITMQ})
+_OF_PLACEMENTS: Final = frozenset({_NODES, MIN_IN_SYNC, LOCATOR, _LOCATOR_OF_RABBITMQ})
 _NODE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _TEXT: Final = re.compile(r"[^\x00-\x1f\x7f]{0,255}")
 """An exchange's name, or a routing key."""
@@ -188,7 +198,7 @@ def _check_transient(arguments: Mapping[str, Any]) -> None:
     """A queue that goes with its node is on that node alone, and in memory."""
     if not is_transient(arguments):
         return
-    alone = dict.fromkeys((_LOG_GROUP, _NODES)) | {"copies": 1, _MIN_IN_SYNC: 1, "flush": "memory"}
+    alone = dict.fromkeys((_LOG_GROUP, _NODES)) | {"copies": 1, MIN_IN_SYNC: 1, "flush": "memory"}
     for key, allowed in alone.items():
         if (value := arguments.get(key)) not in (None, allowed):
             raise BadRequest(

@@ -7,9 +7,10 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
+from typer.core import TyperGroup
 
 from mirrorlog import __version__
 from mirrorlog.errors import MirrorlogError
@@ -54,9 +55,15 @@ from mirrorlog.tools.receive import extend, lease, receive, settle
 from mirrorlog.tools.topology import (
     bind,
     bindings,
+    clear_operator_policy,
+    clear_policy,
     exchange_declare,
     exchange_delete,
     exchanges,
+    list_operator_policies,
+    list_policies,
+    set_operator_policy,
+    set_policy,
     unbind,
     vhost_add,
     vhost_delete,
@@ -67,8 +74,17 @@ from mirrorlog.tools.user import user_delete, user_limits, user_permissions, use
 _INTERRUPTED: Final = 130
 """As a shell has it for what Ctrl-C ended: 128 and the number of the signal."""
 
+
+class _Commands(TyperGroup):
+    """Commands may be written as RabbitMQ's users write theirs, too: `set_policy` is `set-policy`."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return super().get_command(ctx, cmd_name.replace("_", "-"))
+
+
 app = typer.Typer(
     name="mqtool",
+    cls=_Commands,
     rich_markup_mode=None,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -130,6 +146,7 @@ for command in (
     *(exchanges, bind, unbind, bindings, vhosts, users),
     *(exchange_declare, exchange_delete, vhost_add, vhost_delete, user_set, user_delete, user_permissions, user_limits),
     *(find_offset, landing_end, group_delete, delete, alter_queue, sync_queue, group_reset, forget_node, free_former),
+    *(set_policy, clear_policy, list_policies, set_operator_policy, clear_operator_policy, list_operator_policies),
     recover_cluster,
 ):
     app.command()(command)

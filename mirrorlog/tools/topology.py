@@ -1,19 +1,22 @@
-"""`mqtool exchanges`, `bind`, `vhosts` and what changes them: exchanges, bindings and virtual hosts."""
+"""`mqtool exchanges`, `bind`, `vhosts`, `set-policy`, …: exchanges, bindings, virtual hosts and policies."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import RenderableType
 
-from mirrorlog.tools.common.options import AsJson, VirtualHost, parse_arguments
+from mirrorlog.errors import BadRequest, NoSuchPolicy
+from mirrorlog.tools.common.options import AsJson, OnlyVirtualHost, VirtualHost, parse_arguments
 from mirrorlog.tools.common.output import NOTHING, emit, table
 from mirrorlog.tools.common.session import session_of
 from mirrorlog.wire.messages.topology import Routing, VirtualHostInfo
 from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST
+from mirrorlog.wire.policies import APPLY_TO, ApplyTo, PolicyRow
 from mirrorlog.wire.routing import PREDEFINED, Binding
 
 if TYPE_CHECKING:
@@ -215,3 +218,175 @@ def vhost_delete(context: typer.Context, name: Annotated[str, typer.Argument(hel
     """
     session_of(context).run(lambda client: client.admin.topology.delete_virtual_host(name))
     typer.echo(f"virtual host {name} is gone")
+
+
+# --- Policies ---------------------------------------------------------------------------------------------------------
+
+PolicyName = Annotated[str, typer.Argument(help="The policy's name.")]
+Pattern = Annotated[str, typer.Argument(help="A regular expression, searched for in names of queues and exchanges.")]
+Definition = Annotated[str, typer.Argument(help='JSON: {"ha-mode": "exactly", "ha-params": 2}.')]
+Priority = Annotated[int, typer.Option("--priority", help="Of several the highest counts.")]
+
+
+def set_policy(
+    context: typer.Context,
+    name: PolicyName,
+    pattern: Pattern,
+    definition: Definition,
+    *,
+    priority: Priority = 0,
+    apply_to: Annotated[str, typer.Option("--apply-to", help="queues, exchanges or all.")] = "all",
+    vhost: VirtualHost = DEFAULT_VIRTUAL_HOST,
+) -> None:
+    """Set a policy: what holds for the queues and exchanges whose names fit a pattern, those that come later too.
+
+    It holds at once; what has to move for it begins to, and is shown by rebalance --watch. Of several policies that
+    fit a name the one with the highest priority counts, of equals the first by name. docs/policies.md has the keys.
+
+    Example: mqtool set_policy --priority 1 --apply-to queues ha-two '^orders' '{"ha-mode": "exactly", "ha-params": 2}'
+    """
+    _set_policy(context, name, pattern, definition, priority=priority, apply_to=apply_to, operator=False, vhost=vhost)
+
+
+def set_operator_policy(
+    context: typer.Context,
+    name: PolicyName,
+    pattern: Pattern,
+    definition: Definition,
+    *,
+    priority: Priority = 0,
+    apply_to: Annotated[str, typer.Option("--apply-to", help="queues.")] = "queues",
+    vhost: VirtualHost = DEFAULT_VIRTUAL_HOST,
+) -> None:
+    """Set an operator's policy, which caps what arguments and other policies say. Needs the tag administrator.
+
+    Example: mqtool set_operator_policy short '.*' '{"max-length": 1000000}'
+    """
+    _set_policy(context, name, pattern, definition, priority=priority, apply_to=apply_to, operator=True, vhost=vhost)
+
+
+def clear_policy(context: typer.Context, name: PolicyName, vhost: VirtualHost = DEFAULT_VIRTUAL_HOST) -> None:
+    """Take a policy away; queues and exchanges are then as the next one says, or as they were declared.
+
+    Exit code 5 when there is none of that name.
+
+    Example: mqtool clear_policy ha-two
+    """
+    _clear_policy(context, name, operator=False, vhost=vhost)
+
+
+def clear_operator_policy(context: typer.Context, name: PolicyName, vhost: VirtualHost = DEFAULT_VIRTUAL_HOST) -> None:
+    """Take an operator's policy away. Exit code 5 when there is none of that name.
+
+    Example: mqtool clear_operator_policy short
+    """
+    _clear_policy(context, name, operator=True, vhost=vhost)
+
+
+def list_policies(context: typer.Context, vhost: OnlyVirtualHost = None, as_json: AsJson = False) -> None:
+    """List the policies with the number of queues that each is the one of, and what ties with it.
+
+    Example: mqtool list_policies --json
+    """
+    _list_policies(context, vhost, operator=False, as_json=as_json)
+
+
+def list_operator_policies(context: typer.Context, vhost: OnlyVirtualHost = None, as_json: AsJson = False) -> None:
+    """List the policies of operators.
+
+    Example: mqtool list_operator_policies
+    """
+    _list_policies(context, vhost, operator=True, as_json=as_json)
+
+
+def policies_view(rows: Sequence[PolicyRow]) -> RenderableType:
+    """One row per policy. Pure."""
+    cells = [
+        (
+            row.virtual_host,
+            row.name,
+            row.policy.pattern,
+            row.policy.apply_to,
+            json.dumps(row.policy.definition),
+            str(row.policy.priority),
+            str(row.queues),
+            _remark(row),
+        )
+        for row in rows
+    ]
+    columns = ("vhost", "name", "pattern", "apply-to", "definition", "priority", "queues", "remark")
+    return table("", columns, cells, numbers=("priority", "queues"))
+
+
+def _remark(row: PolicyRow) -> str:
+    tied = f"before {', '.join(row.ties)} by name" if row.ties else ""
+    return "; ".join(filter(None, (row.reason, tied))) or NOTHING
+
+
+def _set_policy(
+    context: typer.Context,
+    name: str,
+    pattern: str,
+    text: str,
+    *,
+    priority: int,
+    apply_to: str,
+    operator: bool,
+    vhost: str,
+) -> None:
+    definition, applied = _definition(text), _applied(apply_to)
+    session_of(context).run(
+        lambda client: client.admin.topology.set_policy(
+            name, pattern, definition, priority=priority, apply_to=applied, operator=operator, virtual_host=vhost
+        )
+    )
+    typer.echo(f"policy {name} for pattern {pattern!r} is set, with priority {priority}, in virtual host {vhost}")
+
+
+def _definition(text: str) -> Mapping[str, Any]:
+    try:
+        definition = json.loads(text)
+    except ValueError as error:
+        raise BadRequest(f"the definition is no JSON: {error}") from None
+    if not isinstance(definition, dict):
+        raise BadRequest('the definition must be a JSON object, as {"ha-mode": "all"}')
+    return definition
+
+
+def _applied(text: str) -> ApplyTo:
+    for each in APPLY_TO:
+        if each == text:
+            return each  # type: ignore[no-any-return]
+    raise BadRequest(f"apply-to '{text}' unrecognised; should be 'queues', 'exchanges' or 'all'")
+
+
+def _clear_policy(context: typer.Context, name: str, *, operator: bool, vhost: str) -> None:
+    session = session_of(context)
+    found = session.run(lambda client: client.admin.topology.policies()).policies
+    if not any((row.virtual_host, row.name, row.operator) == (vhost, name, operator) for row in found):
+        there = ", ".join(row.name for row in found if row.virtual_host == vhost and row.operator == operator) or "none"
+        raise NoSuchPolicy(f"there is no policy {name!r} in virtual host {vhost}; there are {there}")
+    session.run(lambda client: client.admin.topology.clear_policy(name, operator=operator, virtual_host=vhost))
+    typer.echo(f"policy {name} is gone from virtual host {vhost}")
+
+
+def _list_policies(context: typer.Context, vhost: str | None, *, operator: bool, as_json: bool) -> None:
+    found = session_of(context).run(lambda client: client.admin.topology.policies()).policies
+    rows = [row for row in found if row.operator == operator and vhost in (None, row.virtual_host)]
+    fields = [_policy_fields(row) for row in rows]
+    emit(as_json, fields, policies_view(rows))
+
+
+def _policy_fields(row: PolicyRow) -> dict[str, Any]:
+    """As RabbitMQ's API has them, and what is ours behind. Pure."""
+    return {
+        "vhost": row.virtual_host,
+        "name": row.name,
+        "pattern": row.policy.pattern,
+        "apply-to": row.policy.apply_to,
+        "definition": row.policy.definition,
+        "priority": row.policy.priority,
+        "queues": row.queues,
+        "ties": row.ties,
+        "reason": row.reason,
+    }

@@ -50,8 +50,10 @@ from mirrorlog.cluster.state.state import (
     decode_state,
     encode_state,
 )
+from mirrorlog.cluster.state.topology_commands import PolicySet
 from mirrorlog.errors import BadRequest, NotAMember, UnsupportedVersion
 from mirrorlog.versions import run_id
+from mirrorlog.wire.policies import Policy
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -831,9 +833,17 @@ def test_what_version_6_wrote_is_what_this_software_makes_of_it() -> None:
     assert decided.state.cluster_version == 6
     with pytest.raises(UnsupportedVersion, match="QueueSyncWished came with version 7"):
         check_proposal(decided.state, QueueSyncWished(name="q"))
+    policy = PolicySet(virtual_host="/", name="p", policy=Policy("^q", {"max-length": 1}))
+    with pytest.raises(UnsupportedVersion, match="PolicySet came with version 7"):
+        check_proposal(decided.state, policy)
     decided.ask(QueueSyncWished(name="q"))
     decided.ask(RecordsCopied(name="q", log_id="B", first=15))
     assert encode_command(decided.commands[-2]).hex() == "82a474797065af517565756553796e63576973686564a46e616d65a171"
+    decided.ask(policy)
+    written = (
+        b"\x84\xa4type\xa9PolicySet\xacvirtual_host\xa1/\xa4name\xa1p\xa6policy\x82\xa7pattern\xa2^q\xaadefinition"
+    )
+    assert encode_command(policy).startswith(written)
     assert decode_state(encode_state(decided.state)) == decided.state
 
 

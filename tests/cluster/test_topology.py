@@ -25,6 +25,8 @@ from mirrorlog.cluster.state.topology_commands import (
     PasswordRenewed,
     PermissionsCleared,
     PermissionsSet,
+    PolicyCleared,
+    PolicySet,
     Unbound,
     UserLimitsSet,
     UserRemoved,
@@ -34,6 +36,7 @@ from mirrorlog.cluster.state.topology_commands import (
 )
 from mirrorlog.cluster.state.topology_rules import without_queues
 from mirrorlog.wire.fairness.quotas import UserLimits
+from mirrorlog.wire.policies import Policy
 from mirrorlog.wire.routing import Binding, Exchange, RoutingTable, is_stale, next_version, stamp
 
 ADMIN = UserSet(name="admin", password_hash="h", tags=("administrator",))
@@ -98,6 +101,13 @@ def deleted(name: str, **facts: Any) -> ExchangeDeleted:
     return ExchangeDeleted(virtual_host="/", name=name, **facts)
 
 
+def policy_set(
+    name: str, *, host: str = "/", pattern: str = "^q", priority: int = 0, operator: bool = False, **definition: Any
+) -> PolicySet:
+    policy = Policy(pattern, definition or {"max-length": 5}, priority=priority)
+    return PolicySet(virtual_host=host, name=name, policy=policy, operator=operator)
+
+
 # --- Exchanges ------------------------------------------------------------------------------------------------------
 
 
@@ -140,6 +150,11 @@ def test_declaring_again_is_nothing_and_with_other_properties_names_the_differen
         (PermissionsSet(user="u", virtual_host="/", configure="", write="", read=""), errors.NoSuchUser, "'u'"),
         (PermissionsCleared(user="u", virtual_host="/"), errors.NoSuchUser, "'u'"),
         (UserLimitsSet(user="u", limits=UserLimits(request_rate=1)), errors.NoSuchUser, "'u'"),
+        (policy_set("p", host="v"), errors.NoSuchVirtualHost, "'v'"),
+        (policy_set(""), errors.BadRequest, "1 to 255"),
+        (policy_set("p", pattern="q" * 1001), errors.BadRequest, "1000 characters"),
+        (policy_set("p", **{"overflow": "x" * 8192}), errors.LimitReached, "max_policy_bytes"),
+        (policy_set("p", priority=2**31), errors.BadRequest, "32 bits"),
     ],
 )
 def test_what_may_not_be_is_refused_with_its_reason(
@@ -528,6 +543,7 @@ def test_there_is_always_somebody_who_may_add_users() -> None:
         ("max_bindings", bound(Binding("amq.direct", "q", "one more"))),
         ("max_users", UserSet(name="one more")),
         ("max_virtual_hosts", VirtualHostMade(name="one more")),
+        ("max_policies", policy_set("one more")),
     ],
 )
 def test_every_limit_has_a_name_and_an_answer(limit: str, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -535,8 +551,8 @@ def test_every_limit_has_a_name_and_an_answer(limit: str, command: Command, monk
     monkeypatch.setattr(topology_rules, limit.upper(), 1)
     decided = Decided("q")
     if limit != "max_virtual_hosts":
-        decided.do(declared("e"), bound(Binding("amq.direct", "q")), ADMIN)
-        decided.do(declared("e"), bound(Binding("amq.direct", "q")), ADMIN)
+        for _ in range(2):
+            decided.do(declared("e"), bound(Binding("amq.direct", "q")), ADMIN, policy_set("p", operator=True))
     decided.refused(command, errors.LimitReached, limit)
 
 
@@ -645,3 +661,39 @@ def test_whatever_is_decided_bindings_lead_from_and_to_what_is_there(seed: int) 
         assert all(host.bindings.values()), f"seed {seed}: an empty entry"
         assert host.binding_bytes == sum(map(topology.size_of, host.all_bindings())), f"seed {seed}"
         RoutingTable(host.exchanges, host.all_bindings()).route("amq.fanout", "k")
+
+
+# --- Policies -------------------------------------------------------------------------------------------------------
+
+
+def test_policies_and_those_of_operators_have_names_of_their_own_and_go_with_their_virtual_host() -> None:
+    """Goal: each change is told apart by one version; what changes nothing is none. Method: set twice, changed, cleared
+    twice, and the virtual host removed."""
+    decided = Decided()
+    decided.do(VirtualHostMade(name="v"), policy_set("p", host="v"), policy_set("p", host="v", operator=True))
+    decided.do(policy_set("p", host="v"))
+    topology = decided.state.routing
+    assert topology.policies_version == 2
+    assert topology.virtual_hosts["v"].policies["p"].definition == {"max-length": 5}
+    decided.do(policy_set("p", host="v", priority=1), PolicyCleared(virtual_host="v", name="p", operator=True))
+    decided.do(PolicyCleared(virtual_host="v", name="p", operator=True))
+    host = decided.state.routing.virtual_hosts["v"]
+    assert (host.policies["p"].priority, host.operator_policies) == (1, {})
+    assert host.version == topology.virtual_hosts["v"].version, "no publish lands elsewhere"
+    assert decided.state.routing.policies_version == 4
+    decided.do(VirtualHostRemoved(name="v"), VirtualHostRemoved(name="v"))
+    assert decided.state.routing.policies_version == 5
+
+
+def test_a_policy_with_an_alternate_exchange_is_a_change_of_the_routing() -> None:
+    """Goal: publishers ask again for where unroutable messages go. Method: set one, change its other key, clear it."""
+    decided = Decided()
+    versions = [decided.host.version]
+    for command in (
+        policy_set("p", **{"alternate-exchange": "spare"}),
+        policy_set("p", **{"alternate-exchange": "spare", "max-length": 3}),
+        PolicyCleared(virtual_host="/", name="p"),
+    ):
+        decided.do(command)
+        versions.append(decided.host.version)
+    assert sorted(set(versions)) == versions

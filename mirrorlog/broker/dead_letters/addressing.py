@@ -23,7 +23,7 @@ from mirrorlog.commitlog.format.body import Record
 from mirrorlog.queues.changes import Addressed, DeadLetterTarget
 from mirrorlog.queues.dead_letters.forwarding import REDRIVEN, Forwarding
 from mirrorlog.queues.dead_letters.routes import Routes, routes
-from mirrorlog.queues.flat_ranges import flat_of, joined, pairs, without
+from mirrorlog.queues.ranges import flat_of, joined_flat, pairs, without
 from mirrorlog.wire.names import qualified, split
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class Addressing:
         leaving = await self._reader.read_again(queue_id, pairs(ranges))
         found = await self._routes(queue_id, forwarding, leaving.records, transport, behind=split(piece.more)[1])
         part = await self._part(queue_id, found, transport)
-        kept = joined(piece.kept, flat_of(sorted(part.missed))) if forwarding.reason == REDRIVEN else piece.kept
+        kept = joined_flat(piece.kept, flat_of(sorted(part.missed))) if forwarding.reason == REDRIVEN else piece.kept
         piece = Addressed(
             departure=piece.departure, ranges=piece.ranges, targets=part.targets, kept=kept, more=part.more
         )

@@ -34,8 +34,7 @@ from mirrorlog.queues.changes import Addressed, DeadLetterTarget
 from mirrorlog.queues.dead_letters.forwarding import Forwarding
 from mirrorlog.queues.dead_letters.message import DEATHS_MAX, Death, dead_letter
 from mirrorlog.queues.dead_letters.pieces import Step, reduced, refused, served
-from mirrorlog.queues.flat_ranges import count, pairs
-from mirrorlog.queues.ranges import flat
+from mirrorlog.queues.ranges import count, flat, pairs
 from mirrorlog.wire.names import shown
 
 if TYPE_CHECKING:

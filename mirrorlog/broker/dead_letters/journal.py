@@ -15,8 +15,7 @@ from mirrorlog.queues.changes import Addressed, Change, PieceForwarded, Returned
 from mirrorlog.queues.dead_letters.forwarding import HELD, REDRIVEN, Forwarding, QueueForwarding, producer_of
 from mirrorlog.queues.dead_letters.message import Death
 from mirrorlog.queues.delivery.settlement import WHYS
-from mirrorlog.queues.flat_ranges import pairs, set_of
-from mirrorlog.queues.ranges import Range, flat
+from mirrorlog.queues.ranges import Range, flat, pairs, set_of
 from mirrorlog.wire.names import split
 
 logger = logging.getLogger(__name__)

@@ -23,8 +23,7 @@ from mirrorlog.commitlog.format.header import BatchHeader, check_body, read_head
 from mirrorlog.commitlog.index.queue_order import QueuedBatch
 from mirrorlog.errors import BadBatch, LogUnavailable, OffsetOutOfRange
 from mirrorlog.queues.dead_letters.message import size_of
-from mirrorlog.queues.flat_ranges import flat_of, pairs
-from mirrorlog.queues.ranges import Range
+from mirrorlog.queues.ranges import Range, flat_of, pairs
 
 READ_BYTES_MAX: Final = 8 * 1024 * 1024
 """Of batches that are read for one new piece: scattered records may each stand in another."""

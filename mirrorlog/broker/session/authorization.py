@@ -29,6 +29,7 @@ from mirrorlog.queues.access import (
     HOLDERS,
     LANDING,
     LOOKERS,
+    POLICYMAKER,
     Right,
     check_allowed,
     check_expression,
@@ -36,6 +37,7 @@ from mirrorlog.queues.access import (
     has_tag,
 )
 from mirrorlog.queues.arguments import dead_letters_of
+from mirrorlog.queues.policies import check_policy
 from mirrorlog.wire.auth.passwords import check_hash
 from mirrorlog.wire.fairness.quotas import UserLimits
 from mirrorlog.wire.messages.base import Message
@@ -69,13 +71,16 @@ from mirrorlog.wire.messages.queues import (
 from mirrorlog.wire.messages.status import GetStatus
 from mirrorlog.wire.messages.topology import (
     Bind,
+    ClearPolicy,
     DeclareExchange,
     DeleteExchange,
     GetRouting,
+    ListPolicies,
     ListUsers,
     ListVirtualHosts,
     Login,
     SetPermissions,
+    SetPolicy,
     SetUser,
     Unbind,
 )
@@ -88,7 +93,7 @@ FAILURES_MAX: Final = 3
 DEFAULT_EXCHANGE: Final = "amq.default"
 """What the default exchange, which has no name, is called where rights are asked for; as in RabbitMQ."""
 
-_FOR_LOOKERS: Final = (GetStatus, GetEvents, ListVirtualHosts)
+_FOR_LOOKERS: Final = (GetStatus, GetEvents, ListVirtualHosts, ListPolicies)
 _FOR_ALL: Final = (GetMetadata, ListMoves, Unsubscribe)
 _FOR_DOORS: Final = (GetMetadata, GetStatus)
 _LOCAL: Final = (
@@ -255,11 +260,13 @@ class Gate:
         if isinstance(message, GetRouting) and message.virtual_host in user.permissions:
             return
         self._check_tag(message, user)
-        if not wanted and not has_tag(user, (ADMINISTRATOR,)):
+        if not wanted and not isinstance(message, SetPolicy | ClearPolicy) and not has_tag(user, (ADMINISTRATOR,)):
             raise self._lacks_tag(message)
 
     def _check_tag(self, message: Message, user: User) -> None:
         """Those that are needed beside permissions. Raises AccessRefused."""
+        if isinstance(message, SetPolicy | ClearPolicy) and not has_tag(user, (ADMINISTRATOR,)):
+            self._check_policymaker(message, user)
         if isinstance(message, Redrive) and not message.to and not has_tag(user, (ADMINISTRATOR,)):
             # Where they go is in records' headers, which anybody may have written.
             self._note(TAG, f"Redrive {message.queue}")
@@ -267,6 +274,19 @@ class Gate:
         if isinstance(message, SetHold | EndHold) and not has_tag(user, HOLDERS):
             self._note(TAG, f"{type(message).__name__} {message.queue}")
             raise AccessRefused(f"holds need the tag {LANDING}, which {self.user!r} has not: mqtool user-set --tag")
+
+    def _check_policymaker(self, message: SetPolicy | ClearPolicy, user: User) -> None:
+        """Raises AccessRefused."""
+        wrong = ""
+        if message.operator:
+            wrong = f"policies of operators need the tag {ADMINISTRATOR}, which {self.user!r} has not"
+        elif not has_tag(user, (POLICYMAKER,)):
+            wrong = f"policies need the tag {POLICYMAKER}, which {self.user!r} has not: mqtool user-set --tag"
+        elif message.virtual_host not in user.permissions:
+            wrong = f"{self.user!r} has no permissions in virtual host {message.virtual_host[:64]}"
+        if wrong:
+            self._note(TAG, type(message).__name__)
+            raise AccessRefused(wrong)
 
     def _lacks_tag(self, message: Message) -> AccessRefused:
         what = type(message).__name__
@@ -318,6 +338,8 @@ def _check_texts(message: Message) -> None:
     if isinstance(message, SetPermissions):
         for expression in (message.configure, message.write, message.read):
             check_expression(expression)
+    elif isinstance(message, SetPolicy):
+        check_policy(message.policy, operator=message.operator)
     elif isinstance(message, SetUser) and message.password_hash is not None:
         check_hash(message.password_hash)
 

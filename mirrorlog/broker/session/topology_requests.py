@@ -8,7 +8,7 @@ Asking twice is asking once, so the cluster may be asked again while it elects a
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from mirrorlog.cluster.service import ClusterService
@@ -21,6 +21,8 @@ from mirrorlog.cluster.state.topology_commands import (
     ExchangeDeleted,
     PermissionsCleared,
     PermissionsSet,
+    PolicyCleared,
+    PolicySet,
     Unbound,
     UserLimitsSet,
     UserRemoved,
@@ -30,6 +32,7 @@ from mirrorlog.cluster.state.topology_commands import (
 )
 from mirrorlog.cluster.state.topology_rules import MAX_BINDING_BYTES_AT_ONCE
 from mirrorlog.errors import LimitReached, NoSuchVirtualHost, NotCurrent
+from mirrorlog.queues import policies
 from mirrorlog.wire.fairness.quotas import UserLimits
 from mirrorlog.wire.messages.base import Message
 from mirrorlog.wire.messages.codec import Encoded, encode
@@ -38,16 +41,20 @@ from mirrorlog.wire.messages.topology import (
     AddVirtualHost,
     Bind,
     ClearPermissions,
+    ClearPolicy,
     DeclareExchange,
     DeleteExchange,
     DeleteUser,
     DeleteVirtualHost,
     GetRouting,
+    ListPolicies,
     ListUsers,
     ListVirtualHosts,
     PermissionInfo,
+    Policies,
     Routing,
     SetPermissions,
+    SetPolicy,
     SetUser,
     SetUserLimits,
     Unbind,
@@ -57,6 +64,7 @@ from mirrorlog.wire.messages.topology import (
     VirtualHosts,
 )
 from mirrorlog.wire.names import check_new, split
+from mirrorlog.wire.policies import PolicyRow
 from mirrorlog.wire.routing import Binding, Exchange, no_such_exchange
 
 # What has changed in the routing of virtual hosts lately, for publishers that hold an older version. Pure.
@@ -176,6 +184,7 @@ class RoutingRequests:
             GetRouting: self._routing,
             ListVirtualHosts: self._virtual_hosts,
             ListUsers: self._users,
+            ListPolicies: self._policies,
             **dict.fromkeys(_COMMANDS, self._change),
         }
 
@@ -201,6 +210,8 @@ class RoutingRequests:
             check_new("virtual host", asked.name)
         if isinstance(asked, SetUser) and asked.name not in self._topology.users:
             check_new("user", asked.name)
+        if isinstance(asked, SetPolicy):
+            check_new("policy", asked.name)
         return await self._decide(_COMMANDS[type(asked)](asked))
 
     async def _decide(self, command: Command) -> Message:
@@ -243,6 +254,20 @@ class RoutingRequests:
     def _users(self, asked: ListUsers) -> Message:
         return Users(users=[_user_info(name, user) for name, user in sorted(self._topology.users.items())])
 
+    def _policies(self, asked: ListPolicies) -> Message:
+        topology, within = self._topology, dict[str, list[str]]()
+        for key in self._service.state.queues:
+            virtual_host, name = split(key)
+            within.setdefault(virtual_host, []).append(name)
+        rows = [
+            row
+            for name, host in topology.virtual_hosts.items()
+            for operator in (False, True)
+            for row in _policy_rows(name, host, within.get(name, ()), operator=operator)
+        ]
+        rows.sort(key=lambda row: (row.virtual_host, row.operator, row.name))
+        return Policies(policies=rows, version=topology.policies_version)
+
     def _host(self, name: str) -> VirtualHost:
         host = self._topology.virtual_host(name)
         if host is None:
@@ -284,6 +309,10 @@ _COMMANDS: Final[Mapping[type[Message], Callable[[Any], Command]]] = {
     ),
     ClearPermissions: lambda asked: PermissionsCleared(user=asked.user, virtual_host=asked.virtual_host),
     SetUserLimits: lambda asked: UserLimitsSet(user=asked.user, limits=asked.limits),
+    SetPolicy: lambda asked: PolicySet(
+        virtual_host=asked.virtual_host, name=asked.name, policy=asked.policy, operator=asked.operator
+    ),
+    ClearPolicy: lambda asked: PolicyCleared(virtual_host=asked.virtual_host, name=asked.name, operator=asked.operator),
 }
 """Requests that are a command."""
 
@@ -304,3 +333,24 @@ def _user_info(name: str, user: User) -> UserInfo:
         for host, given in sorted(user.permissions.items())
     ]
     return UserInfo(name=name, tags=list(user.tags), permissions=permissions, limits=user.limits or UserLimits())
+
+
+def _policy_rows(virtual_host: str, host: VirtualHost, queues: Iterable[str], *, operator: bool) -> list[PolicyRow]:
+    """`queues`: the names of those within it."""
+    there = host.operator_policies if operator else host.policies
+    if not there:
+        return []
+    names = list(queues)
+    counted = Counter(policies.chosen(there, name, "queues") for name in names)
+    tied = policies.ties(there, names)
+    return [
+        PolicyRow(
+            virtual_host=virtual_host,
+            name=name,
+            policy=policy,
+            operator=operator,
+            queues=counted[name],
+            ties=tied.get(name, []),
+        )
+        for name, policy in there.items()
+    ]

@@ -23,15 +23,19 @@ from mirrorlog.wire.messages.topology import (
     AddVirtualHost,
     Bind,
     ClearPermissions,
+    ClearPolicy,
     DeclareExchange,
     DeleteExchange,
     DeleteUser,
     DeleteVirtualHost,
     GetRouting,
+    ListPolicies,
     ListUsers,
     ListVirtualHosts,
+    Policies,
     Routing,
     SetPermissions,
+    SetPolicy,
     SetUser,
     SetUserLimits,
     Unbind,
@@ -41,6 +45,7 @@ from mirrorlog.wire.messages.topology import (
     VirtualHosts,
 )
 from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST
+from mirrorlog.wire.policies import ApplyTo, Policy
 from mirrorlog.wire.routing import Binding, Exchange
 
 BINDINGS_AT_ONCE: Final = 1_000
@@ -154,6 +159,36 @@ class Topology:
     async def routing(self, *, virtual_host: str = DEFAULT_VIRTUAL_HOST, version: int = 0) -> Routing:
         """All exchanges and bindings, unless `version` is what the node has."""
         return await self._ask(GetRouting(virtual_host=virtual_host, version=version), Routing)
+
+    # --- policies ---
+
+    async def set_policy(
+        self,
+        name: str,
+        pattern: str,
+        definition: Mapping[str, Any],
+        *,
+        priority: int = 0,
+        apply_to: ApplyTo = "all",
+        operator: bool = False,
+        virtual_host: str = DEFAULT_VIRTUAL_HOST,
+    ) -> None:
+        """What holds for queues and exchanges whose names fit `pattern`, a regular expression that is searched for.
+        `definition` has RabbitMQ's keys and our own (docs/policies.md). Of several the one with the highest priority
+        counts, of equals the first by name. `operator`: it caps what others say. Raises BadRequest naming all that is
+        wrong, LimitReached, NoSuchVirtualHost, AccessRefused; UnsupportedVersion until all nodes are updated."""
+        policy = Policy(pattern=pattern, definition=dict(definition), apply_to=apply_to, priority=priority)
+        await self._change(SetPolicy(name=name, policy=policy, virtual_host=virtual_host, operator=operator))
+
+    async def clear_policy(
+        self, name: str, *, operator: bool = False, virtual_host: str = DEFAULT_VIRTUAL_HOST
+    ) -> None:
+        """Nothing when it is not there."""
+        await self._change(ClearPolicy(name=name, virtual_host=virtual_host, operator=operator))
+
+    async def policies(self) -> Policies:
+        """Of all virtual hosts, those of operators among them."""
+        return await self._ask(ListPolicies(), Policies)
 
     # --- virtual hosts ---
 

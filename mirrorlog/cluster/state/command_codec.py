@@ -34,6 +34,8 @@ from mirrorlog.cluster.state.commands import (
 from mirrorlog.cluster.state.topology_commands import (
     FirstUserMade,
     PasswordRenewed,
+    PolicyCleared,
+    PolicySet,
     TopologyCommand,
     UserLimitsSet,
 )
@@ -58,6 +60,8 @@ SINCE: Final[Mapping[type[Command], int]] = {
     **dict.fromkeys(_OF_PLACEMENTS, versions.PLACEMENTS),
     QueueSyncWished: versions.SYNC,
     RecordsCopied: versions.SYNC,
+    PolicySet: versions.POLICIES,
+    PolicyCleared: versions.POLICIES,
 }
 """Those that are not named were there from the first version on."""
 

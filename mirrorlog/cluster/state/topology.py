@@ -10,9 +10,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from mirrorlog.wire.fairness.quotas import UserLimits
 from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST
+from mirrorlog.wire.policies import Policy
 from mirrorlog.wire.routing import PREDEFINED, VERSION_FIRST, Binding, Exchange
 
 ADMINISTRATOR: Final = "administrator"
@@ -24,18 +26,31 @@ encode: Final = msgspec.msgpack.Encoder().encode
 
 class VirtualHost(msgspec.Struct, frozen=True, omit_defaults=True):
     """`version`: of its routing; `exchanges`: without those of `routing.PREDEFINED`; `bindings`: by source, by
-    `binding_key`; `binding_bytes`: what these take, by `size_of`."""
+    `binding_key`; `binding_bytes`: what these take, by `size_of`. `policies`, and those of operators, which cap what
+    others say, by name."""
 
     version: int = VERSION_FIRST
     exchanges: Mapping[str, Exchange] = {}
     bindings: Mapping[str, Mapping[str, Binding]] = {}
     binding_bytes: int = 0
+    policies: Mapping[str, Policy] = {}
+    operator_policies: Mapping[str, Policy] = {}
 
     def exchange(self, name: str) -> Exchange | None:
         return self.exchanges.get(name) or PREDEFINED.get(name)
 
     def all_bindings(self) -> Iterable[Binding]:
         return (binding for by_key in self.bindings.values() for binding in by_key.values())
+
+    def policies_of(self, *, operators: bool) -> Mapping[str, Policy]:
+        """By name."""
+        return self.operator_policies if operators else self.policies
+
+    def with_policies(self, policies: Mapping[str, Policy], *, operators: bool) -> VirtualHost:
+        """These are all of that kind."""
+        if operators:
+            return replace(self, operator_policies=policies)
+        return replace(self, policies=policies)
 
 
 class Permissions(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -59,12 +74,14 @@ class User(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class ClusterTopology(msgspec.Struct, frozen=True, omit_defaults=True):
     """`virtual_hosts`: the default one is there also when it is not among them. `users_version`: rises with each change
-    of users and permissions; `retired`: the highest routing version of those that were removed."""
+    of users and permissions; `retired`: the highest routing version of those that were removed; `policies_version`:
+    rises with each change of policies."""
 
     virtual_hosts: Mapping[str, VirtualHost] = {}
     users: Mapping[str, User] = {}
     users_version: int = 0
     retired: int = 0
+    policies_version: int = 0
 
     def virtual_host(self, name: str) -> VirtualHost | None:
         """None when there is none of that name."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mirrorlog.cluster.state.commands import Command
 from mirrorlog.wire.fairness.quotas import UserLimits
+from mirrorlog.wire.policies import Policy
 from mirrorlog.wire.routing import Binding, Exchange
 
 
@@ -105,3 +106,21 @@ class UserLimitsSet(TopologyCommand, frozen=True):
 
     user: str
     limits: UserLimits
+
+
+class PolicySet(TopologyCommand, frozen=True):
+    """A new one, or in the place of that of its name. `operator`: it caps what others say. Since
+    `versions.POLICIES`."""
+
+    virtual_host: str
+    name: str
+    policy: Policy
+    operator: bool = False
+
+
+class PolicyCleared(TopologyCommand, frozen=True):
+    """One that is not there stays so."""
+
+    virtual_host: str
+    name: str
+    operator: bool = False

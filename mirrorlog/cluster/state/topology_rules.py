@@ -36,6 +36,8 @@ from mirrorlog.cluster.state.topology_commands import (
     PasswordRenewed,
     PermissionsCleared,
     PermissionsSet,
+    PolicyCleared,
+    PolicySet,
     Unbound,
     UserLimitsSet,
     UserRemoved,
@@ -54,6 +56,7 @@ from mirrorlog.errors import (
     NoSuchVirtualHost,
 )
 from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, check_name, check_routing_key, qualified, split
+from mirrorlog.wire.policies import ALTERNATE_EXCHANGE, Policy
 from mirrorlog.wire.routing import HEADERS, KINDS, MATCHES, X_MATCH, Binding, Exchange, next_version, no_such_exchange
 
 MAX_VIRTUAL_HOSTS: Final = 1_000
@@ -67,6 +70,8 @@ stays within what one answer to a node that joins can carry (`seeds.JOINED_BYTES
 MAX_USERS: Final = 1_000
 MAX_USER_BYTES: Final = 8 * 1024
 """Of one: tags, hash, permissions."""
+MAX_POLICIES: Final = 1_000
+"""In all virtual hosts, those of operators among them."""
 MAX_BINDINGS_AT_ONCE: Final = 1_000
 MAX_BINDING_BYTES_AT_ONCE: Final = 1024 * 1024
 """Of one entry in the cluster's log."""
@@ -141,6 +146,7 @@ def _host_removed(topology: ClusterTopology, command: VirtualHostRemoved, queues
         users=users,
         users_version=topology.users_version + 1,
         retired=max(topology.retired, host.version),
+        policies_version=topology.policies_version + bool(host.policies or host.operator_policies),
     )
 
 
@@ -292,6 +298,37 @@ def _unbound(topology: ClusterTopology, command: Unbound, queues: Collection[str
     for target in _deleting_itself(host.exchanges, source) if not by_key else ():
         left = _swept(left, [target])
     return _with_host(topology, command.virtual_host, left)
+
+
+def _policy_set(topology: ClusterTopology, command: PolicySet, queues: Collection[str]) -> ClusterTopology:
+    known = _host(topology, command.virtual_host).policies_of(operators=command.operator)
+    check_name("policy", command.name)
+    command.policy.check_size()
+    if command.name not in known:
+        hosts = topology.virtual_hosts.values()
+        there_are = sum(len(each.policies) + len(each.operator_policies) for each in hosts)
+        _check_limit("max_policies", MAX_POLICIES, there_are)
+    return _with_policies(topology, command, {**known, command.name: command.policy})
+
+
+def _policy_cleared(topology: ClusterTopology, command: PolicyCleared, queues: Collection[str]) -> ClusterTopology:
+    known = _host(topology, command.virtual_host).policies_of(operators=command.operator)
+    return _with_policies(topology, command, _without(known, command.name))
+
+
+def _with_policies(
+    topology: ClusterTopology, command: PolicySet | PolicyCleared, policies: Mapping[str, Policy]
+) -> ClusterTopology:
+    host = _host(topology, command.virtual_host)
+    known = host.policies_of(operators=command.operator)
+    if policies == known:
+        return topology
+    changed = host.with_policies(policies, operators=command.operator)
+    both = [each for each in (known.get(command.name), policies.get(command.name)) if each is not None]
+    if any(ALTERNATE_EXCHANGE in each.definition for each in both):  # what nothing takes lands elsewhere now
+        changed = replace(changed, version=next_version(host.version))
+    hosts = {**topology.virtual_hosts, command.virtual_host: changed}
+    return replace(topology, virtual_hosts=hosts, policies_version=topology.policies_version + 1)
 
 
 def _check_ends(binding: Binding) -> None:
@@ -456,4 +493,6 @@ _HANDLERS: Final[Mapping[type[Command], Callable[[ClusterTopology, Any, Collecti
     PermissionsSet: _permissions_set,
     PermissionsCleared: _permissions_cleared,
     UserLimitsSet: _limits_set,
+    PolicySet: _policy_set,
+    PolicyCleared: _policy_cleared,
 }

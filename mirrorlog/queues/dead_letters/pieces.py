@@ -30,7 +30,7 @@ from mirrorlog.errors import (
 )
 from mirrorlog.queues.changes import Addressed, DeadLetterTarget
 from mirrorlog.queues.dead_letters.forwarding import REDRIVEN, REJECTED
-from mirrorlog.queues.flat_ranges import flat_of, joined, offsets_of, without
+from mirrorlog.queues.ranges import flat_of, joined_flat, offsets_of, without
 
 _TOO_LARGE: Final = (BatchTooLarge, RecordTooLarge)
 _FOR_EVER: Final = (BadBatch, BadRequest, *_TOO_LARGE)
@@ -102,7 +102,7 @@ def _abandoned(piece: Addressed, reason: str) -> Step:
 
 def _kept(piece: Addressed, what: str) -> Step:
     """What the first target was to get is not sent there: it is kept where it is."""
-    return Step(replace(served(piece), kept=joined(piece.kept, piece.targets[0].ranges)), what)
+    return Step(replace(served(piece), kept=joined_flat(piece.kept, piece.targets[0].ranges)), what)
 
 
 def _renumbered(piece: Addressed, error: MirrorlogError) -> Addressed:

@@ -23,10 +23,12 @@ StaleReads = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-VirtualHost = Annotated[str, typer.Option("--vhost", envvar=VHOST_VARIABLE, help="The virtual host.")]
+VirtualHost = Annotated[str, typer.Option("--vhost", "-p", envvar=VHOST_VARIABLE, help="The virtual host.")]
 OnlyVirtualHost = Annotated[
     str | None,
-    typer.Option("--vhost", envvar=VHOST_VARIABLE, help="Only this virtual host; without, names are of the default."),
+    typer.Option(
+        "--vhost", "-p", envvar=VHOST_VARIABLE, help="Only this virtual host; without, names are of the default."
+    ),
 ]
 
 QueueName = Annotated[str, typer.Argument(help="The queue's name.")]

@@ -11,6 +11,7 @@ import msgspec
 from mirrorlog.wire.fairness.quotas import UserLimits
 from mirrorlog.wire.messages.base import Message
 from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST
+from mirrorlog.wire.policies import Policy, PolicyRow
 from mirrorlog.wire.routing import Binding, Exchange
 
 
@@ -96,6 +97,35 @@ class VirtualHostInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 class VirtualHosts(Message, frozen=True):
     virtual_hosts: list[VirtualHostInfo]
+
+
+class SetPolicy(Message, frozen=True):
+    """A new policy, or in the place of that of its name. `operator`: it caps what others say. Since
+    `versions.POLICIES`."""
+
+    name: str
+    policy: Policy
+    virtual_host: str = DEFAULT_VIRTUAL_HOST
+    operator: bool = False
+
+
+class ClearPolicy(Message, frozen=True):
+    """Nothing when it is not there."""
+
+    name: str
+    virtual_host: str = DEFAULT_VIRTUAL_HOST
+    operator: bool = False
+
+
+class ListPolicies(Message, frozen=True):
+    """Answered with Policies, of all virtual hosts that whoever asks may see."""
+
+
+class Policies(Message, frozen=True):
+    """`version`: rises with each change of any of them."""
+
+    policies: list[PolicyRow]
+    version: int
 
 
 class SetUser(Message, frozen=True):

@@ -1,0 +1,323 @@
+"""What policies say of queues and exchanges: which definitions they take, which of several is an object's, and what
+comes of it together with the object's own arguments. Pure; see docs/decisions/0054.
+
+A key of a policy stands for an argument. Of a limit that both set the stricter one holds; of anything else the
+argument does, for it was asked for this one queue. What an operator's policy says is a limit to all of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
+from typing import Any, Final, NamedTuple
+
+from mirrorlog.cluster.state.topology import VirtualHost
+from mirrorlog.commitlog.format.attributes import DURATION_MS_MAX
+from mirrorlog.config import COPIES_MAX
+from mirrorlog.errors import BadRequest
+from mirrorlog.queues.access import check_expression, is_found_in
+from mirrorlog.queues.arguments import (
+    COPIES_ASKED_MAX,
+    DELIVERY_LIMIT_MAX,
+    LOCATOR,
+    MIN_IN_SYNC,
+    OVERFLOWS,
+    PROMOTE_ON_FAILURE,
+    PROMOTE_ON_SHUTDOWN,
+    REPLACE_AFTER,
+    SYNC_MODE,
+    TOPOLOGY,
+)
+from mirrorlog.queues.limits.lifetime import is_transient
+from mirrorlog.wire.names import split
+from mirrorlog.wire.policies import ALTERNATE_EXCHANGE, APPLY_TO, Policy
+
+_NUMBER_MAX: Final = 2**63 - 1
+_TIMEOUT_MS_MAX: Final = 366 * 24 * 3600 * 1000
+_SHOWN_CHARS: Final = 80
+_HA_MODE: Final = "ha-mode"
+_HA_PARAMS: Final = "ha-params"
+_SYNC_BATCH: Final = "ha-sync-batch-size"
+_NEED_HA_MODE: Final = (_HA_PARAMS, SYNC_MODE, _SYNC_BATCH, PROMOTE_ON_SHUTDOWN, PROMOTE_ON_FAILURE)
+_CONFIRM: Final = "confirm"
+_DELIVERY_LIMIT: Final = "delivery-limit"
+_NODE: Final = re.compile(r"[^\x00-\x20\x7f]{1,255}")
+"""One of a list may be a name that no node here can have, as `rabbit@a`: it is no error, and nobody's."""
+_LEVELS: Final = ("none", "master", "one", "majority", "all")
+DECLARED: Final = "argument"
+"""Where a key comes from that no policy has said."""
+
+
+class _Key(NamedTuple):
+    """`argument`: for which it stands; `check`: what is wrong with a value, for people, empty if nothing is."""
+
+    argument: str
+    check: Callable[[str, Any], str]
+
+
+def _text(key: str, value: Any) -> str:
+    fits = isinstance(value, str) and re.fullmatch(r"[^\x00-\x1f\x7f]{0,255}", value)
+    return "" if fits else f"{key} must be a text of at most 255 characters, got {shown(value)}"
+
+
+def _number(least: int, most: int) -> Callable[[str, Any], str]:
+    def check(key: str, value: Any) -> str:
+        fits = type(value) is int and least <= value <= most
+        return "" if fits else f"{key} takes an integer from {least} to {most}, {shown(value)} given"
+
+    return check
+
+
+def _choice(*choices: str) -> Callable[[str, Any], str]:
+    def check(key: str, value: Any) -> str:
+        if value in choices and isinstance(value, str):
+            return ""
+        *others, last = (f'"{each}"' for each in choices)
+        near = get_close_matches(value[:_SHOWN_CHARS], choices, n=1) if isinstance(value, str) else []
+        meant = f'; did you mean "{near[0]}"?' if near else ""
+        return f"{key} must be {', '.join(others)} or {last}, got {shown(value)}{meant}"
+
+    return check
+
+
+def _level(key: str, value: Any) -> str:
+    return _number(0, COPIES_MAX)(key, value) if type(value) is int else _choice(*_LEVELS)(key, value)
+
+
+def _batch_size(key: str, value: Any) -> str:
+    fits = type(value) is int and value > 0
+    return "" if fits else f"{key} takes an integer greater than 0, {shown(value)} given"
+
+
+_KEYS: Final[Mapping[str, _Key]] = {
+    _HA_MODE: _Key("", lambda key, value: ""),
+    _HA_PARAMS: _Key("", lambda key, value: ""),
+    SYNC_MODE: _Key(SYNC_MODE, _choice("manual", "automatic")),
+    _SYNC_BATCH: _Key("", _batch_size),
+    PROMOTE_ON_SHUTDOWN: _Key(PROMOTE_ON_SHUTDOWN, _choice("when-synced", "always")),
+    PROMOTE_ON_FAILURE: _Key(PROMOTE_ON_FAILURE, _choice("when-synced", "always")),
+    LOCATOR: _Key(LOCATOR, _choice("min-masters", "client-local", "random")),
+    "message-ttl": _Key("x-message-ttl", _number(0, DURATION_MS_MAX)),
+    "expires": _Key("x-expires", _number(1, _TIMEOUT_MS_MAX)),
+    "max-length": _Key("x-max-length", _number(0, _NUMBER_MAX)),
+    "max-length-bytes": _Key("x-max-length-bytes", _number(0, _NUMBER_MAX)),
+    "overflow": _Key("x-overflow", _choice(*OVERFLOWS)),
+    "dead-letter-exchange": _Key("x-dead-letter-exchange", _text),
+    "dead-letter-routing-key": _Key("x-dead-letter-routing-key", _text),
+    _DELIVERY_LIMIT: _Key("x-delivery-limit", _number(-1, DELIVERY_LIMIT_MAX)),
+    ALTERNATE_EXCHANGE: _Key("", _text),
+    _CONFIRM: _Key(_CONFIRM, _level),
+    "flush": _Key("flush", _choice("memory", "disk")),
+    "min-in-sync": _Key(MIN_IN_SYNC, _number(1, COPIES_MAX)),
+    REPLACE_AFTER: _Key(REPLACE_AFTER, _number(1, _TIMEOUT_MS_MAX)),
+    TOPOLOGY: _Key(TOPOLOGY, _choice("star", "ring")),
+}
+KEYS: Final = tuple(_KEYS)
+"""Of definitions."""
+CAPS: Final = ("message-ttl", "expires", "max-length", "max-length-bytes", _DELIVERY_LIMIT, "flush", "min-in-sync")
+"""Those that an operator's policy may have."""
+_STRICTER: Final = ("x-message-ttl", "x-expires", "x-max-length", "x-max-length-bytes", "x-delivery-limit")
+"""Arguments of which the lower one holds."""
+
+
+# --- What a policy may be ---------------------------------------------------------------------------------------------
+
+
+def check_policy(policy: Policy, *, operator: bool) -> None:
+    """Raises BadRequest that names everything that is wrong; `details` have it as a list, too."""
+    wrong = [*_wrong_form(policy), *wrong_keys(policy.definition, operator=operator)]
+    if wrong:
+        raise BadRequest(f"Validation failed: {'; '.join(wrong)}", errors=wrong)
+
+
+def _wrong_form(policy: Policy) -> list[str]:
+    wrong = []
+    if policy.apply_to not in APPLY_TO:
+        wrong.append(f"apply-to '{policy.apply_to}' unrecognised; should be 'queues', 'exchanges' or 'all'")
+    try:
+        check_expression(policy.pattern)
+    except BadRequest as error:
+        wrong.append(f"pattern {shown(policy.pattern)}: {error.message}")
+    return wrong
+
+
+def wrong_keys(definition: Mapping[str, Any], *, operator: bool = False) -> list[str]:
+    """All that is wrong with a definition."""
+    if not definition:
+        return ["no policy provided"]
+    wrong = []
+    for key, value in definition.items():
+        if key not in _KEYS:
+            near = get_close_matches(key[:_SHOWN_CHARS], KEYS, n=1)
+            meant = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(KEYS)}"
+            wrong.append(f"{key[:_SHOWN_CHARS]!r} is not a recognised policy setting{meant}")
+        elif operator and key not in CAPS:
+            wrong.append(f"{key} cannot be set by an operator policy; those that can: {', '.join(CAPS)}")
+        elif reason := _KEYS[key].check(key, value):
+            wrong.append(reason)
+    return [*wrong, *_wrong_mirroring(definition), *_wrong_dead_letters(definition)]
+
+
+def _wrong_dead_letters(definition: Mapping[str, Any]) -> list[str]:
+    if "dead-letter-routing-key" in definition and "dead-letter-exchange" not in definition:
+        return ["dead-letter-routing-key needs dead-letter-exchange beside it"]
+    return []
+
+
+def _wrong_mirroring(definition: Mapping[str, Any]) -> list[str]:
+    if _HA_MODE not in definition:
+        needing = [key for key in _NEED_HA_MODE if key in definition]
+        return [f"{_HA_MODE} must be specified to specify {', '.join(needing)}"] if needing else []
+    given = shown(definition[_HA_PARAMS]) if _HA_PARAMS in definition else "none"
+    params = definition.get(_HA_PARAMS)
+    mode = definition[_HA_MODE]
+    if mode == "all":
+        return [f'{_HA_MODE}="all" does not take parameters'] if _HA_PARAMS in definition else []
+    if mode == "exactly":
+        fits = type(params) is int and 1 <= params <= COPIES_ASKED_MAX
+        return [] if fits else [f'{_HA_MODE}="exactly" takes an integer from 1 to {COPIES_ASKED_MAX}, {given} given']
+    if mode == "nodes":
+        return _wrong_nodes(params, given)
+    near = get_close_matches(mode[:_SHOWN_CHARS], ("all", "exactly", "nodes"), n=1) if isinstance(mode, str) else []
+    meant = f'; did you mean "{near[0]}"?' if near else ""
+    return [f'{shown(mode)} is not a valid {_HA_MODE} value; it must be "all", "exactly" or "nodes"{meant}']
+
+
+def _wrong_nodes(params: Any, given: str) -> list[str]:
+    if not isinstance(params, list | tuple):
+        return [f'{_HA_MODE}="nodes" takes a list, {given} given']
+    if not params:
+        return [f'{_HA_MODE}="nodes" list must be non-empty']
+    if strange := [each for each in params if not isinstance(each, str) or not _NODE.fullmatch(each)]:
+        return [f'{_HA_MODE}="nodes" takes a list of names of nodes, {shown(strange[0])} is none']
+    if len(set(params)) != len(params) or len(params) > COPIES_MAX:
+        return [f'{_HA_MODE}="nodes" takes up to {COPIES_MAX} nodes, each once, {given} given']
+    return []
+
+
+# --- Which one, and what comes of it ----------------------------------------------------------------------------------
+
+
+class Effective(NamedTuple):
+    """`arguments`: what holds for a queue; `policy`, `operator`: the names of the policies that are its own, empty
+    without; `sources`: where each of the arguments comes from: DECLARED, or `policy NAME`, `operator policy NAME`."""
+
+    arguments: dict[str, Any]
+    policy: str
+    operator: str
+    sources: dict[str, str]
+
+
+def chosen(policies: Mapping[str, Policy], name: str, kind: str) -> str:
+    """The name of the policy for the queue or exchange (`kind`: queues, exchanges) of this name within its virtual
+    host; empty without one."""
+    found = [
+        each
+        for each, policy in policies.items()
+        if policy.apply_to in (kind, "all") and is_found_in(policy.pattern, name)
+    ]
+    return min(found, key=lambda each: (-policies[each].priority, each), default="")
+
+
+def effective(host: VirtualHost | None, name: str, arguments: Mapping[str, Any]) -> Effective:
+    """What holds for a queue with these arguments, by its qualified name, by the policies of its virtual host."""
+    own = Effective(dict(arguments), "", "", dict.fromkeys(arguments, DECLARED))
+    if host is None or not (host.policies or host.operator_policies):
+        return own
+    within = split(name)[1]
+    policy, operator = (chosen(each, within, "queues") for each in (host.policies, host.operator_policies))
+    if policy:
+        _govern(own, host.policies[policy].definition, f"policy {policy}")
+    if operator:
+        _cap(own, host.operator_policies[operator].definition, f"operator policy {operator}")
+    return own._replace(policy=policy, operator=operator)
+
+
+def _govern(own: Effective, definition: Mapping[str, Any], source: str) -> None:
+    transient = is_transient(own.arguments)
+    for argument, value in _as_arguments(definition).items():
+        if transient and argument in _OF_PLACES:
+            continue
+        if argument in ("copies", "nodes") and own.sources.keys() & {"copies", "nodes"}:
+            continue  # the queue says how many, or where, by itself
+        _set(own, argument, value, source, stricter=argument in _STRICTER)
+
+
+def _cap(own: Effective, definition: Mapping[str, Any], source: str) -> None:
+    transient = is_transient(own.arguments)
+    for argument, value in _as_arguments(definition).items():
+        if transient and argument in _OF_PLACES:
+            continue
+        _set(own, argument, value, source, stricter=True)
+
+
+def _set(own: Effective, argument: str, value: Any, source: str, *, stricter: bool) -> None:
+    there = own.arguments.get(argument)
+    if argument in own.arguments and not (stricter and _is_stricter(argument, value, there)):
+        return
+    own.arguments[argument] = value
+    own.sources[argument] = source
+
+
+def _is_stricter(argument: str, value: Any, there: Any) -> bool:
+    if argument == "flush":
+        return bool(value == "disk" != there)
+    if type(there) is not int:
+        return True
+    if argument == MIN_IN_SYNC:
+        return bool(value > there)
+    return bool(value >= 0 and (there < 0 or value < there))  # -1: without a limit
+
+
+def _as_arguments(definition: Mapping[str, Any]) -> dict[str, Any]:
+    """What a definition says, by the names of the arguments that it stands for."""
+    found = {_KEYS[key].argument: value for key, value in definition.items() if key in _KEYS and _KEYS[key].argument}
+    mode = definition.get(_HA_MODE)
+    if mode == "nodes":
+        found["nodes"] = list(definition.get(_HA_PARAMS, ()))
+    elif mode is not None:
+        found["copies"] = definition.get(_HA_PARAMS, 0) if mode == "exactly" else 0
+    if mode is not None:
+        found.setdefault(SYNC_MODE, "automatic")
+    return found
+
+
+_OF_PLACES: Final = frozenset(
+    {"copies", "nodes", "flush", MIN_IN_SYNC, LOCATOR, SYNC_MODE, REPLACE_AFTER, TOPOLOGY, PROMOTE_ON_FAILURE}
+    | {PROMOTE_ON_SHUTDOWN}
+)
+"""What a queue that goes with its node has nothing of."""
+
+
+def ties(policies: Mapping[str, Policy], names: Iterable[str]) -> dict[str, list[str]]:
+    """By the name of a policy those that fit one of these names of queues too, at the same priority, and come behind
+    it."""
+    found: dict[str, set[str]] = {}
+    for name in names:
+        first = chosen(policies, name, "queues")
+        others = {
+            each
+            for each, policy in policies.items()
+            if each != first
+            and first
+            and policy.priority == policies[first].priority
+            and policy.apply_to != "exchanges"
+            and is_found_in(policy.pattern, name)
+        }
+        if others:
+            found.setdefault(first, set()).update(others)
+    return {name: sorted(each) for name, each in found.items()}
+
+
+def alternate_of(host: VirtualHost, exchange: str) -> str:
+    """The alternate exchange that a policy gives an exchange; empty without one."""
+    name = chosen(host.policies, exchange, "exchanges")
+    alternate = host.policies[name].definition.get(ALTERNATE_EXCHANGE) if name else None
+    return alternate if isinstance(alternate, str) else ""
+
+
+def shown(value: object) -> str:
+    """A value that somebody chose, in an error: as JSON has it, and not all of a long one."""
+    text = f'"{value}"' if isinstance(value, str) else repr(value)
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…"

@@ -1,0 +1,54 @@
+"""Policies: which queues and exchanges of a virtual host they are for, and what they say of these; see
+docs/decisions/0054. Which of several is an object's, and what that comes to, is in `queues.policies`. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, Literal, get_args
+
+import msgspec
+
+from mirrorlog.errors import BadRequest, LimitReached
+
+ApplyTo = Literal["queues", "exchanges", "all"]
+APPLY_TO: Final = get_args(ApplyTo)
+BYTES_MAX: Final = 8 * 1024
+"""Of a policy."""
+PATTERN_CHARS_MAX: Final = 1_000
+PRIORITY_MAX: Final = 2**31 - 1
+"""As far below zero, too."""
+ALTERNATE_EXCHANGE: Final = "alternate-exchange"
+"""The one key that is for exchanges."""
+
+
+class Policy(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`pattern`: a regular expression, which is searched for in names; `definition`: what it says, by RabbitMQ's names
+    of keys; `priority`: of several that an object's name fits, the highest counts, and of equals the first by name."""
+
+    pattern: str
+    definition: Mapping[str, Any]
+    apply_to: ApplyTo = "all"
+    priority: int = 0
+
+    def check_size(self) -> None:
+        """Whether it is one that every node can keep. Raises BadRequest, LimitReached."""
+        if len(self.pattern) > PATTERN_CHARS_MAX or abs(self.priority) > PRIORITY_MAX or not self.definition:
+            raise BadRequest(
+                f"a policy has a pattern of up to {PATTERN_CHARS_MAX} characters, a priority of 32 bits, a definition"
+            )
+        if (size := len(msgspec.msgpack.encode(self))) > BYTES_MAX:
+            raise LimitReached(f"a policy of {size} bytes is above max_policy_bytes ({BYTES_MAX})")
+
+
+class PolicyRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A policy in a list. `operator`: it caps what others say; `queues`: how many it is the one of, -1 if not counted;
+    `reason`: why it cannot be met for all of them now, empty if it can; `ties`: others of the same priority that fit
+    the same names of queues, and come behind it by name."""
+
+    virtual_host: str
+    name: str
+    policy: Policy
+    operator: bool = False
+    queues: int = -1
+    reason: str = ""
+    ties: list[str] = []
