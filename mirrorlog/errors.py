@@ -333,10 +333,6 @@ class NoSuchUser(MirrorlogError, grpc="NOT_FOUND", exit_code=5):
     """The cluster has no user of that name."""
 
 
-class NoSuchPolicy(MirrorlogError, grpc="NOT_FOUND", exit_code=5):
-    """The virtual host has no policy of that name."""
-
-
 class ExchangeExists(MirrorlogError, grpc="ALREADY_EXISTS", exit_code=6):
     """With other properties; the message names the difference."""
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import RenderableType
 
-from mirrorlog.errors import BadRequest, NoSuchPolicy
+from mirrorlog.errors import BadRequest
 from mirrorlog.tools.common.options import AsJson, OnlyVirtualHost, VirtualHost, parse_arguments
 from mirrorlog.tools.common.output import NOTHING, emit, table
 from mirrorlog.tools.common.session import session_of
 from mirrorlog.wire.messages.topology import Routing, VirtualHostInfo
 from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST
-from mirrorlog.wire.policies import APPLY_TO, ApplyTo, PolicyRow
+from mirrorlog.wire.policies import APPLY_TO, ApplyTo, NoSuchPolicy, PolicyRow
 from mirrorlog.wire.routing import PREDEFINED, Binding
 
 if TYPE_CHECKING:

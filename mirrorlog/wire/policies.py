@@ -4,11 +4,11 @@ docs/decisions/0054. Which of several is an object's, and what that comes to, is
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, Literal, get_args
+from typing import Any, ClassVar, Final, Literal, get_args
 
 import msgspec
 
-from mirrorlog.errors import BadRequest, LimitReached
+from mirrorlog.errors import BadRequest, LimitReached, MirrorlogError
 
 ApplyTo = Literal["queues", "exchanges", "all"]
 APPLY_TO: Final = get_args(ApplyTo)
@@ -19,6 +19,12 @@ PRIORITY_MAX: Final = 2**31 - 1
 """As far below zero, too."""
 ALTERNATE_EXCHANGE: Final = "alternate-exchange"
 """The one key that is for exchanges."""
+
+
+class NoSuchPolicy(MirrorlogError, grpc="NOT_FOUND", exit_code=5):
+    """The virtual host has no policy of that name."""
+
+    code: ClassVar[str] = "NO_SUCH_POLICY"
 
 
 class Policy(msgspec.Struct, frozen=True, omit_defaults=True):
