@@ -22,6 +22,7 @@ from mirrorlog.broker.hosting.status import disk_status, memory_status, with_war
 from mirrorlog.broker.log.clock import now_us
 from mirrorlog.broker.log.host import Helpers, Host
 from mirrorlog.broker.moves.alter_requests import AlterRequests, MovingList
+from mirrorlog.broker.moves.background import BackgroundTicks
 from mirrorlog.broker.moves.evening import QueueEvening
 from mirrorlog.broker.moves.former_limits import FormerLimits
 from mirrorlog.broker.moves.former_records import FormerRecords
@@ -181,6 +182,7 @@ class Server:
         self.moves.is_being_deleted = self._evening.is_being_deleted = requests.is_being_deleted
         self.moves.came = requests.lifetimes.came
         alterations = AlterRequests(requests, self._view)
+        alterations.stays = self._evening.stays
         self._wanted = WantedPlaces(
             self.logs,
             self._view,
@@ -296,6 +298,13 @@ class Server:
         assert self._door is not None
         assert self._requests is not None
         assert self._wanted is not None
+        background = BackgroundTicks(
+            moves=self.moves.tick,
+            syncs=self.syncs.tick,
+            evening=self._evening.tick,
+            former_limits=self.former_limits.tick,
+            wanted_places=self._wanted.tick,
+        )
         while True:
             now = loop.time()
             self.ha.tick(now)
@@ -303,11 +312,7 @@ class Server:
             for log in self.logs:
                 log.tick(now)
             self._requests.lifetimes.tick(now)
-            self.moves.tick(now)
-            self.syncs.tick(now)
-            self._evening.tick(now)
-            self.former_limits.tick(now)
-            self._wanted.tick(now)
+            background.tick(now)
             await asyncio.sleep(TICK_S)
 
     def _ticker_ended(self, ticker: asyncio.Task[None]) -> None:

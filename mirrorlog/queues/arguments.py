@@ -179,6 +179,15 @@ def check_values(arguments: Mapping[str, Any]) -> None:
         raise BadRequest(f"argument {_LOG_GROUP!r} is {_shown(group)}, it must be a name, of 1 to 255 characters")
 
 
+def fits(name: str, value: Any) -> bool:
+    """Whether an argument is of a shape that it takes: a log may hold others (see above)."""
+    try:
+        check_values({name: value})
+    except BadRequest:
+        return False
+    return True
+
+
 def _check_nodes(arguments: Mapping[str, Any]) -> None:
     if _NODES not in arguments:
         return

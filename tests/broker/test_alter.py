@@ -19,8 +19,9 @@ from mirrorlog.broker.hosting.hosted_logs import HostedLogs
 from mirrorlog.broker.hosting.states import HostedState
 from mirrorlog.broker.log.publish import LogPublisher
 from mirrorlog.broker.membership.cluster_view import NodeView
+from mirrorlog.broker.membership.placing import PlacingSettings
 from mirrorlog.broker.moves.alter_requests import AlterRequests, MovingList
-from mirrorlog.broker.moves.evening import QueueEvening
+from mirrorlog.broker.moves.evening import AGAIN_S, QueueEvening
 from mirrorlog.broker.moves.move_service import MoveService
 from mirrorlog.broker.moves.wanted_places import ATTEMPTS_PER_MINUTE, FIRST_S, WantedPlaces
 from mirrorlog.broker.session.queue_requests import Requests
@@ -92,14 +93,14 @@ class Node:
     """n0 of a cluster of two, whose state is here: it decides as the cluster does, in an instant. `deciding`: what
     happens before the next decision."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, placing: PlacingSettings | None = None) -> None:
         nodes = {name: NodeFacts(number, Addresses(), start_id="run") for number, name in enumerate(["n0", "n1"], 1)}
         hosts = ClusterTopology(virtual_hosts={"/": VirtualHost()})
         self.state = ClusterState(CLUSTER_ID, "c", nodes=nodes, homes=False, cluster_version=6, topology=hosts)
         self.deciding: Callable[[], None] = lambda: None
         self.decided: list[Command] = []
         self.now = asyncio.get_running_loop().time()
-        self.view = NodeView()
+        self.view = NodeView(placing)
         service: Any = self
         self.view.service = service
         self.identity = SimpleNamespace(node="n0", start_id="run")
@@ -135,8 +136,9 @@ class Node:
             lambda log, name: self.alterations.alter(log, name, {}),
             lambda name: name in self.alterations.staying,
         )
-        evening = QueueEvening("n0", self.logs, self.view)
-        self.listed = MovingList(self.logs, self.view, self.moves, self.wanted, evening=evening)
+        self.evening = QueueEvening("n0", self.logs, self.view)
+        self.alterations.stays = self.evening.stays
+        self.listed = MovingList(self.logs, self.view, self.moves, self.wanted, evening=self.evening)
 
     # --- the cluster ---
 
@@ -480,6 +482,53 @@ async def test_a_move_is_told_by_the_master_of_its_log(node: Node) -> None:
     for found in ([row, known], [known, row], [row, known, row]):
         assert all_moves([MovesFound(moves=[each]) for each in found], {}) == [known]
     assert all_moves([MovesFound(moves=[known]), MovesFound(moves=[later])], {}) == [later]
+
+
+async def at_rest(node: Node) -> None:
+    """There are two logs without rules, of which the other node masters the empty one; all copies are in sync."""
+    log = replace(node.state.logs[HERE], in_sync={"n0": "run", "n1": "run"}, copies_wanted=1)
+    node.state = replace(node.state, logs={HERE: log}, places=None)
+    made = LogMade(log_id=THERE, number=2, name="there", flush="memory", replicas=("n1", "n0"), copies=2)
+    assert not node.apply(made).refusal
+    there = replace(node.state.logs[THERE], in_sync={"n0": "run", "n1": "run"}, master=Holder("n1", "run"), epoch=1)
+    node.state = replace(node.state, logs={HERE: log, THERE: there})
+
+
+async def evened(node: Node) -> set[str]:
+    """What moves after some seconds."""
+    for _ in range(40):
+        node.now += 0.1
+        node.evening.tick(node.now)
+        node.wanted.tick(node.now)
+        await node.evening.idle()
+    return set(node.state.placing.moves)
+
+
+@pytest.mark.parametrize(("name", "value"), [("min_in_sync", 2), ("nodes", 5), ("copies", "many")])
+async def test_arguments_that_fit_no_more_are_passed_over(tmp_path: Path, name: str, value: Any) -> None:
+    """Goal: one odd queue stops nothing. Method: a queue that wants two in sync, in a cluster whose settings say one
+    copy by now, or one with an argument of a shape that an older version took, has the fewest records of many."""
+    node = Node(tmp_path / "log", PlacingSettings(copies=1))
+    await at_rest(node)
+    node.declare("odd")
+    node.arguments("odd")[name] = value
+    for number in range(6):
+        node.declare(f"q{number}")
+    assert {"q0", "q1"} <= {row.queue for row in await node.rows()}
+    assert {"q0", "q1"} <= await evened(node)
+    await node.wanted.stop()
+    node.log.replica.close()
+
+
+async def test_a_queue_whose_move_was_cancelled_is_not_evened_out_again(node: Node) -> None:
+    """Others go in its place."""
+    await at_rest(node)
+    for number in range(2):
+        node.declare(f"q{number}")
+    assert await evened(node) == {"q0"}
+    assert (await node.ask(CancelMove(name="q0"))).cancelled
+    node.now += 2 * AGAIN_S
+    assert await evened(node) == {"q1"}
 
 
 class Walked(dict[str, tuple[Span, ...]]):

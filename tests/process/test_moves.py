@@ -16,7 +16,7 @@ from mirrorlog.client import Client
 from mirrorlog.errors import BadRequest, ConnectionLost, MirrorlogError, NotMaster
 from mirrorlog.testing import Cluster
 from mirrorlog.wire.messages.queues import MoveOfQueue, QueueInfo
-from tests.process.clusters import fast_cluster
+from tests.process.clusters import fast_cluster, log_lines
 
 pytestmark = pytest.mark.process
 
@@ -366,3 +366,29 @@ async def test_records_left_behind_keep_the_copies_that_confirmed_them() -> None
             await moved(client, "cheap", former)
             (span, *_) = (await told(client, "precious")).spans
             assert (span.log_id, len(span.mirrors)) == (former, 1)
+
+
+@pytest.mark.long
+async def test_nodes_live_on_with_a_queue_that_no_rule_fits_any_more() -> None:
+    """Goal: an odd queue among those that are evened out ends no node. Method: settings say one copy, the logs have
+    two, and one queue names two in sync, as its log has; one node masters all queues, and gives the others away."""
+    logs = ({"name": "a"}, {"name": "b", "master": "n2"})
+    async with fast_cluster(2, min_in_sync=2, logs=logs, settings={"cluster.copies": 1}) as cluster:
+        await asyncio.to_thread(cluster.wait_in_sync)
+        async with Client(*cluster.servers) as client:
+            names = ["strict", *(f"q{number}" for number in range(11))]
+            for name in names:
+                await client.admin.declare(name, {"min_in_sync": 2} if name == "strict" else {})
+            there = {name: (await told(client, name)).log_id for name in names}
+            left = [name for name in names if there[name] == there["strict"]]
+            for name in set(names) - set(left):
+                await client.admin.delete_queue(name)
+            async with asyncio.timeout(30):
+                while True:
+                    if any([(await told(client, name)).log_id != there[name] for name in left]):
+                        break
+                    await asyncio.sleep(0.1)
+            assert (await told(client, "strict")).log_id == there["strict"]
+        for node in cluster.nodes.values():
+            assert not log_lines(node, "ticker_failed")
+            node.status()

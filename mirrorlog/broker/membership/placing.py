@@ -24,7 +24,7 @@ from mirrorlog.cluster.state.placements import PROMOTE_ON_FAILURE, PROMOTE_ON_SH
 from mirrorlog.cluster.state.state import ClusterState, holds_transient
 from mirrorlog.config import LOG_NUMBER_MAX, Locator
 from mirrorlog.errors import BadRequest
-from mirrorlog.queues.arguments import locator_of, log_group_of
+from mirrorlog.queues.arguments import fits, locator_of, log_group_of
 from mirrorlog.wire.names import shown
 
 _ASKED: Final = ("copies", "nodes", "flush", "min_in_sync", *PROMOTES)
@@ -118,18 +118,23 @@ def unlike(arguments: Mapping[str, Any], rule: Placement, *, made: bool) -> dict
     that does.
 
     A queue of an `x-log-group` is where the others are: what it does not name counts for nothing."""
-    of_group = bool(log_group_of(arguments))
+    of_group, arguments = bool(log_group_of(arguments)), _place_of(arguments)
     there = {"nodes": list(rule.nodes) or None, "flush": rule.flush, "min_in_sync": rule.min_in_sync}
     there["copies"] = (copies_of(rule) if of_group else None) if rule.nodes else rule.copies or None
     there |= rule.promotes
     asked = [name for name in _ASKED if name in arguments and not (name == "copies" and "nodes" in arguments)]
-    found = {name: there[name] for name in asked if there[name] != arguments[name]}
+    found: dict[str, Any] = {name: there[name] for name in asked if there[name] != arguments[name]}
     if made and not of_group:
         found |= {
             name: there[name] for name in ("nodes", "min_in_sync") if there[name] is not None and name not in arguments
         }
         found |= {name: there[name] for name in PROMOTES if there[name] != WHEN_SYNCED and name not in arguments}
     return found
+
+
+def _place_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What is asked for of a place. What an older version took in another shape asks for nothing."""
+    return {name: arguments[name] for name in _ASKED if name in arguments and fits(name, arguments[name])}
 
 
 class _Search:
@@ -180,6 +185,7 @@ class _Search:
     def _founded(self, arguments: Mapping[str, Any]) -> list[str]:
         """Those of the logs without a rule of their own that are as the queue asks: of these there are as many as the
         operator wants, or one for each node."""
+        arguments = _place_of(arguments)
         flush, copies = arguments.get("flush"), arguments.get("copies")
         logs = {log_id: log for log_id, log in self._logs.items() if not self._state.placing.place(log_id).rule}
         if "nodes" in arguments or any(arguments.get(name, WHEN_SYNCED) != WHEN_SYNCED for name in PROMOTES):
@@ -198,6 +204,7 @@ class _Search:
         )
 
     def rule(self, arguments: Mapping[str, Any]) -> Placement:
+        arguments = _place_of(arguments)
         nodes = tuple(arguments.get("nodes", ()))
         rule = Placement(
             copies=0 if nodes else arguments.get("copies", self._settings.copies),

@@ -10,7 +10,7 @@ again behind each wait, and only what is still so is done.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 from uuid import UUID
@@ -82,6 +82,8 @@ class AlterRequests:
         self.handlers: dict[type[Message], Handler] = {AlterQueue: self._alter, CancelMove: self._cancel}
         self.staying: set[str] = set()
         """Queues of which moves are being cancelled: until that is done they ask for the place that they had."""
+        self.stays: Callable[[Queue], None] = lambda queue: None
+        """Told of each queue that is to stay where it is. Set before clients come."""
         self._requests = requests
         self._view = view
 
@@ -140,6 +142,7 @@ class AlterRequests:
                     unlike = self._view.unlike(there.arguments, log.log_id).items()
                     stays = {**there.arguments, **{each: has for each, has in unlike if each in PLACING}}
                     await self._log_arguments(log, there, _but_none(stays))
+                    self.stays(queues.find(each))
             return Stays(queues=names, log=log.name, cancelled=move is not None, arguments=queues.find(name).arguments)
         finally:
             self.staying.difference_update(names)
@@ -353,10 +356,7 @@ class MovingList:
             queue = log.replica.queues.get(name) if log is not None else None
             if name in moving or log is None or queue is None or not self._view.unlike(queue.arguments, log.log_id):
                 continue
-            try:
-                target, reason = self._view.rule_for(queue.arguments).words, each.reason
-            except BadRequest as error:
-                target, reason = "", error.message
+            target, futile = self._rule(queue)
             yield MoveOfQueue(
                 queue=name,
                 source=log.name,
@@ -364,21 +364,30 @@ class MovingList:
                 stage="wanted",
                 why=self._why(log, queue),
                 records=_records(log, queue.queue_id),
-                reason=reason or self._service.given_up.get(name, ""),
+                reason=futile or each.reason or self._service.given_up.get(name, ""),
                 told=True,
             )
 
     def _evened(self) -> Iterator[MoveOfQueue]:
         for log, queue, why in self._evening.planned():
+            target, futile = self._rule(queue)
             yield MoveOfQueue(
                 queue=queue.name,
                 source=log.name,
-                target=self._view.rule_for(queue.arguments).words,
+                target=target,
                 stage="planned",
                 why=why,
                 records=_records(log, queue.queue_id),
+                reason=futile,
                 told=True,
             )
+
+    def _rule(self, queue: Queue) -> tuple[str, str]:
+        """In words, and why there can be none: settings are others by now, say."""
+        try:
+            return self._view.rule_for(queue.arguments).words, ""
+        except BadRequest as error:
+            return "", error.message
 
     def _why(self, log: HostedLog, queue: Queue) -> str:
         """What the queue asks for that its log has not."""

@@ -25,9 +25,9 @@ from mirrorlog.broker.hosting.hosted_logs import HostedLogs
 from mirrorlog.broker.ports import ClusterView
 from mirrorlog.cluster.coordination.balance import at_rest
 from mirrorlog.cluster.state.commands import MoveBegun
-from mirrorlog.cluster.state.state import ClusterState
+from mirrorlog.cluster.state.state import ClusterState, holds_transient
 from mirrorlog.errors import MirrorlogError, Refused
-from mirrorlog.queues.arguments import log_group_key
+from mirrorlog.queues.arguments import PLACING, fits, log_group_key
 from mirrorlog.queues.limits.lifetime import is_transient
 from mirrorlog.queues.queue_table import Queue
 
@@ -53,7 +53,12 @@ class QueueEvening:
         """As of `MoveService`."""
         self._look_at = self._quiet_since = 0.0
         self._seen: tuple[object, ...] = ()
+        # Of what was seen: see `_ranked`; whether all else is as it should be, once it was asked for.
+        self._rank: int | None = None
+        self._is_rest: bool | None = None
+        self._again_at = 0.0
         self._not_before: dict[str, float] = {}
+        self._staying: dict[str, tuple[object, ...]] = {}
         self._task: asyncio.Task[None] | None = None
 
     def tick(self, now: float) -> None:
@@ -64,18 +69,46 @@ class QueueEvening:
         state = self._view.known
         if state is None or state.cluster_version < versions.PLACEMENTS:
             return
-        if (seen := (state.queues, state.logs, state.places)) != self._seen:
-            self._seen, self._quiet_since = seen, now
-            return
-        if now - self._quiet_since < QUIET_S * (1 + self._rank(state)) or not at_rest(state, self._view.life):
+        seen = (state.queues, state.logs, state.places, state.nodes, *map(self._view.life, state.nodes))
+        if seen != self._seen:
+            self._seen, self._quiet_since, self._again_at = seen, now, 0.0
+            self._rank, self._is_rest = self._ranked(state), None
+        elif self._rank is not None and now - self._quiet_since >= QUIET_S * (1 + self._rank) and now >= self._again_at:
+            self._give(state, now)
+
+    def _give(self, state: ClusterState, now: float) -> None:
+        """What may go, if anything may. When nothing may, nobody looks again before something changes: there may be
+        100,000 queues."""
+        if self._is_rest is None:
+            self._is_rest = at_rest(state, self._view.life)
+        if not self._is_rest:
             return
         self._not_before = {name: at for name, at in self._not_before.items() if at > now}
-        for log in self._logs:
-            if log.masters and log.knows_confirmed and (moves := self._moves(log)):
+        for log in self._mastered():
+            if moves := self._moves(log):
                 names = [queue.name for queues in moves for queue in queues]
                 self._not_before.update(dict.fromkeys(names, now + AGAIN_S))
                 self._task = asyncio.ensure_future(self._begin(log, moves))
                 return
+        if all(log.knows_confirmed for log in self._logs if log.masters):
+            self._again_at = min((now + AGAIN_S, *self._not_before.values()))
+
+    def _mastered(self) -> Iterator[HostedLog]:
+        return (log for log in self._logs if log.masters and log.knows_confirmed)
+
+    def stays(self, queue: Queue) -> None:
+        """Somebody has cancelled its move: it stays while there are these nodes, and it asks for this place. That is
+        not decided, and forgotten with this run of the node."""
+        state = self._view.known
+        queues = state.queues if state is not None else {}
+        self._staying = {name: at for name, at in self._staying.items() if name in queues}
+        self._staying[queue.name] = self._situation(queue)
+
+    def _situation(self, queue: Queue) -> tuple[object, ...]:
+        """What a queue's place depends on."""
+        state = self._view.known
+        nodes = state.nodes.items() if state is not None else ()
+        return (*_place_of(queue), *(node for node, facts in nodes if facts.stays))
 
     async def idle(self) -> None:
         """Until what it has chosen has begun, or was refused."""
@@ -98,29 +131,32 @@ class QueueEvening:
             (node for node, facts in state.nodes.items() if facts.stays), key=lambda node: (mastered[node], node)
         )
         why = f"{self._own} masters {mastered[self._own]} queues, {least} {mastered[least]}"
-        for log in self._logs:
-            if log.masters and log.knows_confirmed:
-                yield from ((log, queue, why) for queues in self._moves(log) for queue in queues)
+        for log in self._mastered():
+            yield from ((log, queue, why) for queues in self._moves(log) for queue in queues)
 
-    def _rank(self, state: ClusterState) -> int:
-        """How many nodes master more queues, of equals those with lower names."""
+    def _ranked(self, state: ClusterState) -> int | None:
+        """How many nodes master more queues, of equals those with lower names; None when this one has no more to give
+        than a queue, whoever takes it."""
         mastered = _mastered(state)
+        least = min((mastered[node] for node, facts in state.nodes.items() if facts.stays), default=0)
+        if mastered[self._own] - least < 2:
+            return None
         return sum((-count, node) < (-mastered[self._own], self._own) for node, count in mastered.items() if node)
 
     def _moves(self, log: HostedLog) -> list[tuple[Queue, ...]]:
         """Of one log, all to one home, so that it does not become the fuller one: those that go together."""
-        alone: list[Queue] = []
+        alone: defaultdict[tuple[str, ...], list[Queue]] = defaultdict(list)
         groups: defaultdict[str, list[Queue]] = defaultdict(list)
         for queue in log.replica.queues:
             if group := log_group_key(queue.name, queue.arguments):
                 groups[group].append(queue)
             elif self._may_move(queue):
-                alone.append(queue)
-        if alone and (many := self._many(least := min(alone, key=self._size(log)), log)):
-            # What goes there together has the same arguments of its place.
-            rule = self._view.rule_for(least.arguments)
-            same = [each for each in alone if self._view.rule_for(each.arguments) == rule]
-            return [(each,) for each in heapq.nsmallest(min(many, AT_ONCE_MAX), same, key=self._size(log))]
+                alone[_place_of(queue)].append(queue)
+        size = self._size(log)
+        # What goes there together has the same arguments of its place.
+        for same in sorted(alone.values(), key=lambda queues: min(map(size, queues))):
+            if many := self._many(min(same, key=size), log):
+                return [(each,) for each in heapq.nsmallest(min(many, AT_ONCE_MAX), same, key=size)]
         for _, queues in sorted(groups.items()):
             if all(map(self._may_move, queues)) and len(queues) <= self._many(queues[0], log):
                 return [tuple(queues)]
@@ -133,9 +169,9 @@ class QueueEvening:
         return lambda queue: (index.next_confirmed(queue.queue_id) - index.begin(queue.queue_id), queue.name)
 
     def _may_move(self, queue: Queue) -> bool:
-        return not (
-            is_transient(queue.arguments) or queue.name in self._not_before or self.is_being_deleted(queue.name)
-        )
+        if is_transient(queue.arguments) or queue.name in self._not_before or self.is_being_deleted(queue.name):
+            return False
+        return queue.name not in self._staying or self._staying[queue.name] != self._situation(queue)
 
     def _many(self, queue: Queue, log: HostedLog) -> int:
         try:
@@ -162,9 +198,16 @@ class QueueEvening:
             logger.info("queues_not_evened log=%s queue=%r reason=%r", log.name, first.name, str(error))
 
 
+def _place_of(queue: Queue) -> tuple[str, ...]:
+    """What it says about that, to be compared."""
+    of = queue.arguments
+    return tuple(repr(of[name]) if name in of and fits(name, of[name]) else "" for name in PLACING)
+
+
 def _mastered(state: ClusterState) -> Counter[str]:
-    """How many queues each node masters."""
+    """How many queues each node masters, but for those that go with it."""
     held, mastered = Counter(state.queues.values()), Counter[str]()
     for log_id, log in state.logs.items():
-        mastered[log.master.node if log.master is not None else ""] += held[log_id]
+        if not holds_transient(state, log_id):
+            mastered[log.master.node if log.master is not None else ""] += held[log_id]
     return mastered

@@ -18,6 +18,7 @@ from typing import Final
 from mirrorlog import versions
 from mirrorlog.broker.hosting.hosted_log import HostedLog
 from mirrorlog.broker.hosting.hosted_logs import HostedLogs
+from mirrorlog.broker.moves.background import ToldOnce
 from mirrorlog.broker.moves.former_records import FormerRecords
 from mirrorlog.broker.ports import ClusterView
 from mirrorlog.cluster.requests import AskBegin, AskHeld, BeginTold, HeldTold
@@ -50,6 +51,7 @@ class FormerLimits:
         self._records = records
         self._spans = spans
         self._look_at = 0.0
+        self._failures = ToldOnce()
         self._task: asyncio.Task[None] | None = None
 
     def tick(self, now: float) -> None:
@@ -79,6 +81,8 @@ class FormerLimits:
                 await self._look_at_one(log, queue, spans)
             except MirrorlogError as error:
                 logger.debug("former_limits_not_known queue=%r reason=%r", name, str(error))
+            except Exception as error:
+                self._failures.tell("former_limits", error)
 
     async def sizes(self, name: str, queue_id: int, first: int, until: int) -> list[tuple[int, int, int]]:
         """Stretches of [first, until) that former logs have, with their bytes. Raises MirrorlogError."""
