@@ -56,6 +56,7 @@ class ClusterFacts:
             while len(self._answers) >= LOGINS_MAX:
                 del self._answers[next(iter(self._answers))]
             known = self._answers[login] = now, asyncio.ensure_future(statuses_of(client))
+            known[1].add_done_callback(_has_failed)  # whoever waited may be gone
         return await asyncio.shield(known[1])
 
     def forget(self, login: Login | None) -> None:

@@ -41,6 +41,7 @@ from mirrorlog.wire.names import split
 logger = logging.getLogger(__name__)
 
 OWN_GROUP: Final = ""
+ROWS_A_TURN: Final = 500
 CONSUMERS_AT_ONCE: Final = 16
 """Queues whose groups are asked for at the same time."""
 CONSUMED_MAX: Final = 1_000
@@ -139,8 +140,11 @@ def _asked(row: Row, call: Call) -> Row:
 async def queue_rows(call: Call) -> list[Row]:
     """By virtual host and name. Raises ApiError."""
     metadata, statuses = await call.queues(), await call.statuses()
-    rows = [_asked(_row(info, statuses), call) for info in metadata.queues]
-    rows += [_asked(outage_row(outage), call) for outage in metadata.outages]
+    rows = [_asked(outage_row(outage), call) for outage in metadata.outages]
+    for info in metadata.queues:
+        rows.append(_asked(_row(info, statuses), call))
+        if not len(rows) % ROWS_A_TURN:
+            await asyncio.sleep(0)  # health is asked of the same loop
     return sorted(rows, key=lambda row: (row["vhost"], row["name"]))
 
 

@@ -34,6 +34,7 @@ from mirrorlog.errors import (
 
 PAGE_SIZE: Final = 100
 PAGE_SIZE_MAX: Final = 500
+ROWS_MAX: Final = 50_000
 _FILTER_CHARS_MAX: Final = 255
 _REPEATS_MAX: Final = 2
 """In an expression that names are searched for, which somebody else chose and this process' loop waits for."""
@@ -150,6 +151,8 @@ def shaped(rows: Sequence[Row], query: Query) -> list[Row] | Row:
     if query.get("sort_reverse") == "true":
         found = found[::-1]
     if "page" not in query:
+        if len(found) > ROWS_MAX:
+            raise bad_request(f"{len(found)} rows are above the limit of {ROWS_MAX} of one answer; ask for pages")
         return columns(found, query)
     page, size = _page(query)
     pages = max(1, -(-len(found) // size))

@@ -152,18 +152,20 @@ def _declared_name(call: Call) -> str:
 # --- Bindings -------------------------------------------------------------------------------------------------------
 
 
-async def _all_bindings(call: Call, vhost: str) -> list[Binding]:
-    """Those to queues from the default exchange first."""
-    queues = [split(queue.name) for queue in (await call.client.metadata(None)).queues]
-    implied = [Binding("", name, name) for where, name in sorted(queues) if where == vhost]
-    return [*implied, *(await _routing(call, vhost)).bindings]
+async def _all_bindings(call: Call, vhosts: Iterable[str]) -> dict[str, list[Binding]]:
+    """By virtual host; those to queues from the default exchange first."""
+    found: dict[str, list[Binding]] = {vhost: [] for vhost in vhosts}
+    for vhost, name in sorted(split(queue.name) for queue in (await call.client.metadata(None)).queues):
+        if vhost in found:
+            found[vhost].append(Binding("", name, name))
+    for vhost, bindings in found.items():
+        bindings.extend((await _routing(call, vhost)).bindings)
+    return found
 
 
 async def _bindings(call: Call) -> ApiAnswer:
-    rows = [
-        binding_row(vhost, binding) for vhost in await call.vhosts() for binding in await _all_bindings(call, vhost)
-    ]
-    return call.listed(rows)
+    found = await _all_bindings(call, await call.vhosts())
+    return call.listed([binding_row(vhost, each) for vhost, bindings in found.items() for each in bindings])
 
 
 async def _queue_bindings(call: Call) -> ApiAnswer:
@@ -181,7 +183,7 @@ async def _exchange_bindings(call: Call) -> ApiAnswer:
     if end not in ("source", "destination"):
         raise not_found()
     if end == "source":
-        found = [each for each in await _all_bindings(call, call.vhost) if each.source == name]
+        found = [each for each in (await _all_bindings(call, [call.vhost]))[call.vhost] if each.source == name]
     else:
         routing = await _routing(call, call.vhost)
         found = [each for each in routing.bindings if each.destination == name and each.to_exchange]
@@ -233,18 +235,9 @@ async def _bind(call: Call) -> ApiAnswer:
         arguments=table(call.body, "arguments"),
     )
     await call.client.admin.topology.bind_all([binding], virtual_host=call.vhost)
-    where = "/".join(
-        quote(part, safe="")
-        for part in (
-            call.vhost,
-            "e",
-            binding.source,
-            "e" if binding.to_exchange else "q",
-            binding.destination,
-            properties_key(binding),
-        )
-    )
-    return ApiAnswer(201, headers={"Location": f"/api/bindings/{where}"})
+    # Relative to the path that was asked, as RabbitMQ's: Terraform's provider takes its second part.
+    where = f"{quote(binding.destination, safe='')}/{quote(properties_key(binding), safe='')}"
+    return ApiAnswer(201, headers={"Location": where})
 
 
 async def _named_binding(call: Call) -> Binding:

@@ -199,6 +199,14 @@ async def _nothing(call: Call) -> ApiAnswer:
     return call.listed([])
 
 
+async def _nothing_to_delete(call: Call) -> ApiAnswer:
+    raise not_found()
+
+
+async def _no_topic_permissions(call: Call) -> ApiAnswer:
+    raise bad_request("there are no topic permissions: a publish needs the right to write to the queues it leads to")
+
+
 # --- Limits ---------------------------------------------------------------------------------------------------------
 
 
@@ -245,7 +253,7 @@ ROUTES: Final[Routes] = {
     "vhosts/:vhost/permissions": {"GET": _vhost_permissions},
     "vhosts/:vhost/topic-permissions": {"GET": _nothing},
     "topic-permissions": {"GET": _nothing},
-    "topic-permissions/:vhost/:user": {"GET": _nothing},
+    "topic-permissions/:vhost/:user": {"GET": _nothing, "PUT": _no_topic_permissions, "DELETE": _nothing_to_delete},
     "user-limits": {"GET": _limits},
     "user-limits/:user": {"GET": _limits},
     "user-limits/:user/:limit": {"PUT": _set_limit, "DELETE": _clear_limit},
