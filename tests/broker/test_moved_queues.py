@@ -132,7 +132,8 @@ def test_what_does_not_move_is_found_by_one_look() -> None:
 
 def test_of_several_copies_that_have_a_queue_the_one_that_it_is_in_is_asked() -> None:
     """Goal: nobody is sent around by a copy that has not heard that a queue has left. Method: a queue went from its own
-    log to a second and a third one; of the first two there are copies here that are behind, and it may be back."""
+    log to a second and a third one; of the first two there are copies here that are behind, and it may be back. Without
+    the log that it is in, it is elsewhere."""
     copies = [Master(number=number) for number in (1, 2, 3)]
     queue_id = copies[0].declare("q")
     logs, hosted_logs = hosted(*copies)
@@ -144,7 +145,22 @@ def test_of_several_copies_that_have_a_queue_the_one_that_it_is_in_is_asked() ->
         known[:] = [Span(str(hosted_logs[number].log_id), 10 * at) for at, number in enumerate(last)]
         assert logs.of_queue(queue_id) is hosted_logs[last[-1]], last
     logs.remove(hosted_logs[0])
-    assert logs.of_queue(queue_id) is hosted_logs[2]
+    with pytest.raises(QueueMoving, match="is in log"):
+        logs.of_queue(queue_id)
+
+
+def test_a_copy_that_does_not_know_that_a_queue_has_left_gives_its_records_and_takes_none() -> None:
+    """It is behind, or a loss has taken that word: where the queue is the cluster says."""
+    one = Master(number=1)
+    queue_id = one.declare("q")
+    logs, (first,) = hosted(one)
+    logs.spans = {"q": [Span(str(first.log_id), 0), Span(str(UUID(int=9)), 40)]}
+    with pytest.raises(QueueMoving) as refused:
+        logs.of_queue(queue_id)
+    assert refused.value.details["log"] == str(UUID(int=9))
+    assert logs.to_read(queue_id, 39) is first
+    with pytest.raises(QueueMoving):
+        logs.to_read(queue_id, 40)
 
 
 def test_a_log_that_is_named_is_looked_in_as_long_as_the_queue_has_records_there() -> None:

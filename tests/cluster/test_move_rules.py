@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from mirrorlog import versions
 from mirrorlog.cluster.raft.messages import EntryKind, RaftEntry
 from mirrorlog.cluster.state.commands import (
     Addresses,
     Command,
+    Holder,
     LogMade,
     LogRemoved,
     MoveBegun,
     MoveCancelled,
+    Promoted,
     QueuesMoved,
     QueuesPlaced,
     QueuesRemoved,
@@ -60,6 +63,13 @@ class World:
         assert not self.apply(MoveBegun(names=names, target=to, log_group=log_group))
         return self.state.placing.moves[names[0]].number
 
+    def lead(self, log_id: str, *, lost_from: int | None = None) -> None:
+        """Node a masters the log, in a new epoch."""
+        log = self.state.logs[log_id]
+        promoted = Promoted(log_id=log_id, seen=log.seen, holder=Holder("a", "run"), epoch=log.epoch + 1,
+                            lost_from=lost_from)  # fmt: skip
+        assert not self.apply(promoted)
+
     def moved(self, *names: str, to: str, at: int) -> None:
         number = self.move(*names, to=to)
         assert not self.apply(QueuesMoved(number=number, first=dict.fromkeys(names, at)))
@@ -101,6 +111,33 @@ def test_a_cancelled_move_does_not_come_about() -> None:
     assert "there is no move" in world.apply(QueuesMoved(number=first, first={"q": 1}))
     assert world.state.queues["q"] == "A"
     assert "move_cancelled" in world.told
+
+
+@pytest.mark.parametrize("log_id", ["A", "B"])
+def test_a_loss_that_is_declared_of_either_log_ends_a_move(log_id: str) -> None:
+    """What had come to the target counts no more, though its master may say later that all of it is there: the source
+    may have lost that the queue had left, and takes publishes for it again."""
+    world = World("q", "beside")
+    world.lead(log_id)
+    number = world.move("q", to="B")
+    beside = world.move("beside", to="C")
+    world.lead(log_id)
+    assert world.state.placing.moves.keys() == {"q", "beside"}, "nothing was lost"
+    world.lead(log_id, lost_from=100)
+    assert "there is no move" in world.apply(QueuesMoved(number=number, first={"q": 10}))
+    assert world.state.queues["q"] == "A"
+    assert world.told.count("move_cancelled") == (2 if log_id == "A" else 1)
+    assert ("beside" in world.state.placing.moves) == (log_id == "B")
+    assert world.move("q", to="B") > beside
+
+
+def test_software_of_version_6_agrees_that_a_loss_ends_no_move() -> None:
+    world = World("q")
+    world.state = replace(world.state, cluster_version=versions.PLACEMENTS)
+    world.lead("A")
+    world.move("q", to="B")
+    world.lead("A", lost_from=100)
+    assert "q" in world.state.placing.moves
 
 
 def test_the_queues_of_a_group_are_one_move() -> None:

@@ -43,9 +43,11 @@ def placed(cluster: Cluster) -> PlacedLog:
     return log
 
 
-def lose_power(node: Node, *, from_offset: int) -> None:
-    """Of a node that was killed, its machine too: what it had not flushed is gone from there on."""
-    (segment,) = (path for path in log_directory(node).iterdir() if path.name.isdigit())
+def lose_power(node: Node, *, from_offset: int, log_id: str = "") -> None:
+    """Of a node that was killed, its machine too: what it had not flushed is gone from there on, of its only log, or of
+    that one."""
+    directory = node.data_dir / "logs" / log_id if log_id else log_directory(node)
+    (segment,) = (path for path in directory.iterdir() if path.name.isdigit())
     with segment.open("r+b") as file:
         file.seek(from_offset)
         file.write(bytes(segment.stat().st_size - from_offset))

@@ -69,8 +69,9 @@ class HostedLogs:
         """The log that has the queue; else one that it has left, or the one that gave out this id, if it did: that the
         queue is not there is for that log to say.
 
-        Raises NoSuchQueue, NotMaster when others hold that log: it may have been here a moment ago; LogUnavailable
-        when this node refuses to serve it, or all that hold it are down.
+        Raises QueueMoving when the cluster has it in a log that is not here, whatever a copy here may not have heard,
+        or have lost: no log but that takes anything for it. NoSuchQueue; NotMaster when others hold that log: it may
+        have been here a moment ago; LogUnavailable when this node refuses to serve it, or all that hold it are down.
         """
         number = queue_id // IDS_PER_LOG
         log = self._by_number.get(number)
@@ -101,7 +102,10 @@ class HostedLogs:
 
         By the cluster's spans: a log that the queue has come back to has some records from before what is in another
         one, and some from behind it. Where these are not known here yet: by what the logs say, each of its own."""
-        log = self.of_queue(queue_id)
+        try:
+            log = self.of_queue(queue_id)
+        except QueueMoving as elsewhere:
+            return self._to_read_of_former(queue_id, queue_offset, elsewhere)
         moves = log.replica.queues.moves
         if queue_offset >= moves.firsts.get(queue_id, 0) and queue_id not in moves.left:
             return log
@@ -117,6 +121,14 @@ class HostedLogs:
             if each.replica.queues.moves.has_left_there(queue_id, queue_offset)
         ]
         return min(spans, key=lambda span: span[0])[1] if spans else log
+
+    def _to_read_of_former(self, queue_id: int, queue_offset: int, elsewhere: QueueMoving) -> HostedLog:
+        """The log that the queue is in is not here. Raises `elsewhere` for a record that is in no log here."""
+        span = self._span(queue_id, queue_offset)
+        log = self.get(span.log_id) if span is not None and not span.ended else None
+        if log is None or not log.replica.queues.keeps(queue_id):
+            raise elsewhere
+        return log
 
     def with_records(self, log_id: str, queue: str) -> tuple[HostedLog, int]:
         """That log and the queue's id, when the queue is there, or has left records there. Raises QueueMoving when that
@@ -141,14 +153,16 @@ class HostedLogs:
         """The log that the queue has come to, else one that it has left, of those here. Asked for nothing that is where
         its id was given out, but for a copy there which may not have heard that it has left.
 
-        Copies that are behind may have it too: its newest span's goes before them."""
+        Copies that are behind, or have lost that it left, may have it too, and nothing is taken for it there."""
         there = {str(log.log_id): log for log in self if queue_id in log.replica.queues.by_id}
-        if len(there) > 1:
-            name = next(iter(there.values())).replica.queues.by_id[queue_id].name
-            newest = [there[span.log_id] for span in reversed(self.spans.get(name, ())) if span.log_id in there]
-            return next(iter((*newest, *there.values())))
-        if there:
-            return next(iter(there.values()))
+        for known in there.values():
+            if not (spans := self.spans.get(known.replica.queues.by_id[queue_id].name)):
+                return known
+            if (newest := spans[-1].log_id) not in there:
+                raise QueueMoving(
+                    f"queue {queue_id} is in log {newest}; ask for its place again", queue_id=queue_id, log=newest
+                )
+            return there[newest]
         return next((log for log in self if log.replica.queues.moves.knows(queue_id)), None)
 
     @property

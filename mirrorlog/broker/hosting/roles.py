@@ -28,6 +28,7 @@ from mirrorlog.broker.hosting.status import (
     producer_statuses,
     resting_status,
 )
+from mirrorlog.broker.log.after_loss import say_what_is_so
 from mirrorlog.broker.log.clock import LogClock, now_us
 from mirrorlog.broker.log.host import Host
 from mirrorlog.broker.log.maintenance import StateKeeper
@@ -188,8 +189,8 @@ class MasterRole:
     def begin(self, *, lost_from: int | None = None, queue_ids: int = 0, without_queues: bool = False) -> None:
         """Append the epoch's first batch and let mirrors come. `lost_from`: the log offset from which on confirmed
         records may be lost: then the queue offsets jump, before anything else is taken, and queue ids above those that
-        may have been given out, `queue_ids`. `without_queues`: those that are there went with a former run of the node:
-        they are deleted, before anybody can find them. Raises DiskFull or DiskFailed.
+        may have been given out, `queue_ids` (`after_loss`). `without_queues`: those that are there went with a former
+        run of the node: they are deleted, before anybody can find them. Raises DiskFull or DiskFailed.
         """
         replica, accept = self._replica, self._host.ha.accept
         epoch, name = replica.log.epochs.current, replica.assignment.name
@@ -197,7 +198,7 @@ class MasterRole:
         started = EpochStarted(epoch=epoch, node_id=self._host.settings.node.id, start_id=self._host.start_id)
         replica.append_change(encode_change(started), now_us())
         if lost_from is not None:
-            replica.append_change(replica.jump_batch(lost_from=lost_from, queue_ids=queue_ids), now_us())
+            say_what_is_so(replica, self._host.view, lost_from=lost_from, queue_ids=queue_ids, now_us=now_us())
             self._jumped_at = replica.log.end
         if without_queues:
             self._delete_queues()

@@ -155,7 +155,9 @@ class DerivedTables:
             if isinstance(change, StateGone):
                 self.runs.state_gone(header, change.queue_id)
             if isinstance(change, QueueArriving):
-                self.index.jump(header.log_offset, (change.queue_id,), change.first, lost=False)
+                left = self.queues.moves.left.get(change.queue_id)
+                left_at = left.next_queue_offset if left is not None else 0
+                self.index.jump(header.log_offset, (change.queue_id,), change.first, lost=False, left_at=left_at)
 
     def _apply_jumps(self, header: BatchHeader, changes: Iterable[Change]) -> None:
         for change in changes:

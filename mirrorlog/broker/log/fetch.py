@@ -301,6 +301,8 @@ class Fetcher:
         elsewhere = self._replica.queues.moves.elsewhere(fetch.queue_id, fetch.queue_offset)
         if elsewhere is not None and self._replica.index.gap_end(fetch.queue_id, fetch.queue_offset) is None:
             return elsewhere
+        if (left := self._replica.queues.moves.left.get(fetch.queue_id)) is not None:
+            go_on_at = min(go_on_at, left.next_queue_offset)  # what follows is in another log, and not lost
         # Without `begin`: it says nothing of a gap, and readers take it for what retention has left.
         return PositionLost(
             f"what stood from queue offset {fetch.queue_offset} on is lost, confirmed records perhaps: a loss of the "

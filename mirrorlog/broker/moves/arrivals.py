@@ -110,6 +110,9 @@ class Arrivals:
             raise LogUnavailable(f"nothing is known here of move {asked.move}; ask again")
 
     def _begin_arrival(self, log: HostedLog, asked: AskArrival, there: ArrivingQueue | None) -> _Arriving:
+        if there is not None and there.arrived and there.move == asked.move:
+            # The cluster may be about to add its span, with the first record that it names, or has done so.
+            raise LogUnavailable(f"queue {asked.queue_id} has come by move {asked.move} already, from {there.first} on")
         if there is not None:
             self.drop(log, asked.queue_id, there.move)
         epoch = log.replica.log.epochs.current

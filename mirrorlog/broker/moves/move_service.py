@@ -20,6 +20,7 @@ from uuid import UUID, uuid4
 from mirrorlog import versions
 from mirrorlog.broker.hosting.hosted_log import HostedLog
 from mirrorlog.broker.hosting.hosted_logs import HostedLogs
+from mirrorlog.broker.log.after_loss import came_by, elsewhere
 from mirrorlog.broker.log.publish import LogPublisher
 from mirrorlog.broker.log.refusals import not_master
 from mirrorlog.broker.moves.arrivals import GIVE_UP_S, PROBE, Arrivals, append
@@ -133,7 +134,7 @@ class MoveService:
             self._end_moves(log, moves)
             self._arrivals.drop_what_is_left_alone(log, now)
             if self._view.lost_from(log.log_id):
-                self._leave_again(log, moves)
+                self._leave_again(log)
             here = {name: move for name, move in moves.items() if log_id in (move.source, move.target)}
             self._begin_moves(log, {name: move for name, move in here.items() if move.source == log_id})
             self._finish_arrivals(log, {name: move for name, move in here.items() if move.target == log_id})
@@ -181,15 +182,12 @@ class MoveService:
         facts = self._view.log_facts(log_id)
         return (None, 0) if facts is None else (facts.master, facts.epoch)
 
-    def _leave_again(self, log: HostedLog, moves: Mapping[str, MovingQueue]) -> None:
-        """A declared loss may have taken the word that a queue has left: where the cluster has it, it is."""
-        log_id = str(log.log_id)
-        for name, spans in self._view.all_spans().items():
-            queue = log.replica.queues.get(name)
-            left = [number for number, span in enumerate(spans[:-1]) if span.log_id == log_id]
-            if queue is not None and left and name not in moves and spans[-1].log_id != log_id:
-                move = MovingQueue(0, log_id, spans[-1].log_id)
-                self._leave(log, queue, move, following=spans[left[-1] + 1].first)
+    def _leave_again(self, log: HostedLog) -> None:
+        """A declared loss may have taken the word that a queue has left: where the cluster has it, it is. Its master
+        has said so when the epoch began (`after_loss`), but for what the cluster has decided since."""
+        for away in list(elsewhere(log.replica, self._view)):
+            queue = log.replica.queues.find_id(away.queue_id)
+            self._leave(log, queue, MovingQueue(0, str(log.log_id), away.target), following=away.next_queue_offset)
 
     def _leave(self, log: HostedLog, queue: Queue, move: MovingQueue, *, following: int | None = None) -> None:
         """`following`: the first queue offset that it does not have here any more; by default that of the next record.
@@ -239,7 +237,7 @@ class MoveService:
             name = of.name(queue_id)
             if each.until > known or _goes_on(moves, name, each.move) or _is_number(moves, each.move):
                 continue
-            if each.arrived and _came_by(view, name, log.log_id, each.first):
+            if each.arrived and came_by(view, name, log.log_id, each.first):
                 self._append(log, open_arrived(log.replica.queues, queue_id, each.move))
                 self._open(log, queue_id, name, "queue_moved")
             else:
@@ -466,9 +464,3 @@ def _goes_on(moves: Mapping[str, MovingQueue], name: str, number: int) -> bool:
 def _is_number(moves: Mapping[str, MovingQueue], number: int) -> bool:
     """Whether that move is under way: of a queue whose states have not all come nobody knows the name."""
     return any(move.number == number for move in moves.values())
-
-
-def _came_by(view: ClusterView, name: str, log_id: UUID, first: int) -> bool:
-    """Whether the cluster has added the span that a queue has here."""
-    spans = view.spans(name)
-    return bool(spans) and (spans[-1].log_id, spans[-1].first) == (str(log_id), first)

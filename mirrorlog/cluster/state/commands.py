@@ -346,7 +346,8 @@ class ReplicaRemoved(Command, frozen=True):
 
 class Promoted(Command, frozen=True):
     """`holder` masters the log from now on, in `epoch`. `unclean`: from outside the in-sync set, or marked; then it is
-    said from which log offset on confirmed records may be lost."""
+    said from which log offset on confirmed records may be lost, and moves from and to the log are cancelled with it
+    (since `versions.SYNC`)."""
 
     log_id: str
     seen: Seen

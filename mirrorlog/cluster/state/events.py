@@ -168,7 +168,10 @@ def _queues_moved(step: AppliedEntry, command: commands.QueuesMoved) -> Iterator
 
 
 def _move_cancelled(step: AppliedEntry, command: commands.MoveCancelled) -> Iterator[Event]:
-    yield from _moves(step, "move_cancelled", "stays in log {source}; its move to {target} is cancelled", step.before)
+    yield from _moves(step, *_CANCELLED, step.before)
+
+
+_CANCELLED: Final = ("move_cancelled", "stays in log {source}; its move to {target} is cancelled")
 
 
 def _moves(step: AppliedEntry, kind: str, does: str, state: ClusterState) -> Iterator[Event]:
@@ -377,6 +380,7 @@ def _promoted(step: AppliedEntry, command: commands.Promoted) -> Iterator[Event]
             log=after.name,
             details={"epoch": epoch, "start": command.lost_from},
         )
+        yield from _moves(step, *_CANCELLED, step.before)
 
 
 def _wished(step: AppliedEntry, command: commands.MasterWished) -> Iterator[Event]:

@@ -29,6 +29,7 @@ from mirrorlog.cluster.state.commands import (
     ReplicasWished,
     Seen,
 )
+from mirrorlog.cluster.state.move_rules import without_moves_of
 from mirrorlog.cluster.state.placements import NOWHERE, LogPlace, Placement
 from mirrorlog.cluster.state.state import (
     EPOCH_MAX,
@@ -296,7 +297,8 @@ def promoted(state: ClusterState, index: int, command: Promoted) -> ClusterState
         losses=losses,
         wished=log.wished if log.master == holder and holder.node != log.wished else "",
     )
-    return _with_log(state, command.log_id, changed)
+    state = _with_log(state, command.log_id, changed)
+    return state if command.lost_from is None else without_moves_of(state, command.log_id)
 
 
 def master_wished(state: ClusterState, index: int, command: MasterWished) -> ClusterState:

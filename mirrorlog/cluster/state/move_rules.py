@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from mirrorlog import versions
 from mirrorlog.cluster.state.commands import (
     MoveBegun,
     MoveCancelled,
@@ -106,6 +107,18 @@ def _spans(state: ClusterState, name: str) -> tuple[Span, ...]:
 
 def cancelled(state: ClusterState, index: int, command: MoveCancelled) -> ClusterState:
     return _without_move(state, command.number)
+
+
+def without_moves_of(state: ClusterState, log_id: str) -> ClusterState:
+    """A loss was declared of a log, and with what is lost the word may be gone that a queue has left, or has come. The
+    log's next master takes publishes for such a queue again; so what its move had come to counts no more, whoever says
+    later that it is there. By software of version 6 such a move went on."""
+    if state.cluster_version < versions.SYNC:
+        return state
+    numbers = {move.number for move in state.placing.moves.values() if log_id in (move.source, move.target)}
+    for number in sorted(numbers):
+        state = _without_move(state, number)
+    return state
 
 
 def _without_move(state: ClusterState, number: int) -> ClusterState:

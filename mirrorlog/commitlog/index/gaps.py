@@ -75,6 +75,13 @@ def _counted_within(below: Callable[[int], int], gaps: Gaps, low: int, high: int
     return sum(below(until) - below(first) for first, until in parts if first < until)
 
 
+def within(gaps: Gaps, left_at: int, first: int) -> Gaps:
+    """What they are of a queue that left the log at `left_at`, and comes back with `first`: a jump that was made
+    meanwhile tells of what was lost up to there, and of nothing behind."""
+    clipped = ((low, high if high <= first else left_at) for low, high in gaps)
+    return tuple(gap for gap in clipped if gap[0] < gap[1])
+
+
 def _first(gap: Gap) -> int:
     return gap[0]
 

@@ -15,9 +15,8 @@ and no answer runs over it. A jump counts from its confirm, in its place among t
 A copy that began at a decided begin and has not come to that decision yet may hold records behind others that are still
 to come as copies. While it is `partial`, a queue begins at its last jump: nothing is passed over in silence.
 
-Knows no file and no clock. Rejected: one array per column and queue (a half more time to add a batch, a memmove of
-megabytes to forget a segment); trimming every queue at the moment of `evict` (milliseconds on the loop with 10,000
-queues: it is done when a queue is asked for, and a few queues per confirm).
+Knows no file and no clock. Rejected: one array per column and queue (half more time to add a batch, a memmove of
+megabytes to forget a segment); trimming every queue at `evict` (milliseconds on the loop with 10,000 queues).
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from typing import Final
 
 from mirrorlog.commitlog.format.header import HEADER_SIZE, BatchHeader
 from mirrorlog.commitlog.format.rows import COPIED, ENVELOPE, INDEXED_MAX, INNER, PACKED_ROW, ROW_BYTES
-from mirrorlog.commitlog.index.gaps import NO_GAP, NO_GAPS, Gap, Gaps, gap_at, with_gap
+from mirrorlog.commitlog.index.gaps import NO_GAP, NO_GAPS, Gap, Gaps, gap_at, with_gap, within
 from mirrorlog.commitlog.index.queue_order import OffsetJump, QueuedBatch, QueueOrder, goes_back
 from mirrorlog.commitlog.index.row_chunks import CHUNK_BITS, IN_CHUNK, TIME_MAX, RowChunks
 from mirrorlog.errors import OffsetOutOfRange
@@ -97,16 +96,19 @@ class QueueIndex:
         if log_offset < self._confirmed:
             self.confirm(self._confirmed)
 
-    def jump(self, log_offset: int, queue_ids: Iterable[int], go_on_at: int, *, lost: bool = True) -> None:
+    def jump(
+        self, log_offset: int, queue_ids: Iterable[int], go_on_at: int, *, lost: bool = True, left_at: int = 0
+    ) -> None:
         """The batch at `log_offset`, which was just added, says that these queues go on at the queue offset `go_on_at`:
-        what comes in between was `lost`, of those that are below; or they come from another log, which has it."""
+        what comes in between was `lost`, of those that are below; or they come from another log, for which they had
+        left this one at `left_at`."""
         stood: dict[int, int] = {}
         for queue_id in queue_ids:
             following = self.next_appended(queue_id)
             if following < go_on_at or not lost:
                 stood[queue_id] = following
                 self._order(queue_id).next_appended = go_on_at
-        self._jumps.append(OffsetJump(log_offset, go_on_at, stood, lost))
+        self._jumps.append(OffsetJump(log_offset, go_on_at, stood, lost, left_at))
         if log_offset < self._confirmed:
             self.confirm(self._confirmed)
 
@@ -344,8 +346,10 @@ class QueueIndex:
                 continue  # it was deleted meanwhile
             gaps, begin = queue.gaps, 0 if self.partial else self._start_of(queue)
             for jump in self._jumps:
-                if jump.lost and (stood := jump.stood.get(queue_id)) is not None:
-                    gaps = with_gap(gaps, (stood, jump.go_on_at))
+                if (stood := jump.stood.get(queue_id)) is None:
+                    continue
+                to = jump.go_on_at
+                gaps = with_gap(gaps, (stood, to)) if jump.lost else within(gaps, jump.left_at, to)
             if gaps:  # its jump may have been cut meanwhile
                 yield queue_id, (*(each for each in gaps[:-1] if each[1] >= begin), gaps[-1])
 
@@ -437,7 +441,7 @@ class QueueIndex:
         for queue_id in jump.stood:
             queue = self._queues[queue_id]
             if not jump.lost:
-                queue.arrive(jump.go_on_at)
+                queue.arrive(jump.go_on_at, jump.left_at)
             elif queue.next_confirmed < jump.go_on_at:
                 if queue.begin >= queue.next_confirmed:
                     queue.begin = jump.go_on_at  # it is empty

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mirrorlog.commitlog.format.header import BatchHeader
-from mirrorlog.commitlog.index.gaps import NO_GAPS, Gaps, without
+from mirrorlog.commitlog.index.gaps import NO_GAPS, Gaps, within, without
 from mirrorlog.errors import LogCorrupt
 
 
@@ -64,15 +64,15 @@ class QueueOrder:
             self.bases.insert(index, base)
             self.numbers.insert(index, number)
 
-    def arrive(self, first: int) -> None:
+    def arrive(self, first: int, left_at: int) -> None:
         """It comes from another log, and that is confirmed: its next record here is `first`, and none is at or behind
-        it. What is before is in that log, or behind it in this one; what a loss had let it jump over here, while it was
-        elsewhere, was none of its. Where it begins is said anew."""
+        it. What is before is in that log, or behind it in this one, below `left_at`, where it left this one; what a
+        loss had let it jump over here above that was none of its. Where it begins is said anew."""
         if self.begin >= self.next_confirmed:
             self.begin = first
         self.hot_start = self.jump = self.next_confirmed = first
         self.logged_start = -1
-        self.gaps = tuple(gap for gap in self.gaps if gap[1] <= first)
+        self.gaps = within(self.gaps, left_at, first)
 
     def cut(self, count: int) -> None:
         """Forget the pending batches with numbers from `count` on."""
@@ -119,12 +119,14 @@ class QueuedBatch(NamedTuple):
 
 class OffsetJump(NamedTuple):
     """Queues go on at `go_on_at` behind the batch at `log_offset`. `stood`: their next queue offsets before, by queue
-    id, of those that were below. `lost`: what comes in between; else it is in another log."""
+    id, of those that were below. `lost`: what comes in between; else it is in another log, which the queue went to at
+    `left_at` if it was here before."""
 
     log_offset: int
     go_on_at: int
     stood: dict[int, int]
     lost: bool = True
+    left_at: int = 0
 
 
 def goes_back(header: BatchHeader, expected: int) -> LogCorrupt:

@@ -1,0 +1,152 @@
+"""A loss takes the word of a move out of a log: its next master says it again before anybody is served, so that no
+record is taken for a queue that is elsewhere, and no number is given out twice.
+
+Method: a copy on a real disk ends before what others had confirmed, and begins an epoch as a master does, with what
+the cluster has decided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+from uuid import UUID
+
+import pytest
+
+from mirrorlog.broker.log.after_loss import say_what_is_so
+from mirrorlog.broker.log.replica import Replica
+from mirrorlog.cluster.state.placements import MovingQueue, Span
+from mirrorlog.errors import PositionLost, QueueMoving
+from mirrorlog.queues.changes import Change, QueueArriving, QueueLeft, QueueOpened, QueueReturned, encode_change
+from mirrorlog.queues.moving import Arrival, QueuePieces
+from tests.broker.test_fetch_leap import Readers
+from tests.broker.test_leap import FAR, SETTINGS, confirm, declare, lose, publish, walk
+from tests.ha.replicas import open_master
+
+OTHER = str(UUID(int=0xB))
+
+
+@dataclass
+class View:
+    """What the cluster has decided, as `after_loss` asks for it."""
+
+    where: Mapping[str, str] = field(default_factory=dict)
+    spanned: Mapping[str, tuple[Span, ...]] = field(default_factory=dict)
+    moving: Mapping[str, MovingQueue] = field(default_factory=dict)
+
+    def placed(self, queue: str) -> UUID:
+        return UUID(self.where[queue])
+
+    def spans(self, queue: str) -> tuple[Span, ...]:
+        return self.spanned.get(queue, ())
+
+    def all_spans(self) -> Mapping[str, tuple[Span, ...]]:
+        return self.spanned
+
+    def moves(self) -> Mapping[str, MovingQueue]:
+        return self.moving
+
+
+def say(replica: Replica, change: Change) -> None:
+    replica.append_change(encode_change(change), 1)
+
+
+def begin_behind_loss(replica: Replica, log_offset: int, view: View) -> None:
+    """As a master that finds the log ending there."""
+    lose(replica, log_offset)
+    say_what_is_so(replica, cast(Any, view), lost_from=log_offset, queue_ids=0, now_us=1)
+    confirm(replica)
+
+
+def own_id(replica: Replica) -> str:
+    return str(replica.log_id)
+
+
+async def test_a_queue_that_is_elsewhere_has_left_before_anything_is_taken(tmp_path: Path) -> None:
+    """And what its records were here is told as lost up to where it left, and no further."""
+    replica = open_master(tmp_path / "n1", SETTINGS)
+    queue_id, stays = declare(replica, "q"), declare(replica, "stays")
+    publish(replica, queue_id, 3)
+    confirm(replica)
+    kept = replica.log.end
+    publish(replica, queue_id, 2)
+    say(replica, QueueLeft(queue_id=queue_id, move=7, target=OTHER, next_queue_offset=5))
+
+    spans = {"q": (Span(own_id(replica), 0), Span(OTHER, 5))}
+    begin_behind_loss(replica, kept, View({"q": OTHER, "stays": own_id(replica)}, spans))
+    with pytest.raises(QueueMoving):
+        replica.queues.find_id(queue_id)
+    assert replica.queues.find_id(stays)
+    assert replica.index.next_appended(stays) >= FAR
+    with ThreadPoolExecutor(1) as helper:
+        readers = Readers(replica, helper)
+        assert await readers.answer(queue_id, 0) == [0]
+        lost = await readers.answer(queue_id, 3)
+    assert isinstance(lost, PositionLost)
+    assert lost.details["go_on_at"] == 5
+
+
+def test_a_queue_that_was_back_gives_no_number_twice(tmp_path: Path) -> None:
+    """Its move was cancelled, and records were confirmed behind that; the loss has left it as one that is leaving."""
+    replica = open_master(tmp_path / "n1", SETTINGS)
+    queue_id = declare(replica, "q")
+    publish(replica, queue_id, 3)
+    say(replica, QueueLeft(queue_id=queue_id, move=7, target=OTHER, next_queue_offset=3))
+    confirm(replica)
+    kept = replica.log.end
+    say(replica, QueueReturned(queue_id=queue_id, move=7))
+    publish(replica, queue_id, 4)
+
+    begin_behind_loss(replica, kept, View({"q": own_id(replica)}))
+    assert replica.queues.find_id(queue_id).name == "q"
+    assert publish(replica, queue_id).base_queue_offset >= FAR
+
+
+def test_a_queue_that_was_opened_gives_no_number_twice(tmp_path: Path) -> None:
+    """It came by a move, was opened, and records were copied from its former log; of that the loss has left the
+    arrival."""
+    source, target = open_master(tmp_path / "a", SETTINGS), open_master(tmp_path / "b", SETTINGS)
+    queue_id = declare(source, "q")
+    publish(source, queue_id, 3)
+    say(source, QueueLeft(queue_id=queue_id, move=7, target="b", next_queue_offset=3))
+    confirm(source)
+    pieces = QueuePieces(source.derived, queue_id, 7, log_id="a", epoch=1)
+    arrival, number = Arrival(pieces.arriving, epoch=1), 0
+    target.append_change(arrival.begin(target.queues), 1)
+    while (piece := pieces.piece(number)) is not None:
+        arrival.add(number, piece)
+        while (batch := arrival.next_batch(target.log.end)) is not None:
+            target.append_change(batch, 1)
+        number += 1
+    target.append_change(arrival.end(), 1)
+    confirm(target)
+    kept = target.log.end
+    say(target, QueueOpened(queue_id=queue_id, move=7))
+    publish(target, queue_id, 2)
+
+    spans = {"q": (Span("a", 0), Span(own_id(target), 1))}
+    begin_behind_loss(target, kept, View({"q": own_id(target)}, spans))
+    assert target.queues.find_id(queue_id).name == "q"
+    assert publish(target, queue_id).base_queue_offset >= FAR
+
+
+def test_what_was_lost_here_is_known_when_the_queue_comes_back(tmp_path: Path) -> None:
+    """And nothing else: what it gave out elsewhere, and gives out here then, is below where the offsets had gone."""
+    replica = open_master(tmp_path / "n1", SETTINGS)
+    queue_id = declare(replica, "q")
+    publish(replica, queue_id, 3)
+    confirm(replica)
+    kept = replica.log.end
+    say(replica, QueueLeft(queue_id=queue_id, move=7, target=OTHER, next_queue_offset=5))
+    spans = {"q": (Span(own_id(replica), 0), Span(OTHER, 5))}
+    begin_behind_loss(replica, kept, View({"q": OTHER}, spans))
+
+    say(replica, QueueArriving(queue_id=queue_id, move=9, source=OTHER, first=8))
+    assert dict(replica.index.gaps())[queue_id] == ((3, 5),)
+    confirm(replica)
+    assert replica.index.gaps_of(queue_id) == ((3, 5),)
+    assert replica.index.next_appended(queue_id) == 8
+    assert walk(replica, queue_id)[1][0] == (3, 8), "what is in the other log is in no gap, and not here"
