@@ -71,6 +71,7 @@ PURE = [
     "mirrorlog/cluster/coordination/coordinator.py",
     "mirrorlog/cluster/coordination/liveness.py",
     "mirrorlog/cluster/coordination/promotion.py",
+    "mirrorlog/cluster/coordination/unmastered.py",
     "mirrorlog/cluster/membership/discovery.py",
     "mirrorlog/cluster/membership/founding.py",
     "mirrorlog/cluster/raft/core.py",

@@ -131,6 +131,10 @@ class ClusterView(Protocol):
         """Why nobody can answer for a log, and a queue in it, now: all nodes that hold it are down. None while somebody
         may."""
 
+    def why_unmastered(self, log_id: UUID) -> str:
+        """See `cluster.coordination.unmastered`; empty while somebody masters the log, or may, and of one that goes
+        with its node."""
+
     def why_elsewhere(self, log_number: int) -> MirrorlogError | None:
         """What is said of a log with this number that is none of this node's, or not yet: all nodes that hold it are
         down, or who masters it. None when the cluster has none."""

@@ -18,7 +18,7 @@ from uuid import UUID
 from mirrorlog import __version__
 from mirrorlog.broker.hosting.hosted_log import HostedLog
 from mirrorlog.broker.hosting.hosted_logs import HostedLogs
-from mirrorlog.broker.hosting.status import disk_status, memory_status, with_warnings
+from mirrorlog.broker.hosting.status import disk_status, memory_status, with_warnings, without_master
 from mirrorlog.broker.log.clock import now_us
 from mirrorlog.broker.log.host import Helpers, Host
 from mirrorlog.broker.moves.alter_requests import AlterRequests, MovingList
@@ -351,7 +351,12 @@ class Server:
             start_id=self._start_id,
             now_us=wall,
             logs=with_warnings(
-                [log.status(now, wall) for log in self.logs.everyone()], self._disk.report, self._memory.refusal
+                [
+                    without_master(log.status(now, wall), self._view.why_unmastered(log.log_id))
+                    for log in self.logs.everyone()
+                ],
+                self._disk.report,
+                self._memory.refusal,
             ),
             disk=disk_status(self._disk.report),
             cluster=self._view.status(now),

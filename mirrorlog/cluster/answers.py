@@ -76,7 +76,7 @@ class Answers:
         elif isinstance(asked, requests.AskIndex):
             told = requests.Applied(index=await member.decisions.decided_up_to())
         elif isinstance(asked, requests.AskSizes):
-            told = requests.LogSizes(sizes=dict(self._host.sizes()))
+            told = requests.LogSizes(sizes=dict(self._host.sizes()), lags=member.coordination.known_lags())
         else:
             told = await self._of_queues(asked)
         return told

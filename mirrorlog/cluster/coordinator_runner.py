@@ -25,6 +25,7 @@ from mirrorlog.cluster.coordination.coordinator import (
 )
 from mirrorlog.cluster.coordination.liveness import Life
 from mirrorlog.cluster.coordination.promotion import FenceReport
+from mirrorlog.cluster.coordination.unmastered import waited_for
 from mirrorlog.cluster.decisions import ASK_S, RETRY_S, Ground
 from mirrorlog.cluster.requests import AskElection, AskFence, AskSizes, Fenced, LogSizes, Noted, decode_answer, encode
 from mirrorlog.cluster.state.command_codec import encode_command
@@ -36,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 COORDINATE_S: Final = 0.05
 """How often the coordinator looks when nothing changes."""
+LAGS_S: Final = 1.0
+"""How often it asks what copies lack that are not in sync."""
 SIZES_S: Final = 10.0
 """How often it asks how large logs are, while it makes a difference where they are."""
 
@@ -63,6 +66,7 @@ class CoordinatorRunner:
         leads: Callable[[str, int], None],
         fence_here: Callable[[AskFence], Awaitable[Fenced]],
         sizes_here: Callable[[], Mapping[str, int]],
+        lags_here: Callable[[], Mapping[str, Mapping[str, tuple[int, int]]]],
     ) -> None:
         self.wanted = wanted
         self.elections = 0
@@ -71,6 +75,9 @@ class CoordinatorRunner:
         self._leads = leads
         self._fence_here = fence_here
         self._sizes_here = sizes_here
+        self._lags_here = lags_here
+        self._lags: dict[str, Mapping[str, tuple[int, int]]] = {}
+        self._lags_at = -LAGS_S
         self.sizes: dict[str, int] = {}
         """On the coordinator: bytes by log id, of those that are known."""
         self._sizes_at = -SIZES_S
@@ -94,6 +101,7 @@ class CoordinatorRunner:
         while True:
             self._member.tick()
             self._note_leader()
+            self._ask_lags()
             if not self._member.driver.raft.settled:
                 self._coordinator = None
                 self._fencing.clear()
@@ -172,6 +180,44 @@ class CoordinatorRunner:
         for log_id, size in sizes.items():
             if log_id in self._member.state.logs:
                 self.sizes[log_id] = max(size, self.sizes.get(log_id, 0))
+
+    # --- what copies lack ---
+
+    def lags(self, log_id: str) -> Mapping[str, tuple[int, int]]:
+        """Of a log that nobody masters: by node, what its copy lacks, at least, bytes and records, as far as it was
+        known before its master was gone."""
+        return self._lags.get(log_id, {})
+
+    def known_lags(self) -> dict[str, dict[str, tuple[int, int]]]:
+        """For whoever asks this member."""
+        return {log_id: dict(lags) for log_id, lags in {**self._lags, **self._lags_here()}.items()}
+
+    def _ask_lags(self) -> None:
+        """The coordinator asks masters, now and then, as long as some copy is not in sync: when they are gone nobody
+        else knows. Others ask the coordinator, once they know of a log that nobody masters."""
+        member, now, state = self._member, asyncio.get_running_loop().time(), self._member.state
+        if state.cluster_version < versions.PLACEMENTS or now - self._lags_at < LAGS_S:
+            return
+        self._lags_at = now
+        behind = [log for log in state.logs.values() if len(log.in_sync) < len(log.replicas)]
+        self._lags = {log_id: lags for log_id, lags in self._lags.items() if state.logs.get(log_id) in behind}
+        self._lags.update(self._lags_here())
+        if member.driver.raft.settled:
+            asked = {log.master.node for log in behind if log.master is not None}
+        elif any(waited_for(log, state, member.life) for log in behind):
+            asked = {member.leader} - {""}
+        else:
+            return
+        for node in asked - {member.node}:
+            if member.life(node) is Life.UP:
+                member.spawn(self._lags_of(node))
+
+    async def _lags_of(self, node: str) -> None:
+        try:
+            told = await self._member.mesh.ask(node, encode(AskSizes()), timeout_s=ASK_S)
+            self._lags.update(decode_answer(told, LogSizes).lags)
+        except MirrorlogError as error:
+            logger.debug("lags_not_told node=%s reason=%r", node, str(error))
 
     def _act(self, action: Action) -> None:
         driver = self._member.driver

@@ -45,6 +45,10 @@ class MemberHost(Protocol):
     def sizes(self) -> Mapping[str, int]:
         """Bytes of the logs that it holds, by id."""
 
+    def lags(self) -> Mapping[str, Mapping[str, tuple[int, int]]]:
+        """By the id of each log that it masters, and by node: what mirrors that are not in sync lack, bytes and
+        records, as far as it knows."""
+
     def registered(self) -> None:
         """The cluster knows of this run."""
 

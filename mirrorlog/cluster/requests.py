@@ -121,13 +121,16 @@ class QueueFound(MemberAnswer, frozen=True):
 
 
 class AskSizes(MemberRequest, frozen=True):
-    """To any member: how large are the logs that you hold? LogSizes. Since `versions.PLACEMENTS`."""
+    """To any member: how large are the logs that you hold, and what do you know that copies of any log lack? LogSizes.
+    Since `versions.PLACEMENTS`."""
 
 
 class LogSizes(MemberAnswer, frozen=True):
-    """Bytes by log id."""
+    """Bytes by log id. `lags`: by log id and node, of copies that are not in sync, what they lack, at least: bytes and
+    records; of the logs that are mastered here, and, on the coordinator, of those that nobody masters."""
 
     sizes: dict[str, int]
+    lags: dict[str, dict[str, tuple[int, int]]] = {}
 
 
 class AskTake(MemberRequest, frozen=True):

@@ -20,6 +20,7 @@ from mirrorlog import versions
 from mirrorlog.cluster.answers import Answers
 from mirrorlog.cluster.coordination.coordinator import CoordinatorSettings
 from mirrorlog.cluster.coordination.liveness import Change, Life, Liveness, Runs, unknown_to
+from mirrorlog.cluster.coordination.unmastered import why_unmastered
 from mirrorlog.cluster.coordinator_runner import CoordinatorRunner
 from mirrorlog.cluster.decisions import ASK_S, Decisions
 from mirrorlog.cluster.driver import RaftDriver
@@ -73,7 +74,12 @@ class ClusterService:
         self.decisions = Decisions(self)
         self.answers = Answers(self, host)
         self.coordination = CoordinatorRunner(
-            self, wanted, leads=self._leads, fence_here=self.answers.fence_here, sizes_here=host.sizes
+            self,
+            wanted,
+            leads=self._leads,
+            fence_here=self.answers.fence_here,
+            sizes_here=host.sizes,
+            lags_here=host.lags,
         )
         self._host = host
         self._timing = timing
@@ -183,6 +189,18 @@ class ClusterService:
     def life(self, node: str) -> Life:
         """This node is up, whatever others think."""
         return Life.UP if node == self.identity.node else self.liveness.life(node)
+
+    def why_unmastered(self, log_id: str, *, since: str = "") -> str:
+        """See `unmastered.why_unmastered`."""
+        coordination = self.coordination
+        return why_unmastered(
+            log_id,
+            self.state,
+            self.life,
+            lags=coordination.lags(log_id),
+            since=since,
+            after_s=coordination.wanted.promote_always_after_s,
+        )
 
     def life_of_run(self, node: str) -> Life:
         """Of the run that the cluster knows."""

@@ -203,14 +203,12 @@ def _placed(status: AllStatuses) -> Iterator[Diagnosis]:
             continue  # its queues are gone with its node's run
         if not log.master:
             waited = ", ".join(log.waits_for or log.in_sync or log.replicas)
-            text = f"log {log.name} has no master and waits for {waited}"
+            text = f"log {log.name} has no master" + (f": {log.reason}" if log.reason else f" and waits for {waited}")
             yield _say("log", log.name, "no-master", text, stops=True, start=waited)
         elif _has_no_heir(log, lives):
             whole = ", ".join(node for node in log.in_sync if node not in log.marked) or log.master
-            text = (
-                f"master {log.master} of log {log.name} is down, and no copy that is up may take over: each may lack "
-                "what was confirmed"
-            )
+            why = log.reason or "no copy that is up may take over: each may lack what was confirmed"
+            text = f"master {log.master} of log {log.name} is down: {why}"
             yield _say("log", log.name, "no-master", text, stops=True, start=whole)
 
 

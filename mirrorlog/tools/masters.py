@@ -118,7 +118,7 @@ def still_mastered(view: ClusterStatus, node_id: str) -> list[str]:
     for log in view.logs:
         if log.name in mastered_by(view, node_id):
             others = [node for node in log.in_sync if node != node_id and node not in log.marked]
-            reason = f"to {', '.join(others)}" if others else "no other copy is in sync"
+            reason = f"to {', '.join(others)}" if others else "no other copy is in sync: it stays until one is"
             left.append(f"log {log.name} ({reason})")
     return left
 

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 _EVERY_S: Final = 1.0
 """Between two looks of --watch."""
+_NAMED_MAX: Final = 10
 
 
 def queues(
@@ -122,7 +123,12 @@ def queues_view(found: Sequence[QueueInfo]) -> RenderableType:
         for queue in found
     ]
     numbers = ("epoch", "first", "next")
-    view = table("", ("queue", "id", "master > mirrors", *numbers, "arguments"), rows, numbers=numbers)
+    view: RenderableType = table("", ("queue", "id", "master > mirrors", *numbers, "arguments"), rows, numbers=numbers)
+    reasons = {queue.log_id: queue.reason for queue in found if queue.reason}
+    for log_id, reason in reasons.items():
+        names = [shown(queue.name) for queue in found if queue.log_id == log_id]
+        who = ", ".join(names[:_NAMED_MAX]) + (f" and {len(names) - _NAMED_MAX} more" if names[_NAMED_MAX:] else "")
+        view = Group(view, Text(f"\nno master: {who}: {reason}", style="red"))
     if not any(queue.begin and not queue.current for queue in found):
         return view
     # A mirror that began late shows less than there is; that it did, it does not know.

@@ -158,6 +158,9 @@ class ServiceNode:
     def sizes(self) -> Mapping[str, int]:
         return {}
 
+    def lags(self) -> Mapping[str, Mapping[str, tuple[int, int]]]:
+        return {}
+
     def registered(self) -> None:
         pass
 

@@ -11,8 +11,10 @@ from msgspec.structs import replace
 
 from mirrorlog.broker.membership.cluster_view import NodeView
 from mirrorlog.cluster.coordination.liveness import Life, nodes_needed, nodes_out
+from mirrorlog.cluster.coordination.unmastered import waited_for, why_unmastered
 from mirrorlog.cluster.service import ClusterService
 from mirrorlog.cluster.state.commands import Holder, NodeStopped
+from mirrorlog.cluster.state.placements import LogPlace, LogPlaces, Placement
 from mirrorlog.cluster.state.state import LogFacts
 from tests.cluster.test_coordinator import World
 
@@ -102,10 +104,60 @@ def test_who_names_a_queue_that_waits_for_a_node_is_told_which(down: str, asked:
     log = replace(log_on("a", "b"), in_sync={"b": "1"}, master=Holder("b", "1"), epoch=2)
     state = replace(world.state, logs={log_id: log}, queues={"q": log_id})
     view = NodeView()
+    why = lambda log_id, since: why_unmastered(log_id, state, world.life, since=since)  # noqa: E731
     view.service = cast(
-        ClusterService, SimpleNamespace(state=state, life=world.life, identity=SimpleNamespace(node=asked))
+        ClusterService,
+        SimpleNamespace(state=state, life=world.life, identity=SimpleNamespace(node=asked), why_unmastered=why),
     )
     (told,) = view.outages(["q"])
     assert (told.name, told.node, words in told.reason) == ("q", "b", True)
     assert ("mqtool promote" in told.reason) == (down == "b")
     assert len(view.outages(None)) == (down == "ab")
+
+
+def told(
+    world: World, log: LogFacts, *, rule: Placement | None = None, lags: dict[str, tuple[int, int]] | None = None
+) -> str:
+    log_id = str(UUID(int=1))
+    places = LogPlaces(logs={log_id: LogPlace(rule=rule)})
+    state = replace(world.state, logs={log_id: log}, places=places)
+    return why_unmastered(log_id, state, world.life, lags=lags or {}, since=" at noon", after_s=10.0)
+
+
+def test_one_sentence_says_what_is_missing_whom_it_waits_for_and_what_goes_on_without() -> None:
+    """Goal: who reads it knows what to do, and what it costs. Method: the only copy in sync is down; others lack
+    records, bytes, or nobody knows what, by rules that wait and that do not; then the others are down too."""
+    world = World()
+    for node in "abcd":
+        world.join(node)
+    log = replace(log_on("a", "b", "c", "d"), in_sync={"a": "a 1"}, master=Holder("a", "a 1"), epoch=2)
+    assert told(world, log) == ""
+    world.down = {"a"}
+    by_hand = "if it is lost for good: mqtool promote x --accept-loss, which says what is lost"
+    assert told(world, log, lags={"b": (70_000, 1_203), "c": (4_096, 0)}) == (
+        "no in-sync mirror is up: b lacks 1,203 records, c lacks 4,096 bytes, what d lacks nobody knows who is up; "
+        "it waits for node a, which alone had everything, and went down at noon; start a; "
+        f"ha-promote-on-failure = when-synced: with always it would go on without; {by_hand}"
+    )
+    always = told(world, log, rule=Placement(promote_on_failure="always"), lags={"b": (1, 1), "c": (0, 0)})
+    assert "b lacks 1 record, c may lack what was confirmed last" in always
+    assert "ha-promote-on-failure = always: the best of these is promoted when they are gone for 10 s" in always
+    assert not world.apply(NodeStopped(node="a", start_id=world.state.nodes["a"].start_id))
+    assert "ha-promote-on-shutdown = when-synced" in told(world, log, rule=Placement(promote_on_failure="always"))
+    world.down = set("abcd")
+    nobody = told(world, log)
+    assert nobody.startswith("no copy is up; it waits for one of nodes a, b, c, d, which went down at noon; start a")
+    assert "mqtool promote" not in nobody, "there is nothing to promote"
+
+
+def test_a_log_that_is_recovering_waits_for_who_is_marked_and_down() -> None:
+    """Though others of those who had everything are there; by two that lost power, of which one is back."""
+    world = World()
+    for node in "abc":
+        world.join(node)
+    log = replace(log_on("a", "b", "c"), in_sync={"a": "a 1", "b": "b 1"}, marked=frozenset("ab"), epoch=2)
+    assert waited_for(log, world.state, world.life) == ()
+    world.down = {"b"}
+    assert waited_for(log, world.state, world.life) == ("b",)
+    assert "may have lost something; it waits for b, down at noon; start b" in told(world, log)
+    assert told(world, replace(log, epoch=0)) == "", "it never had a master"

@@ -142,6 +142,9 @@ class Assigned:
     def outage(self, log_id: UUID, queue: str = "") -> LogUnavailable | None:
         return None
 
+    def why_unmastered(self, log_id: UUID) -> str:
+        return ""
+
     def why_elsewhere(self, log_number: int) -> MirrorlogError | None:
         return None
 

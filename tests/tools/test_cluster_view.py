@@ -79,7 +79,7 @@ def test_a_drain_is_done_when_the_node_is_known_to_drain_and_masters_nothing() -
     draining = msgspec.structs.replace(before, nodes=[member(1, draining=True), member(2), member(3)])
     assert still_mastered(draining, "n1") == ["log main (to n2, n3)"]
     alone = msgspec.structs.replace(draining, logs=[placed(in_sync=["n1", "n3"], marked=["n3"])])
-    assert still_mastered(alone, "n1") == ["log main (no other copy is in sync)"]
+    assert still_mastered(alone, "n1") == ["log main (no other copy is in sync: it stays until one is)"]
     assert still_mastered(msgspec.structs.replace(draining, logs=[placed(master="n3")]), "n1") == []
 
 

@@ -309,6 +309,11 @@ class Hosting:
         logs = {str(each.log_id): each.replica.log for each in self.logs}
         return {log_id: log.end - log.begin for log_id, log in logs.items()}
 
+    def lags(self) -> Mapping[str, Mapping[str, tuple[int, int]]]:
+        """See `cluster.ports.MemberHost`."""
+        found = {str(each.log_id): role.lags() for each in self.logs if (role := each.mastering) is not None}
+        return {log_id: lags for log_id, lags in found.items() if lags}
+
     def registered(self) -> None:
         """The cluster knows of this run."""
         self.on_registered()

@@ -131,6 +131,11 @@ def memory_status(report: MemoryReport | None) -> MemoryStatus | None:
     )
 
 
+def without_master(log: LogStatus, why: str) -> LogStatus:
+    """A copy that follows nobody says why, where it is known; one that is not served has something else to tell."""
+    return msgspec.structs.replace(log, reason=why) if why and log.state in ("resting", "disconnected") else log
+
+
 def with_warnings(logs: Sequence[LogStatus], disk: DiskReport | None, memory: str) -> list[LogStatus]:
     """What is wrong with the disk, or the memory, is the reason of every log for which nothing else is to be told."""
     warning = (disk.warning if disk is not None else "") or memory

@@ -65,8 +65,10 @@ class ElsewhereLog:
         )
 
 
-def not_master(log: str, master: Member | None) -> NotMaster:
-    """The refusal of a node that does not write the log, with the address of the one that does."""
+def not_master(log: str, master: Member | None, *, why: str = "") -> NotMaster:
+    """The refusal of a node that does not write the log, with the address of the one that does; `why`: nobody does."""
+    if why:
+        return NotMaster(f"nobody writes log {log}: {why}")
     if master is None:
         return NotMaster(f"log {log} is not written by this node, and by which is not decided; ask again")
     return NotMaster(f"log {log} is written by node {master.id} at {master.client}", **_place_of(master))

@@ -30,6 +30,7 @@ def cluster_status(service: ClusterService) -> ClusterStatus:
                 _placed(log_id, log, waits.get(log_id, ())),
                 transient=holds_transient(state, log_id),
                 target=list(places.place(log_id).target) if places is not None else [],
+                reason="" if holds_transient(state, log_id) else service.why_unmastered(log_id),
             )
             for log_id, log in state.logs.items()
         ],

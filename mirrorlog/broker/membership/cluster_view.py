@@ -15,6 +15,7 @@ from mirrorlog.broker.log.refusals import not_master
 from mirrorlog.broker.membership.cluster_status import cluster_status
 from mirrorlog.broker.membership.placing import Declared, PlacingSettings, evening, place_for, rule_for, unlike, will_do
 from mirrorlog.cluster.coordination.liveness import Change, Life, nodes_needed, nodes_out
+from mirrorlog.cluster.coordination.unmastered import waited_for
 from mirrorlog.cluster.service import ClusterService
 from mirrorlog.cluster.state.commands import (
     Command,
@@ -201,13 +202,23 @@ class NodeView:
             self._log_groups, self._grouped_logs = state.log_groups, frozenset(state.log_groups.values())
         return str(log_id) in self._grouped_logs
 
+    def why_unmastered(self, log_id: UUID) -> str:
+        """See `ports.ClusterView`."""
+        state, service, key = self.known, self.service, str(log_id)
+        if state is None or service is None or key not in state.logs or self.is_transient(log_id):
+            return ""
+        nodes = waited_for(state.logs[key], state, service.life)
+        return service.why_unmastered(key, since=_since(self._down_since_us.get(nodes[0], 0))) if nodes else ""
+
     def why_elsewhere(self, log_number: int) -> MirrorlogError | None:
         """See `ports.ClusterView`."""
         logs = self.known.logs.items() if self.known is not None else ()
         for log_id, facts in logs:
             if facts.number == log_number:
                 master = self.member(facts.master.node) if facts.master is not None else None
-                return self.outage(UUID(log_id)) or not_master(facts.name, master)
+                return self.outage(UUID(log_id)) or not_master(
+                    facts.name, master, why=self.why_unmastered(UUID(log_id))
+                )
         return None
 
     def names(self) -> Iterable[str]:
@@ -248,10 +259,8 @@ class NodeView:
         if not nodes or self.service.identity.node not in facts.replicas:
             return None  # said with the copy, which may be read
         since = self._down_since_us.get(nodes[0], 0)
-        which = f"node {nodes[0]}, which" if len(nodes) == 1 else f"one of nodes {', '.join(nodes)}, which"
         return LogUnavailable(
-            f"queue {shown(queue)!r} has no master and waits for {which} alone had everything, and went down"
-            f"{_since(since)}; start {nodes[0]}; if it is lost for good: mqtool promote, which says what is lost",
+            f"queue {shown(queue)!r} has no master: {self.why_unmastered(log_id)}",
             node=nodes[0],
             since=since,
             queue=queue,

@@ -144,7 +144,7 @@ class MetadataAnswers:
             return self._infos(log, [queue for queue in replica.queues if self._is_there(log, queue)])
         stamp = (
             copy.end, copy.confirmed, copy.begin, copy.epochs.current, log.knows_confirmed, log.masters,
-            replica.assignment, view.version(), view.has_heard(),
+            replica.assignment, view.version(), view.has_heard(), view.why_unmastered(log.log_id),
         )  # fmt: skip
         kept = self._of_logs.get(log.log_id)
         if kept is None or kept[0] is not replica or kept[1] != stamp:
@@ -174,6 +174,7 @@ class MetadataAnswers:
         found = self._view.master(replica.log_id)
         master = found.id if found is not None else ""
         mirrors = [node for node in replica.assignment.nodes if node != master]
+        reason = self._view.why_unmastered(replica.log_id)
         # Who has not heard the cluster may know the version of its founding alone: others are asked then (`heard`).
         attributes = self._view.has_heard() and self._view.cluster_version() >= versions.ATTRIBUTES
         return [
@@ -193,6 +194,7 @@ class MetadataAnswers:
                 tiers=_tiers(log, queue),
                 gaps=_gaps(log, queue),
                 attributes=attributes,
+                reason=reason,
                 **self._spans_of(queue.name),
             )
             for queue in queues

@@ -44,6 +44,15 @@ def heirs(log: LogFacts, state: ClusterState, life: Callable[[str], Life]) -> li
     ]
 
 
+def may_come_in(log: LogFacts, state: ClusterState, life: Callable[[str], Life]) -> bool:
+    """Whether a mirror that is not in sync is there and to stay, so that it may be a heir soon."""
+    return any(
+        life(node) is Life.UP and facts.start_id and facts.stays and not facts.stopped
+        for node in log.replicas
+        if node not in log.promotable and (facts := state.nodes.get(node)) is not None
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Away:
     """A log that is not mastered by its home. `reason`: why its home cannot take it over now; empty when it can."""

@@ -191,7 +191,7 @@ def unknown_to(
 def nodes_out(log: LogFacts, state: ClusterState, life: Callable[[str], Life]) -> tuple[str, ...]:
     """All nodes that hold the log, when each of them is down; none while one may answer. First those whose start helps:
     who has everything, and may be promoted; then who is in sync; the home before others."""
-    if all(_is_down(node, state, life) for node in log.replicas):
+    if all(is_down(node, state, life) for node in log.replicas):
         return tuple(sorted(log.replicas, key=lambda node: (node not in log.promotable, node not in log.in_sync)))
     return ()
 
@@ -200,13 +200,14 @@ def nodes_needed(log: LogFacts, state: ClusterState, life: Callable[[str], Life]
     """Those that have everything of a log that has no master, when each of them is down and another copy is up; none
     while somebody may master it, or when `nodes_out` tells."""
     whole = log.promotable or tuple(node for node in log.replicas if node in log.in_sync)
-    masters = log.master is not None and not _is_down(log.master.node, state, life)
-    if not whole or masters or all(_is_down(node, state, life) for node in log.replicas):
+    masters = log.master is not None and not is_down(log.master.node, state, life)
+    if not whole or masters or all(is_down(node, state, life) for node in log.replicas):
         return ()
-    return whole if all(_is_down(node, state, life) for node in whole) else ()
+    return whole if all(is_down(node, state, life) for node in whole) else ()
 
 
-def _is_down(node: str, state: ClusterState, life: Callable[[str], Life]) -> bool:
+def is_down(node: str, state: ClusterState, life: Callable[[str], Life]) -> bool:
+    """Whether nothing can be asked of it; one that said that it stops is down until it is heard again."""
     facts = state.nodes.get(node)
     stopped = facts is not None and facts.stopped
     return life(node) is Life.DOWN or (stopped and life(node) is not Life.UP)

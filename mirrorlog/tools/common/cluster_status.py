@@ -350,7 +350,9 @@ def log_warnings(log: PlacedLog) -> Iterator[str]:
         return
     waits = f"; it waits for {', '.join(log.waits_for)}" if log.waits_for else ""
     whole = [node for node in log.in_sync if node not in log.marked]
-    if not log.master:
+    if log.reason:
+        yield f"log {log.name} has no master: {log.reason}"
+    elif not log.master:
         if log.in_sync and not whole:
             yield f"log {log.name} is recovering: every copy that had everything may have lost something{waits}"
         else:

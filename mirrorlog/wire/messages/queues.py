@@ -49,7 +49,8 @@ class QueueInfo(msgspec.Struct, frozen=True, kw_only=True):
     where records below `begin` may be; `gaps`: queue offsets [first, next) within `begin` and `next` that were given up
     after losses, ascending (before version 4 the newest of them alone). `attributes`: whether its batches may have some
     (decision 0036). `spans`: of a queue that has moved, the oldest first, those that have records from before and the
-    one that it is in now; `former_logs`: ids of all logs that it was in (decision 0050).
+    one that it is in now; `former_logs`: ids of all logs that it was in (decision 0050). `reason`: why nobody masters
+    it, and what helps; empty while somebody does, or may soon.
     """
 
     name: str
@@ -69,6 +70,7 @@ class QueueInfo(msgspec.Struct, frozen=True, kw_only=True):
     attributes: bool = False
     spans: list[SpanInfo] = []
     former_logs: list[str] = []
+    reason: str = ""
 
     def at(self, queue_offset: int) -> QueueInfo:
         """The same, with the log of the span that the record stands in, and its nodes."""

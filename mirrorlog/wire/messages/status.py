@@ -195,7 +195,8 @@ class LossStatus(msgspec.Struct, frozen=True, kw_only=True):
 class PlacedLog(msgspec.Struct, frozen=True, kw_only=True):
     """A log as the cluster has decided it. `master`: empty while there is none; `waits_for`: whom the coordinator that
     was asked waits for to promote one; `copies_wanted`: with fewer in sync nothing is confirmed; `wished`: to whom the
-    log is being handed over, empty for nobody; `transient`: what is in it goes with its node's run; `target`: the nodes
+    log is being handed over, empty for nobody; `reason`: why nobody masters it, as far as it waits for somebody who is
+    down; `transient`: what is in it goes with its node's run; `target`: the nodes
     that it is on its way to, empty when it stays."""
 
     log_id: str
@@ -214,6 +215,7 @@ class PlacedLog(msgspec.Struct, frozen=True, kw_only=True):
     wished: str = ""
     transient: bool = False
     target: list[str] = []
+    reason: str = ""
 
 
 class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
