@@ -41,6 +41,7 @@ OWN: Final = (
     "a start that lost something",
     "queue offsets leap",
     "a loss is declared",
+    "a copy is promoted by a rule",
     "a retry is answered as a duplicate",
     "a reader is sent over a gap",
     "a record is refused",

@@ -40,6 +40,8 @@ HASTY: Final = {
     "node_timeout_ms": 1_000, "promote_wait_ms": 700, "mirror_lag_time_ms": 1_300, "replace_after_ms": 4_000,
 }  # fmt: skip
 """A third of the defaults, so that a storm goes through more of what comes after them."""
+PROMOTE_AFTER_MS: Final = 500
+"""So long those who have everything are waited for, where logs go on with what is left."""
 LOOK_S: Final = 0.05
 DOUBT_S: Final = 0.1
 """How late a master hears of what the cluster has decided, when that is waited for."""
@@ -54,6 +56,8 @@ _ASK_MS: Final = 2_000
 _CONNECT_MS: Final = 300
 _STOP_S: Final = 5.0
 _DRAIN_S: Final = 1.0
+STRAND_S: Final = 3.0
+"""How long a master is waited for to be alone."""
 _EMPTY_S: Final = 12.0
 """How long a node is waited for that is to be emptied before it leaves; then it goes all the same, if it may."""
 
@@ -67,6 +71,8 @@ class SimulatedCluster:
         self.plan = plan
         self.model = DiskModel(plan.unit_bytes, plan.ordered_names, forgets=plan.forgets)
         self.settings = {"cluster": {"copies": plan.copies, **HASTY}}
+        if plan.always:
+            self.settings["cluster"]["promote_always_after_ms"] = PROMOTE_AFTER_MS
         if plan.queues:
             # What is alive stays where it is: the checks of records know them by their places.
             self.settings["log"] = {"retention_copy_percent": 0}
@@ -429,6 +435,31 @@ class Faults:
         self._cluster.release(node.name)
         return None
 
+    async def _strand(self, how: str, alone_s: float, for_s: float) -> bool | None:
+        """The mirrors of the first log are down until they are in sync no more, and back when its master, which alone
+        has everything by then, is hit."""
+        cluster = self._cluster
+        state = cluster.decided()
+        log_id = next((each for each, log in state.logs.items() if log.name == "main"), "") if state else ""
+        name = cluster.master_of(log_id)
+        if state is None or not name or not cluster.nodes[name].machine.up:
+            return False
+        mirrors = [each for each in state.logs[log_id].replicas if each != name and each in cluster.nodes]
+        for each in mirrors:
+            cluster.nodes[each].machine.kill()
+            cluster.hold(each)
+        end = self._world.now + STRAND_S
+        while not (alone := cluster.in_sync(log_id) == {name}) and self._world.now < end:  # noqa: ASYNC110
+            await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(alone_s)
+        if alone and how == "drain":
+            await cluster.ask(DrainNode(node=name), Drained, within_s=1.0)
+        for each in mirrors:
+            cluster.release(each)
+        if not alone:
+            return False
+        return await (self._stop(name, for_s) if how == "stop" else self._hit_later(name, how, 0.0, for_s))
+
     async def _pause(self, target: str, for_s: float) -> bool | None:
         node = self._node(target)
         if not node.machine.up or node.machine.paused:
@@ -579,7 +610,7 @@ class Faults:
         if name not in self._cluster.nodes:
             return False
         match how:
-            case "kill":
+            case "kill" | "drain":
                 return await self._kill(name, for_s)
             case "power":
                 return await self._power(name, for_s)

@@ -51,7 +51,7 @@ class Plan:
     those whose dead records leave for others, see `cluster_dead_letters`; `lifetimes`: and those that go by
     themselves, see `cluster_lifetimes`; `credit`: whether producers have little of it, see `cluster_credit`; `moves`:
     whether copies are moved on purpose, and the plan of the cluster has to come to its end; `placing`: whether queues
-    are, see `cluster_moves`."""
+    are, see `cluster_moves`; `always`: whether logs go on with what is left, see `cluster_policy`."""
 
     seed: str
     kind: str
@@ -73,6 +73,7 @@ class Plan:
     credit: bool = False
     moves: bool = False
     placing: bool = False
+    always: bool = False
 
     @property
     def clients(self) -> tuple[str, ...]:
@@ -133,6 +134,7 @@ class Kind:
     credit: bool = False
     moves: bool = False
     placing: bool = False
+    always: bool = False
     logs: tuple[tuple[str, ...], ...] = (("memory",), ("memory",), ("disk",), ("memory", "disk"))
 
 
@@ -249,6 +251,11 @@ MOVE_KINDS: Final[Mapping[str, Kind]] = {
 }
 """Each sort once more, with queues that go from log to log meanwhile, also to logs that are made for them, and masters
 that are hit in the middle of it. Clocks are right where there are takers: a log's time is its master's."""
+ALWAYS_KINDS: Final[Mapping[str, Kind]] = {
+    f"always: {name}": replace(kind, faults={**kind.faults, "strand": 8}, nodes=(3, 3, 4, 5), seconds=8.0, always=True)
+    for name, kind in KINDS.items()
+}
+"""With logs that go on with what is left, and masters that are hit when they alone have everything."""
 ALL_KINDS: Final[Mapping[str, Kind]] = {
     **KINDS,
     **GROUP_KINDS,
@@ -261,6 +268,7 @@ ALL_KINDS: Final[Mapping[str, Kind]] = {
     **COPY_KINDS,
     **USED_COPY_KINDS,
     **MOVE_KINDS,
+    **ALWAYS_KINDS,
 }
 
 
@@ -274,13 +282,15 @@ def draw(seed: int | str, *, kind: str | None = None) -> Plan:
     copies = min(nodes, random.choice((2, 3, 3, 3, 5)))
     choice = _Draw(random, NAMES[:nodes], (*CLIENTS, *TAKERS) if chosen.groups else CLIENTS)
     names = [fault for fault, weight in chosen.faults.items() for _ in range(weight)]
+    if chosen.always:
+        copies = random.choice((2, 2, 3))
     drawn_events = [choice.event(random.choice(names), chosen.seconds) for _ in range(chosen.count)]
     return Plan(
         seed=str(seed),
         kind=name,
         nodes=nodes,
         copies=copies,
-        min_in_sync=random.choice((0, 0, 0, 0, 1, min(2, copies))),
+        min_in_sync=random.choice((0, 0, 0, 0, 1, min(2, copies))) if not chosen.always else 1,
         logs=random.choice(chosen.logs),
         seconds=chosen.seconds,
         unit_bytes=random.choice((512, 4096)),
@@ -296,6 +306,7 @@ def draw(seed: int | str, *, kind: str | None = None) -> Plan:
         credit=chosen.credit,
         moves=chosen.moves,
         placing=chosen.placing,
+        always=chosen.always,
     )
 
 
@@ -326,6 +337,11 @@ class _Draw:
         return self._node(), self._for_s()
 
     _pause = _power = _stop = _drain = _empty = _kill
+
+    def _strand(self) -> tuple[Argument, ...]:
+        """How the master ends, how long it is alone before, and how long it is gone."""
+        how = self._random.choice(("kill", "kill", "power", "isolate", "stop", "drain"))
+        return how, self._random.choice((0.1, 0.5)), self._random.choice((0.3, 1.0, 3.0))
 
     def _blackout(self) -> tuple[Argument, ...]:
         """How long each machine is without power at most."""

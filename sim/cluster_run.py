@@ -20,13 +20,14 @@ from sim.cluster_checks import Outside, check_all
 from sim.cluster_clients import AGAIN_S, FinalReader, History, Producing, Readers, Writers
 from sim.cluster_coverage import Observer
 from sim.cluster_credit import CreditTap, check_credit, credited, still_held
-from sim.cluster_faults import Faults, SimulatedCluster
+from sim.cluster_faults import PROMOTE_AFTER_MS, Faults, SimulatedCluster
 from sim.cluster_groups import Groups
 from sim.cluster_holds import Landing, holds_keep
 from sim.cluster_lifetimes import watched
 from sim.cluster_move_checks import a_log_group_stays_together, check_moves, left_open
 from sim.cluster_moves import Mover, Places, placed
 from sim.cluster_plan import Plan
+from sim.cluster_policy import Policies, accept_losses, noted, nothing_is_given_up_that_somebody_has
 from sim.cluster_taps import tapped
 from sim.cluster_troubles import Troubles
 from sim.loop import START_S
@@ -59,6 +60,7 @@ def run(plan: Plan, *, trace: Trace | None = None) -> Counter[str]:
         if plan.credit:
             undo.enter_context(credited(schedule.credit))
         undo.enter_context(placed(schedule.places))
+        undo.enter_context(noted(schedule.policies))
         return world.run(schedule.story())
 
 
@@ -74,6 +76,7 @@ class _Schedule:
         world.trace.watch(self._troubles)
         self._cluster = SimulatedCluster(world, plan)
         self.places = Places(lambda: world.now, self._observer.opened_at, self._observer.forget)
+        self.policies = Policies(lambda: world.now)
         queues = {f"q{number}": mode for number, mode in enumerate((*plan.logs, plan.logs[0])[:2])}
         producers = list(_producers(plan, list(queues)))
         self._writers = Writers(self._cluster.servers, queues, producers, self._history)
@@ -129,6 +132,7 @@ class _Schedule:
     def _check(self) -> None:
         """Raises AssertionError."""
         outside = self._outside()
+        nothing_is_given_up_that_somebody_has(self.policies, self._troubles, self._plan, PROMOTE_AFTER_MS / 1000)
         check_all(outside)
         check_credit(self.credit)
         check_moves(outside)
@@ -142,6 +146,8 @@ class _Schedule:
 
     async def _begin(self) -> None:
         """Whoever uses queues in the storm."""
+        if self._plan.always:
+            await asyncio.wait_for(accept_losses(self._cluster, self._plan), BEGIN_S)
         if self.groups is not None:
             await self.groups.begin()
             self.groups.start()
@@ -249,13 +255,15 @@ class _Schedule:
     def _outside(self) -> Outside:
         cluster = self._cluster
         damage = {name: frozenset(kinds) for name, kinds in cluster.damage.items()}
+        given_up = frozenset((each.log, each.epoch) for each in self.policies.given_up)
         disks = {name: node.machine.files for name, node in cluster.nodes.items()}
-        return Outside(self._plan, self._history, self._observer, self._troubles, damage, disks, self.places)
+        return Outside(self._plan, self._history, self._observer, self._troubles, damage, disks, self.places, given_up)
 
     def _counts(self) -> Counter[str]:
         history, seen = self._history, self._observer.counts
         losses = [loss for log in history.cluster.logs for loss in log.losses]
         seen["a loss is declared"] += len(losses)
+        seen["a copy is promoted by a rule"] += len(self.policies.given_up)
         seen["queue offsets leap"] += sum(loss.leapt for loss in losses)
         seen["a retry is answered as a duplicate"] += sum(
             sent.receipt is not None and sent.receipt.duplicate for sent in history.sent

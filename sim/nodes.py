@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from mirrorlog.broker.node import BrokerNode
 from mirrorlog.broker.resources.disk_limits import DiskSpace
+from mirrorlog.cluster.coordination.liveness import Life
 from mirrorlog.cluster.service import ClusterService
 from mirrorlog.cluster.state.commands import Command
 from mirrorlog.cluster.state.state import ClusterState
@@ -72,6 +73,11 @@ class SimulatedNode:
         """Its run's part in the cluster, once it has one."""
         service = self.node._service if self.node is not None and self.machine.up else None
         return service if service is not None and service._driver is not None else None
+
+    def sees_up(self, node: str) -> bool:
+        """Whether its run takes another node to be up."""
+        service = self._service
+        return service is not None and service.life(node) is Life.UP
 
     def propose(self, command: Command) -> bool:
         """Its run has it decided, whatever comes of it; False when it does not run."""

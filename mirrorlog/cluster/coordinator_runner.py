@@ -193,22 +193,19 @@ class CoordinatorRunner:
         return {log_id: dict(lags) for log_id, lags in {**self._lags, **self._lags_here()}.items()}
 
     def _ask_lags(self) -> None:
-        """The coordinator asks masters, now and then, as long as some copy is not in sync: when they are gone nobody
-        else knows. Others ask the coordinator, once they know of a log that nobody masters."""
+        """Every member asks masters, now and then, as long as some copy is not in sync: nobody else knows, and which
+        of those who heard it will be up nobody can say. Who comes back later asks the coordinator."""
         member, now, state = self._member, asyncio.get_running_loop().time(), self._member.state
         if state.cluster_version < versions.PLACEMENTS or now - self._lags_at < LAGS_S:
             return
         self._lags_at = now
-        behind = [log for log in state.logs.values() if len(log.in_sync) < len(log.replicas)]
-        self._lags = {log_id: lags for log_id, lags in self._lags.items() if state.logs.get(log_id) in behind}
+        behind = {log_id: log for log_id, log in state.logs.items() if len(log.in_sync) < len(log.replicas)}
+        self._lags = {log_id: lags for log_id, lags in self._lags.items() if log_id in behind}
         self._lags.update(self._lags_here())
-        if member.driver.raft.settled:
-            asked = {log.master.node for log in behind if log.master is not None}
-        elif any(waited_for(log, state, member.life) for log in behind):
-            asked = {member.leader} - {""}
-        else:
-            return
-        for node in asked - {member.node}:
+        asked = {log.master.node for log in behind.values() if log.master is not None}
+        if any(waited_for(log, state, member.life) for log in behind.values()):
+            asked.add(member.leader)
+        for node in asked - {member.node, ""}:
             if member.life(node) is Life.UP:
                 member.spawn(self._lags_of(node))
 

@@ -127,7 +127,7 @@ class AskSizes(MemberRequest, frozen=True):
 
 class LogSizes(MemberAnswer, frozen=True):
     """Bytes by log id. `lags`: by log id and node, of copies that are not in sync, what they lack, at least: bytes and
-    records; of the logs that are mastered here, and, on the coordinator, of those that nobody masters."""
+    records; of the logs that are mastered here, and of others as far as it was heard before nobody mastered them."""
 
     sizes: dict[str, int]
     lags: dict[str, dict[str, tuple[int, int]]] = {}
