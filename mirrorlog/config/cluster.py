@@ -111,7 +111,7 @@ class ClusterSettings(SettingsSection):
         2_000, ge=0, description="how long a promotion waits for copies that are silent, once one has answered"
     )
     promote_always_after_ms: int = Field(
-        10_000,
+        15_000,
         ge=0,
         description="how long those who have everything may be gone, before a copy is promoted that lacks something; "
         "only where a policy says always (ha-promote-on-shutdown, ha-promote-on-failure)",

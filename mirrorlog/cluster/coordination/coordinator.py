@@ -50,7 +50,7 @@ class CoordinatorSettings:
 
     copies: int = 3
     promote_wait_s: float = 2.0
-    promote_always_after_s: float = 10.0
+    promote_always_after_s: float = 15.0
     replace_after_s: float = 600.0
     flush: str = "memory"
 
