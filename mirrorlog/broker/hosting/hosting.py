@@ -22,6 +22,7 @@ from mirrorlog.broker.hosting.hosted_log import HostedLog
 from mirrorlog.broker.hosting.hosted_logs import HostedLogs
 from mirrorlog.broker.hosting.roles import in_sync_set
 from mirrorlog.broker.hosting.states import Duty, Follow, HostedState, Lead, Leave, Rest, duty_of
+from mirrorlog.broker.hosting.status import mirror_lags
 from mirrorlog.cluster.coordination.liveness import Change
 from mirrorlog.cluster.coordination.promotion import FenceReport
 from mirrorlog.cluster.membership.fenced_epochs import FencedEpochs
@@ -311,7 +312,8 @@ class Hosting:
 
     def lags(self) -> Mapping[str, Mapping[str, tuple[int, int]]]:
         """See `cluster.ports.MemberHost`."""
-        found = {str(each.log_id): role.lags() for each in self.logs if (role := each.mastering) is not None}
+        masters = [(each, role.mastership) for each in self.logs if (role := each.mastering) is not None]
+        found = {str(each.log_id): mirror_lags(each.replica, mastership) for each, mastership in masters}
         return {log_id: lags for log_id, lags in found.items() if lags}
 
     def registered(self) -> None:

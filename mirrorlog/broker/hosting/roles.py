@@ -279,14 +279,6 @@ class MasterRole:
             producers_blocked=self.publisher.credits.blocked,
         )
 
-    def lags(self) -> dict[str, tuple[int, int]]:
-        """What mirrors that are not in sync lack, bytes and records; of those that had a link to this mastership."""
-        progress, replica = self.mastership.progress, self._replica
-        away = [node for node in self.mastership.mirrors if not progress.is_member(node)]
-        ends = {node: written for node in away if (written := progress.held(node).written)}
-        end = replica.log.end
-        return {node: (end - held, replica.index.records_between(held, end)) for node, held in ends.items()}
-
     def fence(self, elsewhere: ElsewhereLog) -> None:
         replica, accept = self._replica, self._host.ha.accept
         self.publisher.stop(elsewhere.refusal)

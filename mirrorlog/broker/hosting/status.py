@@ -65,6 +65,13 @@ def master_status(
     return msgspec.structs.replace(log, copies_up=mastership.copies_up)
 
 
+def mirror_lags(replica: Replica, mastership: Mastership) -> dict[str, tuple[int, int]]:
+    """By node, what mirrors that are not in sync lack, bytes and records; of those that had a link to this mastership."""
+    progress, end = mastership.progress, replica.log.end
+    ends = {node: progress.held(node).written for node in mastership.mirrors if not progress.is_member(node)}
+    return {node: (end - held, replica.index.records_between(held, end)) for node, held in ends.items() if held}
+
+
 def mirror_status(replica: Replica, service: HAClientService) -> LogStatus:
     """The log as one of its mirrors sees it."""
     if not replica.usable:
