@@ -66,7 +66,7 @@ def master_status(
 
 
 def mirror_lags(replica: Replica, mastership: Mastership) -> dict[str, tuple[int, int]]:
-    """By node, what mirrors that are not in sync lack, bytes and records; of those that had a link to this mastership."""
+    """By node, what mirrors that are not in sync lack, bytes and records; of those that had a link to this master."""
     progress, end = mastership.progress, replica.log.end
     ends = {node: progress.held(node).written for node in mastership.mirrors if not progress.is_member(node)}
     return {node: (end - held, replica.index.records_between(held, end)) for node, held in ends.items() if held}
