@@ -18,7 +18,7 @@ that would be harmless. Python's matcher, which tries one way after the other, i
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from functools import lru_cache
 from math import prod
@@ -87,6 +87,20 @@ def check_allowed(user_name: str, user: User, right: Right, virtual_host: str, n
         raise AccessRefused(
             f"user {user_name!r} may not {right.value} {name[:64]!r} in virtual host {virtual_host[:64]}; an "
             "administrator gives permissions with mqtool user-permissions"
+        )
+
+
+def check_together(user_name: str, users: Mapping[str, User], keys: Iterable[str]) -> None:
+    """Whether whoever asks may configure all these queues of one virtual host: those of an `x-log-group`, which go
+    together. A node that acts by itself (without a name) may, and everybody while there are no users. Raises
+    AccessRefused, which names none of them: he may not know of them."""
+    if not users or not user_name:
+        return
+    user = users.get(user_name)
+    if user is None or not all(allowed(user, Right.CONFIGURE, key) for key in keys):
+        raise AccessRefused(
+            f"user {user_name!r} may not configure all queues of the x-log-group: what is done to one of them is done "
+            "to all; an administrator gives permissions with mqtool user-permissions"
         )
 
 

@@ -27,6 +27,7 @@ from mirrorlog.broker.moves.wanted_places import ATTEMPTS_PER_MINUTE, FIRST_S, W
 from mirrorlog.broker.session.queue_requests import Requests
 from mirrorlog.client.operator_admin import all_moves
 from mirrorlog.cluster.coordination.liveness import Life
+from mirrorlog.cluster.decisions import asked_by
 from mirrorlog.cluster.state.commands import (
     Addresses,
     Command,
@@ -42,8 +43,8 @@ from mirrorlog.cluster.state.commands import (
 from mirrorlog.cluster.state.machine import applied
 from mirrorlog.cluster.state.placements import Placement, Span
 from mirrorlog.cluster.state.state import ClusterState, NodeFacts, Outcome
-from mirrorlog.cluster.state.topology import ClusterTopology, VirtualHost
-from mirrorlog.errors import LogUnavailable, MirrorlogError, NotMaster, QueueMoving, Refused
+from mirrorlog.cluster.state.topology import ClusterTopology, Permissions, User, VirtualHost
+from mirrorlog.errors import AccessRefused, LogUnavailable, MirrorlogError, NotMaster, QueueMoving, Refused
 from mirrorlog.queues.changes import QueueHandedOver, encode_change
 from mirrorlog.queues.moving import come_back, leave
 from mirrorlog.versions import OWN
@@ -288,6 +289,35 @@ async def test_a_queue_that_joins_the_group_while_it_is_altered_comes_along(node
     assert sorted((await node.alter("q", copies=1)).queues) == ["late", "q"]
     assert set(node.state.placing.moves) == {"q", "late"}
     assert node.arguments("late")["copies"] == 1
+
+
+@pytest.mark.parametrize("message", [AlterQueue(name="eve-1", arguments={"copies": 1}), CancelMove(name="eve-1")])
+async def test_who_may_not_configure_all_of_a_group_does_not_move_it(node: Node, message: Message) -> None:
+    """Goal: a queue is altered, or its move cancelled, by who may configure it, not by who has another one in its
+    group; and nobody joins the group of others, which they could not alter any more. Method: eve may configure her
+    queues, and ann all."""
+    node.declare("payments", **{"x-log-group": "g"})
+    node.declare("other")
+    users = {
+        "eve": User("hash", (), {"/": Permissions(configure="^eve-.*")}),
+        "ann": User("hash", (), {"/": Permissions(configure=".*")}),
+    }
+    node.expected = replace(node.state, topology=ClusterTopology(virtual_hosts={"/": VirtualHost()}, users=users))
+    joins = DeclareQueue(name="eve-1", arguments={"x-log-group": "g"})
+    with asked_by("eve"), pytest.raises(AccessRefused) as refused:
+        await node.ask(joins)
+    assert "payments" not in str(refused.value)
+    node.declare("eve-1", **{"x-log-group": "g"})
+    if isinstance(message, CancelMove):
+        with asked_by("ann"):
+            await node.ask(AlterQueue(name="payments", arguments={"copies": 1}))
+    before = node.state
+    with asked_by("eve"), pytest.raises(AccessRefused, match="all queues of the x-log-group"):
+        await node.ask(message)
+    assert node.state is before
+    with asked_by("ann"):
+        await node.ask(message)
+    assert node.state is not before
 
 
 async def test_a_move_that_would_tear_a_group_is_cancelled_before_anything_left(node: Node) -> None:

@@ -548,6 +548,34 @@ def test_what_a_queue_without_limits_has_left_goes_by_those_of_its_log() -> None
     assert stays(log=RetentionLimits(max_bytes=1), newer=10**6) == (300, 50)
 
 
+def former_and_here(segments: list[SegmentParts], max_bytes: int, size: int) -> tuple[int, int]:
+    """Where a queue of `size` bytes begins, as a former log says it, and as the same log says it of a queue that is
+    there. A segment of another queue follows."""
+    limits, segments = QueueLimits(max_bytes=max_bytes), [*segments, segment(10_000, (9, 0, 1, 1, 0))]
+    until = max(int(each.parts["next"].max()) for each in segments)
+    stretch = Stretch(1, 0, until, size)
+    found, _ = alive_from(segments, stretch, limits, end=10_100, now_us=0, limits=RetentionLimits())
+    return found, decided(segments, {1: limits}).queue_starts.get(1, 0)
+
+
+def test_a_queue_that_was_copied_and_left_again_is_limited_by_its_own_order() -> None:
+    """The newest records were copied first, so the oldest stand in the newest segments; they are what goes."""
+    segments = [segment(at * 100, (1, 900 - 100 * at, 1000 - 100 * at, 30, 0)) for at in range(10)]
+    assert former_and_here(segments, 60, 300) == (800, 800)
+
+
+def test_what_stands_twice_in_a_former_log_counts_once() -> None:
+    """It was appended once more, or copied by two masters; as a whole, and in part: then rather too little goes."""
+    parts = [(0, 100), (100, 200), (200, 300), (200, 300)]
+    segments = [segment(at * 100, (1, base, following, 30, 0)) for at, (base, following) in enumerate(parts)]
+    assert former_and_here(segments, 60, 90) == (100, 100)
+    assert former_and_here(segments, 61, 90) == (0, 0)
+    parts = [(0, 100), (100, 200), (150, 300)]
+    segments = [segment(at * 100, (1, base, following, 30, 0)) for at, (base, following) in enumerate(parts)]
+    assert former_and_here(segments, 60, 75) == (0, 0)
+    assert former_and_here(segments, 30, 75)[0] == 150
+
+
 def test_what_stands_in_no_segment_that_was_looked_at_stays() -> None:
     """A queue that has come back to a log has records there that are older than what is in no memory; and a gap that a
     loss has left is none."""

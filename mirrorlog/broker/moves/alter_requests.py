@@ -33,7 +33,7 @@ from mirrorlog.cluster.requests import AskHeld, HeldTold
 from mirrorlog.cluster.state.commands import LogAltered, MoveBegun, MoveCancelled, QueueSyncWished
 from mirrorlog.cluster.state.placements import MovingQueue, Placement
 from mirrorlog.errors import BadRequest, LogUnavailable, MirrorlogError, QueueMoving, Refused
-from mirrorlog.queues.access import may_see
+from mirrorlog.queues.access import check_together, may_see
 from mirrorlog.queues.arguments import PLACING, check_values, log_group_key
 from mirrorlog.queues.changes import QueueAltered, encode_change
 from mirrorlog.queues.limits.lifetime import is_transient
@@ -118,8 +118,8 @@ class AlterRequests:
 
     async def cancel(self, log: HostedLog, name: str) -> Stays:
         """Let a queue of a log that this node masters stay there, with those that move with it, if the cluster has not
-        added a span for it yet. May be asked twice. Raises NoSuchQueue, NotMaster, QueueMoving while it comes back,
-        Refused when it is elsewhere."""
+        added a span for it yet. May be asked twice. Raises NoSuchQueue, AccessRefused, NotMaster, QueueMoving while it
+        comes back, Refused when it is elsewhere."""
         queues = log.replica.queues
         if (queue := queues.named(name)) is None:
             queue = queues.find(name)
@@ -128,6 +128,7 @@ class AlterRequests:
             names = [each.name for each in self._together(log, queue)]
         else:
             names = [each for each, other in self._view.moves().items() if other.number == move.number]
+        check_together(asker(), self._view.users(), names)
         self.staying.update(names)
         try:
             if move is not None:
@@ -161,7 +162,8 @@ class AlterRequests:
         """Let a queue of a log that this node masters go where its arguments lead, with these changes of them. What it
         is decided by may change while it waits for the cluster, or for copies: then it is decided anew.
 
-        Raises BadRequest, NoSuchQueue, QueueMoving, NotMaster, Refused, or what a log says that takes nothing."""
+        Raises BadRequest, NoSuchQueue, AccessRefused, QueueMoving, NotMaster, Refused, or what a log says that takes
+        nothing."""
         refused: MirrorlogError | None = None
         for _ in range(LOOKS_MAX):
             plan = self._plan(log, name, changes)
@@ -196,6 +198,7 @@ class AlterRequests:
         arguments = _altered(queue, changes)
         together = self._together(log, queue)
         names = tuple(each.name for each in together)
+        check_together(asker(), self._view.users(), names)
         rule = self._view.rule_for(arguments)
         alone = set(self._view.placed_in(log.log_id)) <= set(names)
         return _Plan(

@@ -121,16 +121,20 @@ class FormerRecords:
         if not queues.has_id(queue_id) and asked.begin > queues.start_offsets.get(queue_id, 0):
             begins = encode_change(QueueStartsMoved(begins={queue_id: asked.begin}))
             publisher_of(log, self._view).append_control(begins)
+        assert role is not None, "it knows what is confirmed"
+        limits, own = role.retention.limits, QueueLimits(asked.max_age_us, asked.max_bytes) if asked.own else None
+        max_bytes = limits.max_bytes if own is None else own.max_bytes
+        if max_bytes is None and limits.max_age_us is None and (own is None or own.max_age_us is None):
+            return BeginTold(begin=asked.first, size=0)  # nothing goes: no bytes are counted, and none are asked for
         held = await self._held(
             log, AskHeld(log_id=asked.log_id, queue_id=queue_id, first=asked.first, until=asked.until)
         )
         gaps = index.gaps_of(queue_id)
         stretch = Stretch(queue_id, held.first, asked.until, held.size, asked.newer_bytes, asked.floor, gaps)
-        own = QueueLimits(asked.max_age_us, asked.max_bytes) if asked.own else None
-        assert role is not None, "it knows what is confirmed"
-        segments = await role.retention.queues.surveyed()
-        begin, size = alive_from(
-            segments, stretch, own, end=log.replica.log.end, now_us=now_us(), limits=role.retention.limits
+        segments, now, end = await role.retention.queues.surveyed(), now_us(), log.replica.log.end
+        # There may be thousands of segments, each with as many queues.
+        begin, size = await asyncio.get_running_loop().run_in_executor(
+            self._helper, lambda: alive_from(segments, stretch, own, end=end, now_us=now, limits=limits)
         )
         return BeginTold(begin=begin, size=size)
 

@@ -21,6 +21,7 @@ from mirrorlog.broker.session.metadata import MetadataAnswers, offset_at
 from mirrorlog.broker.session.operator_requests import Operations
 from mirrorlog.broker.session.queue_deletion import WAIT_S, Deletions
 from mirrorlog.broker.session.queue_lifetimes import Exclusives, LifetimeKeeper
+from mirrorlog.cluster.decisions import asker
 from mirrorlog.commitlog.epochs import EPOCH_MAX
 from mirrorlog.config import Settings
 from mirrorlog.errors import (
@@ -32,6 +33,7 @@ from mirrorlog.errors import (
     QueueExists,
     QueueMoving,
 )
+from mirrorlog.queues.access import check_together
 from mirrorlog.queues.arguments import check_declaration, log_group_key, log_group_of, version_needed
 from mirrorlog.queues.changes import PositionCommitted
 from mirrorlog.queues.limits.lifetime import is_transient
@@ -264,6 +266,9 @@ class Requests:
 
     def _declare_in(self, log: HostedLog, message: DeclareQueue, respond: Respond) -> Message | None:
         self._check_place(log, message)
+        if (group := log_group_key(message.name, message.arguments)) and log.replica.queues.get(message.name) is None:
+            of_group = (each.name for each in log.replica.queues if log_group_key(each.name, each.arguments) == group)
+            check_together(asker(), self._view.users(), of_group)
         batch = log.replica.queues.declare(message.name, message.arguments, incarnation=uuid4().hex)
         if batch is not None and len(batch) > DECLARATION_BYTES_MAX:
             raise BadRequest(f"a declaration of {len(batch)} bytes is above the limit of {DECLARATION_BYTES_MAX}")
