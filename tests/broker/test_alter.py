@@ -23,7 +23,7 @@ from mirrorlog.broker.membership.placing import PlacingSettings
 from mirrorlog.broker.moves.alter_requests import AlterRequests, MovingList
 from mirrorlog.broker.moves.evening import AGAIN_S, QueueEvening
 from mirrorlog.broker.moves.move_service import MoveService
-from mirrorlog.broker.moves.wanted_places import ATTEMPTS_PER_MINUTE, FIRST_S, WantedPlaces
+from mirrorlog.broker.moves.wanted_places import AT_ONCE, ATTEMPTS_PER_MINUTE, FIRST_S, WantedPlaces
 from mirrorlog.broker.session.queue_requests import Requests
 from mirrorlog.client.operator_admin import all_moves
 from mirrorlog.cluster.coordination.liveness import Life
@@ -47,6 +47,7 @@ from mirrorlog.cluster.state.topology import ClusterTopology, Permissions, User,
 from mirrorlog.errors import AccessRefused, LogUnavailable, MirrorlogError, NotMaster, QueueMoving, Refused
 from mirrorlog.queues.changes import QueueHandedOver, encode_change
 from mirrorlog.queues.moving import come_back, leave
+from mirrorlog.queues.queue_table import Queue
 from mirrorlog.versions import OWN
 from mirrorlog.wire.messages.base import Message
 from mirrorlog.wire.messages.queues import (
@@ -449,6 +450,28 @@ async def test_many_queues_that_are_astray_go_one_after_the_other(node: Node) ->
     assert len(node.begun()) == 50
     assert [name for name, log_id in node.state.queues.items() if log_id == HERE] == ["other"]
     assert (await node.rows()) == []
+
+
+async def test_so_many_queues_are_looked_at_in_a_turn_of_however_many_logs(node: Node) -> None:
+    """Goal: a look stops nobody's work. Method: forty logs of a hundred queues each; each turn so many are looked at,
+    and in the end each of them once."""
+    looked: list[str] = []
+    logs: list[Any] = []
+    for number in range(40):
+        by_id = {at: Queue(f"q{number}-{at}", at, "i", {}, 0) for at in range(100)}
+        queues = SimpleNamespace(by_id=by_id, queue_ids=lambda by_id=by_id: list(by_id))
+        logs.append(
+            SimpleNamespace(log_id=UUID(int=number), knows_confirmed=True, replica=SimpleNamespace(queues=queues))
+        )
+    view: Any = SimpleNamespace(
+        cluster_version=lambda: OWN, has_heard=lambda: True, is_transient=lambda log_id: False, moves=dict,
+        placed=looked.append,
+    )  # fmt: skip
+    wanted = WantedPlaces(cast(Any, logs), view, node.alterations.alter, lambda name: False)
+    for turn in range(1, 9):
+        wanted.tick(node.now + turn)
+        assert len(looked) == turn * AT_ONCE
+    assert len(set(looked)) == len(looked) == 4_000
 
 
 @pytest.mark.parametrize("left", [False, True])

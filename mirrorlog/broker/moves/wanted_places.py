@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 LOOK_S: Final = 2.0
 """Between two looks at all queues."""
 AT_ONCE: Final = 500
-"""Queues of each log that are looked at in a turn of the loop."""
+"""Queues that are looked at in a turn of the loop, of however many logs."""
 FIRST_S: Final = 5.0
 """How long a queue is left where it is not wanted before it is moved: whoever has just changed that moves it."""
 RETRY_MAX_S: Final = 300.0
@@ -64,7 +64,7 @@ class WantedPlaces:
         self._is_left_alone = is_left_alone
         self.astray: dict[str, Astray] = {}
         """By name."""
-        self._looking: list[tuple[HostedLog, deque[int]]] = []
+        self._looking: deque[tuple[HostedLog, deque[int]]] = deque()
         self._look_at = 0.0
         self._begun_at: deque[float] = deque(maxlen=ATTEMPTS_PER_MINUTE)
         self._task: asyncio.Task[None] | None = None
@@ -76,8 +76,15 @@ class WantedPlaces:
                 return
             self._look_at = now + LOOK_S
             self._forget()
-            self._looking = [(log, deque(log.replica.queues.queue_ids())) for log in self._mastered()]
-        self._looking = [(log, rest) for log, ids in self._looking if (rest := self._look(log, ids, now))]
+            self._looking.extend((log, deque(log.replica.queues.queue_ids())) for log in self._mastered())
+        room = AT_ONCE
+        while self._looking and room > 0:
+            log, ids = self._looking[0]
+            many = min(room, len(ids)) if log.knows_confirmed else 0
+            self._look(log, [ids.popleft() for _ in range(many)], now)
+            room -= many
+            if not ids or not many:
+                self._looking.popleft()
         if self._task is None or self._task.done():
             self._begin_one(now)
 
@@ -101,11 +108,8 @@ class WantedPlaces:
             if each.log_id in mastered and self._view.placed(name) == each.log_id
         }
 
-    def _look(self, log: HostedLog, ids: deque[int], now: float) -> deque[int]:
-        """At some of them; gives the rest."""
-        if not log.knows_confirmed:
-            return deque()
-        for queue_id in [ids.popleft() for _ in range(min(AT_ONCE, len(ids)))]:
+    def _look(self, log: HostedLog, queue_ids: Iterable[int], now: float) -> None:
+        for queue_id in queue_ids:
             queue = log.replica.queues.by_id.get(queue_id)
             if queue is None:
                 continue
@@ -113,7 +117,6 @@ class WantedPlaces:
                 self.astray.pop(queue.name, None)
             elif queue.name not in self.astray:
                 self.astray[queue.name] = Astray(log.log_id, 0, now + FIRST_S, "")
-        return ids
 
     def _begin_one(self, now: float) -> None:
         moving = self._view.moves()
