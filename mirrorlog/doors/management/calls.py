@@ -8,7 +8,7 @@ what is so afterwards: each change forgets it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -37,9 +37,10 @@ class ApiAnswer:
 NO_CONTENT: Final = ApiAnswer(204)
 
 
-def written(is_new: bool) -> ApiAnswer:
-    """The answer to a PUT."""
-    return ApiAnswer(201) if is_new else NO_CONTENT
+def written(is_new: bool, ignored: Sequence[str] = ()) -> ApiAnswer:
+    """The answer to a PUT. `ignored`: names of ours of what means nothing here."""
+    status = 201 if is_new else 204
+    return ApiAnswer(status, headers={"Warning": f'299 mirrorlog "ignored: {", ".join(ignored)}"'} if ignored else {})
 
 
 class ClusterFacts:

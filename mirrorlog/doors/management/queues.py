@@ -199,10 +199,9 @@ async def _declare(call: Call) -> ApiAnswer:
         ignored.append("node")
     is_new = not await _is_there(call)
     await call.client.admin.declare(call.queue, arguments)
-    if not ignored:
-        return written(is_new)
-    logger.info("arguments_ignored queue=%r arguments=%s", call.queue, ",".join(ignored))
-    return ApiAnswer(written(is_new).status, headers={"Warning": f'299 mirrorlog "ignored: {", ".join(ignored)}"'})
+    if ignored:
+        logger.info("arguments_ignored queue=%r arguments=%s", call.queue, ",".join(ignored))
+    return written(is_new, ignored)
 
 
 def queue_arguments(body: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

@@ -24,6 +24,8 @@ from mirrorlog.wire.routing import DIRECT, PREDEFINED, Binding, Exchange
 DEFAULT_EXCHANGE: Final = "amq.default"
 """What the default exchange, which has no name, is called in paths."""
 ALTERNATE: Final = "alternate-exchange"
+_OF_VHOSTS: Final = frozenset({"description", "tags", "default_queue_type", "tracing"})
+"""What RabbitMQ keeps of a virtual host, and is kept nowhere here."""
 _NO_ARGUMENTS: Final = "~"
 _KINDS: Final = {"e": True, "q": False, "exchange": True, "queue": False}
 """Of a destination: whether it is an exchange."""
@@ -311,7 +313,7 @@ async def _add_vhost(call: Call) -> ApiAnswer:
             await topology.set_permissions(
                 call.login.user, configure=".*", write=".*", read=".*", virtual_host=call.vhost
             )
-    return written(is_new)
+    return written(is_new, sorted(call.body.keys() & _OF_VHOSTS))
 
 
 async def _delete_vhost(call: Call) -> ApiAnswer:
