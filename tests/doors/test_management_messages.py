@@ -127,10 +127,32 @@ def test_what_is_wrong_with_a_message_is_said(api: Api) -> None:
     assert api.error("POST", "queues/%2F/nowhere/get", {"ackmode": "ack_requeue_true"})[0] == 404
     assert api.error("POST", "queues/%2F/nowhere/get", {"ackmode": "ack_requeue_false"})[0] == 404
     assert api.error("POST", "definitions", {"queues": {"name": "x"}})[:2] == (400, "bad_request")
-    assert api.get("policies") == api.get("parameters") == api.get("vhost-limits/%2F") == []
-    assert api.error("GET", "policies/%2F/none")[0] == 404
+    assert api.get("parameters") == api.get("vhost-limits/%2F") == []
     assert api.error("PUT", "parameters/federation/%2F/up", {"value": {}})[0] == 400
     assert api.call("POST", "rebalance/queues").status == 204
+
+
+def test_policies_and_those_of_operators_are_set_shown_and_cleared(api: Api) -> None:
+    """Goal: RabbitMQ's codes, texts and rows. Method: one of each sort through its life, and bodies that are none."""
+    for kind in ("policies", "operator-policies"):
+        path = f"{kind}/%2F/long"
+        assert api.error("GET", path) == (404, "Object Not Found", "Not Found")
+        policy = {"pattern": "^never", "definition": {"max-length": 5}, "priority": 1, "apply-to": "queues"}
+        assert [api.put(path, policy), api.put(path, policy)] == [201, 204]
+        assert api.get(path) == {"vhost": "/", "name": "long", **policy}
+        assert api.get(kind) == api.get(f"{kind}/%2F") == [api.get(path)]
+        assert api.error("PUT", path, {})[2] == "[{key_missing,pattern},{key_missing,definition}]"
+        for wrong in (
+            {"pattern": 5}, {"definition": []}, {"priority": "1"}, {"apply-to": "topics"}, {"pattern": "*("},
+            {"definition": {"ha-foo": 1}}, {"definition": {"max-length": -1}}, {"definition": {}},
+        ):  # fmt: skip
+            status, error, reason = api.error("PUT", path, policy | wrong)
+            assert (status, error) == (400, "bad_request"), wrong
+            assert wrong == {"definition": {}} or reason.startswith("Validation failed\n\n"), reason
+        assert api.error("PUT", f"{kind}/nowhere/long", policy) == (404, "not_found", "vhost_not_found")
+        assert api.error("GET", f"{kind}/nowhere")[0] == 404
+        assert api.delete(path) == 204
+        assert api.error("DELETE", path)[0] == 404
 
 
 def rabbit_hash(password: str) -> str:
@@ -156,8 +178,12 @@ def test_definitions_of_rabbitmq_are_read_and_what_means_nothing_is_told(api: Ap
             {"user": name, "vhost": vhost, "configure": ".*", "write": ".*", "read": ".*"}
             for name in ("root", "app") for vhost in ("/", "shop")
         ],
-        "policies": [{"vhost": "/", "name": "lost", "pattern": ".*", "definition": {"ha-mode": "all"}}],
-        "parameters": [{"vhost": "/", "component": "shovel", "name": "s", "value": {}}],
+        "policies": [{"vhost": "shop", "name": "all", "pattern": "^b", "definition": {"ha-mode": "all"}}],
+        "parameters": [
+            {"vhost": "/", "component": "shovel", "name": "s", "value": {}},
+            {"vhost": "shop", "component": "operator_policy", "name": "cap",
+             "value": {"pattern": ".", "definition": {"max-length": 9}, "apply-to": "queues", "priority": 0}},
+        ],
         "exchanges": [
             {"name": "orders", "vhost": "shop", "type": "topic", "durable": True, "auto_delete": False,
              "internal": False, "arguments": {"x-odd": 1}},
@@ -186,13 +212,15 @@ def test_definitions_of_rabbitmq_are_read_and_what_means_nothing_is_told(api: Ap
     document["queues"] = document["queues"][:1]
     document["bindings"] = document["bindings"][:1]
     ignored = " ".join(root.post("definitions", document)["ignored"])
-    for told in ("policies: lost", "parameters: s", "x-odd", "x-delayed-message", "x-queue-type"):
+    for told in ("parameter s", "x-odd", "x-delayed-message", "x-queue-type"):
         assert told in ignored
     assert Api(api.address, "app", "app").call("PUT", "queues/shop/own", {}).status == 201
     assert root.get("queues/shop/bills")["arguments"] == {"x-max-length": 5}
     written = root.get("definitions/shop")
     assert {row["name"] for row in written["queues"]} == {"bills", "own"}
     assert all("vhost" not in row for row in written["queues"])
+    assert [(row["name"], row["apply-to"], row["priority"]) for row in written["policies"]] == [("all", "all", 0)]
+    assert [(row["component"], row["name"]) for row in written["parameters"]] == [("operator_policy", "cap")]
     root.put("vhosts/copy")
     assert root.call("POST", "definitions/copy", written).status == 204
     assert root.get("definitions/copy") == written

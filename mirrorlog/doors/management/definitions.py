@@ -21,6 +21,7 @@ from typing import Any, Final
 from mirrorlog import __version__
 from mirrorlog.doors.management.calls import NO_CONTENT, ApiAnswer, Call, Routes
 from mirrorlog.doors.management.overview import API_VERSION
+from mirrorlog.doors.management.policies import COMPONENT, all_policies, policy_of, policy_value, set_policy
 from mirrorlog.doors.management.queues import declared_row, queue_arguments
 from mirrorlog.doors.management.shapes import ApiError, Row, bad_request, not_found, require, table, text
 from mirrorlog.doors.management.topology import ALTERNATE, binding_row, exchange_of, exchange_row
@@ -36,10 +37,8 @@ AT_ONCE_MAX: Final = 16
 TOLD_MAX: Final = 200
 """What is ignored, or refused, and stands in one answer or line of the log."""
 
-_KNOWN: Final = ("vhosts", "users", "permissions", "exchanges", "queues", "bindings")
-_IGNORED: Final = (
-    "topic_permissions", "parameters", "global_parameters", "policies", "operator_policies", "vhost_limits",
-)  # fmt: skip
+_KNOWN: Final = ("vhosts", "users", "permissions", "policies", "parameters", "exchanges", "queues", "bindings")
+_IGNORED: Final = ("topic_permissions", "global_parameters", "vhost_limits")
 
 
 # --- Written --------------------------------------------------------------------------------------------------------
@@ -68,9 +67,20 @@ async def _export(call: Call) -> ApiAnswer:
             row = binding_row(vhost, binding)
             del row["properties_key"]
             document["bindings"].append(row)
+    document["policies"] = [
+        {"vhost": row.virtual_host, "name": row.name, **policy_value(row.policy)}
+        for row in await all_policies(call.client, operator=False)
+        if row.virtual_host in vhosts
+    ]
+    document["parameters"] = [
+        {"vhost": row.virtual_host, "component": COMPONENT, "name": row.name, "value": policy_value(row.policy)}
+        for row in await all_policies(call.client, operator=True)
+        if row.virtual_host in vhosts
+    ]
     if "vhost" in call.names:
-        for row in (*document["queues"], *document["exchanges"], *document["bindings"]):
-            del row["vhost"]
+        for section in ("policies", "parameters", "queues", "exchanges", "bindings"):
+            for row in document[section]:
+                del row["vhost"]
     else:
         users = await call.client.admin.topology.users()
         document |= {
@@ -90,6 +100,7 @@ class _Import:
     """One document on its way in."""
 
     def __init__(self, call: Call, document: Mapping[str, Any]) -> None:
+        self._client = call.client
         self._topology, self._admin = call.client.admin.topology, call.client.admin
         self._document = document
         self._vhost = call.names.get("vhost")
@@ -104,6 +115,9 @@ class _Import:
             self.ignored += [f"{name}: {each.get('name') or each.get('user', '')}" for each in sections[name]]
         if self._vhost is None:
             await self._each("vhost", sections["vhosts"], self._add_vhost)
+        # Before queues: these are declared where their policies want them.
+        await self._each("policy", sections["policies"], self._add_policy)
+        await self._each("parameter", sections["parameters"], self._add_parameter)
         await self._each("exchange", sections["exchanges"], self._add_exchange)
         await self._each("queue", sections["queues"], self._add_queue)
         await self._add_bindings(sections["bindings"])
@@ -142,6 +156,18 @@ class _Import:
     async def _add_vhost(self, row: Row) -> None:
         require(row, "name")
         await self._topology.add_virtual_host(text(row, "name"))
+
+    async def _add_policy(self, row: Row) -> None:
+        require(row, "name")
+        await set_policy(self._client, self._where(row), text(row, "name"), policy_of(row), operator=False)
+
+    async def _add_parameter(self, row: Row) -> None:
+        require(row, "component", "name", "value")
+        name, component = text(row, "name"), text(row, "component")
+        if component != COMPONENT:
+            self.ignored.append(f"parameter {name}: component {component} is not there")
+            return
+        await set_policy(self._client, self._where(row), name, policy_of(table(row, "value")), operator=True)
 
     async def _add_exchange(self, row: Row) -> None:
         require(row, "name", "type")
@@ -271,7 +297,7 @@ async def _none_such(call: Call) -> ApiAnswer:
 
 
 async def _refused(call: Call) -> ApiAnswer:
-    raise bad_request("there are no policies, parameters or limits of virtual hosts in mirrorlog yet")
+    raise bad_request("there are no parameters, and no limits of virtual hosts, in mirrorlog")
 
 
 async def _rebalance(call: Call) -> ApiAnswer:
@@ -292,13 +318,6 @@ ROUTES: Final[Routes] = {
     "parameters/:component/:vhost/:name": _ONE,
     "global-parameters": {"GET": _global_parameters},
     "global-parameters/:name": {"GET": _global_parameter, "PUT": _refused},
-    # Until the cluster has some: then they get a file of their own.
-    "policies": _LIST,
-    "policies/:vhost": _LIST,
-    "policies/:vhost/:name": _ONE,
-    "operator-policies": _LIST,
-    "operator-policies/:vhost": _LIST,
-    "operator-policies/:vhost/:name": _ONE,
     "vhost-limits": _LIST,
     "vhost-limits/:vhost": _LIST,
     "vhost-limits/:vhost/:name": {"PUT": _refused, "DELETE": _none_such},

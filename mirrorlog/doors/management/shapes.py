@@ -31,6 +31,7 @@ from mirrorlog.errors import (
     Refused,
     UnsupportedVersion,
 )
+from mirrorlog.wire.policies import NoSuchPolicy
 
 PAGE_SIZE: Final = 100
 PAGE_SIZE_MAX: Final = 500
@@ -69,7 +70,7 @@ def keys_missing(names: Iterable[str]) -> ApiError:
 
 
 _BASIC: Final = {"WWW-Authenticate": 'Basic realm="mirrorlog", charset="UTF-8"'}
-_NOT_THERE: Final = (NoSuchQueue, NoSuchExchange, NoSuchUser)
+_NOT_THERE: Final = (NoSuchQueue, NoSuchExchange, NoSuchUser, NoSuchPolicy)
 _WRONG: Final = (BadInput, QueueExists, ExchangeExists, InUse, LimitReached, QueueExclusive, OffsetOutOfRange)
 _LATER: Final = (Refused, UnsupportedVersion)
 
