@@ -124,7 +124,7 @@ class Server:
             past_helper=self.helpers.index,
         )
         self.moves = MoveService(settings.node.id, self.logs, view)
-        self.former_records = FormerRecords(settings.node.id, self.logs, view, helper=self.helpers.read)
+        self.former_records = FormerRecords(settings.node.id, self.logs, view, helper=self.helpers.read, pace=pace)
         self.former_limits = FormerLimits(
             self.logs, view, records=self.former_records, spans=self.moves.with_former_records
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final, TypeVar
 
@@ -94,8 +94,9 @@ class OperatorAdmin:
 
     async def moves(self) -> MovesFound:
         """Queues that are on their way to another log, or shall go there and have not begun: by name, as the masters of
-        their logs tell it. Of one whose log's master does not answer there is a row with the reason, from the others.
-        Raises what the last node answers when none can tell."""
+        their logs tell it. Of one whose log's master does not answer there is a row with the reason, from the others;
+        what has not begun that node alone knows, so there is a row without a queue for it. Raises what the last node
+        answers when none can tell."""
         nodes = (await self.metadata([])).nodes
         answers = await asyncio.gather(*(self._moves_at(node) for node in nodes))
         found = [answer for answer in answers if isinstance(answer, MovesFound)]
@@ -106,7 +107,17 @@ class OperatorAdmin:
         }
         if not found:
             raise next(iter(failed.values()), ConnectionLost("no node of the cluster is known"))
-        return MovesFound(moves=all_moves(found, failed), paused=any(each.paused for each in found))
+        silent = await self._mastering(failed) if failed else ()
+        return MovesFound(moves=all_moves(found, failed, silent), paused=any(each.paused for each in found))
+
+    async def _mastering(self, nodes: Collection[str]) -> list[str]:
+        """Those of them that master a log, as far as one may know."""
+        try:
+            view = (await self.status()).cluster
+        except MirrorlogError:
+            view = None
+        masters = {log.master for log in view.logs} if view is not None else set(nodes)
+        return [node for node in nodes if node in masters]
 
     async def _moves_at(self, node: NodeInfo) -> MovesFound | MirrorlogError:
         try:
@@ -195,9 +206,11 @@ class OperatorAdmin:
     # --- inside ---
 
 
-def all_moves(found: Sequence[MovesFound], failed: Mapping[str, MirrorlogError]) -> list[MoveOfQueue]:
+def all_moves(
+    found: Sequence[MovesFound], failed: Mapping[str, MirrorlogError], silent: Iterable[str] = ()
+) -> list[MoveOfQueue]:
     """By queue, what its log's master says; else that it moves, and why nobody can say more. `failed`: by node, why it
-    does not answer. Pure."""
+    does not answer; `silent`: those of them that master logs, and may know of moves that have not begun. Pure."""
     rows: dict[str, MoveOfQueue] = {}
     for row in (row for each in found for row in each.moves):
         known = rows.get(row.queue)
@@ -205,7 +218,17 @@ def all_moves(found: Sequence[MovesFound], failed: Mapping[str, MirrorlogError])
         if known is None or (row.told, row.number) > (known.told, known.number):
             rows[row.queue] = row
     why = "".join(f"; node {node}: {error}" for node, error in failed.items())
-    return [
+    unknown = [
+        MoveOfQueue(
+            queue="",
+            source="",
+            target="",
+            stage="unknown",
+            reason=f"node {node}: {failed[node]}; what shall move from the logs that it masters is not known",
+        )
+        for node in silent
+    ]
+    return unknown + [
         row if row.told else replace(row, reason=f"nobody who answers masters log {row.source}{why}")
         for _, row in sorted(rows.items())
     ]

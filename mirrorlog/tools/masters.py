@@ -232,7 +232,8 @@ def _watch(session: ToolSession, found: RebalancePlan, *, as_json: bool) -> None
         return await _plan(client, await client.admin.rebalance(dry_run=True))
 
     def done() -> bool:
-        return not found.copies and not found.queues and all(move.reason for move in found.moves)
+        queues = any(move.queue for move in found.queues)  # nobody waits for a node that does not answer
+        return not found.copies and not queues and all(move.reason for move in found.moves)
 
     if as_json:
         print_json_line(found)
@@ -287,15 +288,16 @@ _STAGES: Final = {
     "waits": "waits for the other log",
     "left": "goes over",
     "arrived": "is about to go on there",
+    "unknown": "not known",
 }
 
 
 def _queue_row(move: MoveOfQueue) -> tuple[str, ...]:
     pieces = f": {move.pieces} pieces" if move.stage == "left" and move.pieces else ""
-    how = _STAGES.get(move.stage, move.stage) + pieces if move.told else "moves"
+    how = _STAGES.get(move.stage, move.stage) + pieces if move.told or not move.queue else "moves"
     return (
-        shown(move.queue),
-        move.source,
+        shown(move.queue) if move.queue else NOTHING,
+        move.source or NOTHING,
         move.target or NOTHING,
         str(move.records) if move.records >= 0 else NOTHING,
         bytes_text(move.size_bytes) if move.size_bytes >= 0 else NOTHING,

@@ -44,11 +44,19 @@ from mirrorlog.cluster.state.machine import applied
 from mirrorlog.cluster.state.placements import Placement, Span
 from mirrorlog.cluster.state.state import ClusterState, NodeFacts, Outcome
 from mirrorlog.cluster.state.topology import ClusterTopology, Permissions, User, VirtualHost
-from mirrorlog.errors import AccessRefused, LogUnavailable, MirrorlogError, NotMaster, QueueMoving, Refused
+from mirrorlog.errors import (
+    AccessRefused,
+    LogUnavailable,
+    MirrorlogError,
+    NotMaster,
+    QueueMoving,
+    Refused,
+    UnsupportedVersion,
+)
 from mirrorlog.queues.changes import QueueHandedOver, encode_change
 from mirrorlog.queues.moving import come_back, leave
 from mirrorlog.queues.queue_table import Queue
-from mirrorlog.versions import OWN
+from mirrorlog.versions import OWN, PLACEMENTS
 from mirrorlog.wire.messages.base import Message
 from mirrorlog.wire.messages.queues import (
     AlteredQueue,
@@ -507,6 +515,41 @@ async def test_a_move_that_has_come_about_is_not_cancelled(node: Node) -> None:
     assert node.arguments("q") == {"copies": 1}
 
 
+async def test_a_queue_that_is_on_its_way_is_not_altered_back_in_silence(node: Node) -> None:
+    """Goal: whoever is told that nothing moves finds it so. Method: alter it back while its move is under way, with
+    others in its log and alone: that is refused, and says how to let it stay; then it can be altered."""
+    node.declare("q")
+    node.declare("other")
+    assert (await node.alter("q", copies=1)).moves
+    assert (await node.alter("q", copies=1)).moves, "an answer may be lost"
+    for _ in range(2):
+        with pytest.raises(Refused, match="cancel it"):
+            await node.alter("q", copies=2)
+        assert node.arguments("q") == {"copies": 1}
+        node.state = replace(node.state, queues={"q": HERE})
+    assert (await node.ask(CancelMove(name="q"))).cancelled
+    assert not (await node.alter("q", copies=2)).moves
+    assert not node.state.placing.moves
+
+
+async def test_nothing_is_cancelled_before_queues_move(node: Node) -> None:
+    """Software of before would stop at what the log says then."""
+    node.declare("q", copies=1)
+    node.state = replace(node.state, cluster_version=PLACEMENTS - 1)
+    with pytest.raises(UnsupportedVersion, match="update all nodes"):
+        await node.ask(CancelMove(name="q"))
+    assert node.arguments("q") == {"copies": 1}
+
+
+async def test_why_a_move_was_given_up_is_kept_for_queues_that_are_here(node: Node) -> None:
+    """Nobody keeps names of queues that are gone for ever."""
+    node.declare("q")
+    for name in ("q", "gone"):
+        node.moves.given_up[name] = "no room"
+    node.moves.tick(node.now)
+    assert node.moves.given_up == {"q": "no room"}
+
+
 async def test_a_queue_that_asks_for_nothing_is_left_where_it_is(node: Node) -> None:
     """Whatever the settings say by now: here three copies, and the log has two."""
     node.declare("q")
@@ -530,6 +573,9 @@ async def test_a_move_is_told_by_the_master_of_its_log(node: Node) -> None:
     assert [each.reason for each in all_moves([MovesFound(moves=[row])], {"n1": LogUnavailable("is down")})] == [
         expected
     ]
+    (silent,) = all_moves([MovesFound(moves=[])], {"n1": LogUnavailable("is down"), "n2": NotMaster("x")}, ["n1"])
+    expected = "node n1: is down; what shall move from the logs that it masters is not known"
+    assert (silent.queue, silent.stage, silent.reason, silent.told) == ("", "unknown", expected, False)
     known = MoveOfQueue(queue="q", source="here", target="t", number=row.number, told=True)
     later = MoveOfQueue(queue="q", source="t", target="here", number=row.number + 1, told=True)
     for found in ([row, known], [known, row], [row, known, row]):

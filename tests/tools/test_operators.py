@@ -68,6 +68,7 @@ QUEUES = [
         queue="later", source="main", target="1-copies-disk", stage="wanted", why="copies = 1, not 3", told=True
     ),
     MoveOfQueue(queue="unknown", source="far", target="main", number=9, reason="nobody who answers masters log far"),
+    MoveOfQueue(queue="", source="", target="", stage="unknown", reason="node n1: down; what shall move is not known"),
 ]
 PLAN = RebalancePlan(moves=MOVES, done=False, copies=PLANNED, left_bytes={LOG_ID: (1_048_576_000, 104_857_600.0)})
 WOULD = CopyPromoted(log_id=LOG_ID, name="main", missing=["n3"], able=["n1", "n2", "n4"])

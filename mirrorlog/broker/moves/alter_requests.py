@@ -105,6 +105,10 @@ class AlterRequests:
         self._requests.once_known(log, respond, lambda: self._requests.later(alter(), respond))
 
     def _cancel(self, message: CancelMove, respond: Respond) -> None:
+        active = self._view.cluster_version()
+        if (older := versions.too_old(active, versions.PLACEMENTS, "queues that move")) is not None:
+            respond(older)
+            return
         log = self._requests.mastered(message.name)
 
         async def cancel() -> None:
@@ -175,7 +179,8 @@ class AlterRequests:
             moves = target != log.log_id
             made = moves and target is not None  # a log that is to be made first takes every queue
             moved = MoveBegun(names=plan.names, target=str(target), log_group=plan.log_group) if made else None
-            if moved is not None and (refusal := self._view.move_refusal(moved)):
+            refusal = self._view.move_refusal(moved) if moved is not None else self._leaves(plan)
+            if refusal:
                 raise Refused(refusal)
             answer = self._answer(log, plan, moves=moves, done=not dry_run)
             if dry_run:
@@ -189,6 +194,16 @@ class AlterRequests:
                 return answer
             refused = outcome.error
         raise refused or LogUnavailable(f"what is in log {log.name} changes all the time; ask again")
+
+    def _leaves(self, plan: _Plan) -> str:
+        """Why nothing is changed where a queue is; empty when something may be."""
+        leaving = next((name for name in plan.names if name in self._view.moves()), None)
+        if leaving is None:
+            return ""
+        return (
+            f"queue {shown(leaving)} is on its way to another log; wait for that, or cancel it (mqtool alter-queue "
+            "--cancel, Admin.cancel_move), and it stays as it is"
+        )
 
     def _plan(self, log: HostedLog, name: str, changes: Mapping[str, Any]) -> _Plan:
         """What is so now. Raises as `alter`."""

@@ -38,10 +38,13 @@ from mirrorlog.commitlog.index.gaps import gap_at
 from mirrorlog.commitlog.index.queue_order import QueuedBatch
 from mirrorlog.commitlog.retention import QueueLimits, Stretch, alive_from
 from mirrorlog.errors import LogCorrupt, LogUnavailable
+from mirrorlog.ha.pace import MovePace
 from mirrorlog.queues.changes import QueueStartsMoved, encode_change
 
 BYTES_MAX: Final = 4 * 1024 * 1024
 """Of an answer, but for a batch that is larger."""
+WAIT_S_MAX: Final = 1.0
+"""How long whoever asks for records waits for his turn; then he asks again: a late answer is read for nobody."""
 _SIZED_BYTES: Final = 1024 * 1024
 """Batches in memory are counted so many bytes at a time, before others have their turn of the loop."""
 
@@ -49,13 +52,14 @@ _A = TypeVar("_A", RecordsTold, HeldTold, BeginTold)
 
 
 class FormerRecords:
-    """Of one node, `own`. `helper`: for disks."""
+    """Of one node, `own`. `helper`: for disks; `pace`: of all that is sent or copied for a move here."""
 
-    def __init__(self, own: str, logs: HostedLogs, view: ClusterView, *, helper: Executor) -> None:
+    def __init__(self, own: str, logs: HostedLogs, view: ClusterView, *, helper: Executor, pace: MovePace) -> None:
         self._own = own
         self._logs = logs
         self._view = view
         self._helper = helper
+        self._pace = pace
 
     async def ask(self, asked: AskOfFormer, kind: type[_A]) -> _A:
         """The master of the log that it is about, which may be this node. Raises LogUnavailable when nobody is, or what
@@ -66,13 +70,25 @@ class FormerRecords:
             name = facts.name if facts is not None else asked.log_id
             raise LogUnavailable(f"nobody masters log {name}, which the queue was in")
         if master.id == self._own:
-            answer = await self.asked(asked)
+            answer = await self._answer(asked)
             assert isinstance(answer, kind)
             return answer
         return decode_answer(await self._view.ask(master.id, encode(asked)), kind)
 
     async def asked(self, asked: AskOfFormer) -> RecordsTold | HeldTold | BeginTold:
-        """Raises NotMaster, LogUnavailable while it cannot be said what is there, or what reading is refused with."""
+        """By another node. Raises NotMaster, LogUnavailable while it cannot be said what is there, or others are given
+        as much as may be, or what reading is refused with."""
+        if isinstance(asked, AskRecords):
+            wait_s = self._pace.wait_s(asyncio.get_running_loop().time())
+            if wait_s > WAIT_S_MAX:
+                raise LogUnavailable(f"node {self._own} gives others as much as it may (cluster.move_bytes_per_s)")
+            await asyncio.sleep(wait_s)
+        answer = await self._answer(asked)
+        if isinstance(answer, RecordsTold):
+            self._pace.spend(sum(map(len, answer.batches)))
+        return answer
+
+    async def _answer(self, asked: AskOfFormer) -> RecordsTold | HeldTold | BeginTold:
         log = self._logs.get(asked.log_id)
         if log is None or not log.knows_confirmed:
             raise not_master(asked.log_id if log is None else log.name, self._view.master(UUID(asked.log_id)))

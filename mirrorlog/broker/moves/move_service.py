@@ -100,6 +100,8 @@ class MoveService:
             self._given.clear()
         if now >= self._free_at:
             self._free_at = now + FREE_S
+            placed = self._view.placed
+            self.given_up = {name: why for name, why in self.given_up.items() if self._logs.held(str(placed(name)))}
             self._free_spans()
             for log in self._logs:
                 moved = log.replica.queues.moves

@@ -118,6 +118,7 @@ class SyncService:
         self._look_at = now + LOOK_S
         spans = self._view.places().spans
         self.progress = {name: each for name, each in self.progress.items() if name in spans}
+        self._told_at = {name: at for name, at in self._told_at.items() if name in spans}
         for name, log in self._due():
             if name in self._tasks:
                 continue

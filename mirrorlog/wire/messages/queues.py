@@ -297,9 +297,10 @@ class MoveOfQueue(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """A queue goes from the log `source` to the log `target` (names; a rule's words while no log is chosen). `number`:
     of the move, 0 before it has begun. `stage`: *planned*: one of the next that even out who masters how many;
     *wanted*: not begun; *waits*: for the other log; *left*: what is known of the queue goes over, nothing is taken for
-    it; *arrived*: it is about to be opened there. `why` it goes; `records` and `size_bytes`: what there is of it now,
-    -1 where it is not known; `pieces`: of its state that have gone over; `reason`: why it does not get on. `told`: by
-    the master of `source`; other nodes know that it moves, and no more."""
+    it; *arrived*: it is about to be opened there; *unknown*, of no queue: a node that masters logs does not answer, and
+    may know of queues that are to go, with the `reason`. `why` it goes; `records` and `size_bytes`: what there is of it
+    now, -1 where it is not known; `pieces`: of its state that have gone over; `reason`: why it does not get on. `told`:
+    by the master of `source`; other nodes know that it moves, and no more."""
 
     queue: str
     source: str
