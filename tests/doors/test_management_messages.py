@@ -178,7 +178,10 @@ def test_definitions_of_rabbitmq_are_read_and_what_means_nothing_is_told(api: Ap
             {"user": name, "vhost": vhost, "configure": ".*", "write": ".*", "read": ".*"}
             for name in ("root", "app") for vhost in ("/", "shop")
         ],
-        "policies": [{"vhost": "shop", "name": "all", "pattern": "^b", "definition": {"ha-mode": "all"}}],
+        "policies": [
+            {"vhost": "shop", "name": "one", "pattern": "^b",
+             "definition": {"ha-mode": "nodes", "ha-params": ["rabbit@a"]}},
+        ],
         "parameters": [
             {"vhost": "/", "component": "shovel", "name": "s", "value": {}},
             {"vhost": "shop", "component": "operator_policy", "name": "cap",
@@ -211,7 +214,8 @@ def test_definitions_of_rabbitmq_are_read_and_what_means_nothing_is_told(api: Ap
     assert root.get("whoami") == {"name": "root", "tags": ["administrator"]}
     document["queues"] = document["queues"][:1]
     document["bindings"] = document["bindings"][:1]
-    ignored = " ".join(root.post("definitions", document)["ignored"])
+    assert root.error("POST", "definitions?map-node=rabbit", document)[0] == 400
+    ignored = " ".join(root.post("definitions?map-node=rabbit@a=n1", document)["ignored"])
     for told in ("parameter s", "x-odd", "x-delayed-message", "x-queue-type"):
         assert told in ignored
     assert Api(api.address, "app", "app").call("PUT", "queues/shop/own", {}).status == 201
@@ -219,7 +223,10 @@ def test_definitions_of_rabbitmq_are_read_and_what_means_nothing_is_told(api: Ap
     written = root.get("definitions/shop")
     assert {row["name"] for row in written["queues"]} == {"bills", "own"}
     assert all("vhost" not in row for row in written["queues"])
-    assert [(row["name"], row["apply-to"], row["priority"]) for row in written["policies"]] == [("all", "all", 0)]
+    assert written["policies"] == [
+        {"name": "one", "pattern": "^b", "apply-to": "all", "priority": 0,
+         "definition": {"ha-mode": "nodes", "ha-params": ["n1"]}}
+    ]  # fmt: skip
     assert [(row["component"], row["name"]) for row in written["parameters"]] == [("operator_policy", "cap")]
     root.put("vhosts/copy")
     assert root.call("POST", "definitions/copy", written).status == 204

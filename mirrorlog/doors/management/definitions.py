@@ -18,6 +18,8 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from mirrorlog import __version__
 from mirrorlog.doors.management.calls import NO_CONTENT, ApiAnswer, Call, Routes
 from mirrorlog.doors.management.overview import API_VERSION
@@ -37,6 +39,7 @@ AT_ONCE_MAX: Final = 16
 TOLD_MAX: Final = 200
 """What is ignored, or refused, and stands in one answer or line of the log."""
 
+_NODES: Final = "ha-params"
 _KNOWN: Final = ("vhosts", "users", "permissions", "policies", "parameters", "exchanges", "queues", "bindings")
 _IGNORED: Final = ("topic_permissions", "global_parameters", "vhost_limits")
 
@@ -104,6 +107,7 @@ class _Import:
         self._topology, self._admin = call.client.admin.topology, call.client.admin
         self._document = document
         self._vhost = call.names.get("vhost")
+        self._nodes = renamed_nodes(call.query.get("map-node", ""))
         self._turns = asyncio.Semaphore(AT_ONCE_MAX)
         self.ignored: list[str] = []
         self.failed: list[str] = []
@@ -159,7 +163,12 @@ class _Import:
 
     async def _add_policy(self, row: Row) -> None:
         require(row, "name")
-        await set_policy(self._client, self._where(row), text(row, "name"), policy_of(row), operator=False)
+        policy = policy_of(row)
+        nodes = policy.definition.get(_NODES)
+        if isinstance(nodes, list):
+            named = [self._nodes.get(node, node) if isinstance(node, str) else node for node in nodes]
+            policy = replace(policy, definition={**policy.definition, _NODES: named})
+        await set_policy(self._client, self._where(row), text(row, "name"), policy, operator=False)
 
     async def _add_parameter(self, row: Row) -> None:
         require(row, "component", "name", "value")
@@ -238,6 +247,14 @@ class _Import:
             read=text(row, "read"),
             virtual_host=text(row, "vhost"),
         )
+
+
+def renamed_nodes(words: str) -> dict[str, str]:
+    """`rabbit@a=n1,rabbit@b=n2`: what nodes that policies name are called here. Raises ApiError. Pure."""
+    pairs = [pair.rpartition("=") for pair in words.split(",") if pair]
+    if not all(theirs and ours for theirs, _, ours in pairs):
+        raise bad_request(f"map-node {words[:80]!r} should be pairs of names, rabbit@a=n1,rabbit@b=n2")
+    return {theirs: ours for theirs, _, ours in pairs}
 
 
 def _binding_of(row: Row) -> Binding:
