@@ -8,7 +8,10 @@ from random import Random
 from tests.attacks.fuzz import at_ports, mutated
 from tests.attacks.target import Target
 
-_PATHS = ("/", "/health", "/metrics", "/status", "/queues", "/%2e%2e/%2e%2e/etc/passwd", "/" + "a" * 9_000, "/q?x=%ff")
+_PATHS = (
+    "/", "/health", "/metrics", "/status", "/queues", "/api/queues/%2f/q", "/api/definitions", "/api/%ff//%2f",
+    "/%2e%2e/%2e%2e/etc/passwd", "/" + "a" * 9_000, "/q?x=%ff",
+)  # fmt: skip
 _LINES = (
     "Host: node",
     "Connection: keep-alive",
