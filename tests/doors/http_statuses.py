@@ -79,6 +79,9 @@ def queue(
         next=following,
         confirmed=confirmed,
         counts=QueueCounts(published=21, delivered=22, redelivered=23, acked=24, expired=25, timed_out=26),
+        ready=271,
+        unacknowledged=272,
+        consumers=273,
     )
 
 

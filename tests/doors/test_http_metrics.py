@@ -70,6 +70,8 @@ def test_every_number_of_the_status_is_told_under_its_name() -> None:
     assert list(told.values()) == [21, 22, 23, 24]
     assert value(found, "mirrorlog_queue_expired_records_total", log="main", queue="q1") == 25
     assert value(found, "mirrorlog_queue_consumer_timeouts_total", log="main", queue="q1") == 26
+    own = ("ready_records", "unacknowledged_records", "consumers")
+    assert [value(found, f"mirrorlog_queue_{name}", log="main", queue="q1") for name in own] == [271, 272, 273]
     assert value(found, "mirrorlog_group_lag_records", log="main", queue="q1", group="g") == 2
     assert value(found, "mirrorlog_group_position_offset", log="main", queue="q1", group="g") == 11
     assert (value(found, "mirrorlog_disk_free_bytes"), value(found, "mirrorlog_disk_size_bytes")) == (10, 100)

@@ -172,6 +172,11 @@ def _flows(answer: StatusScrape) -> list[_Labelled[QueueCounts]]:
     ]
 
 
+def _own_groups(answer: StatusScrape) -> list[_Labelled[QueueStatus]]:
+    """Of queues whose master tells of them: an older node's does not."""
+    return [(labels, queue) for labels, queue in _queues(answer) if queue.ready >= 0]
+
+
 def _groups(answer: StatusScrape) -> Iterator[_Labelled[GroupStatus]]:
     for labels, log in _readable(answer):
         age = {queue.name: queue.queue_id for queue in log.queues}
@@ -346,6 +351,13 @@ _TABLE: Final[Sequence[_Group[Any]]] = (
          "Records that ended before a group that acks had settled them: freed, expired, or dropped"),
         ("mirrorlog_queue_consumer_timeouts_total", lambda queue: queue.timed_out,
          "Subscriptions that ended because a record was not settled in time"),
+    ]),
+    _Group[QueueStatus](("log", "queue"), _own_groups, limited=True, summed=True, families=[
+        ("mirrorlog_queue_ready_records", lambda queue: queue.ready,
+         "Records of the queue's own group that may be given out"),
+        ("mirrorlog_queue_unacknowledged_records", lambda queue: queue.unacknowledged,
+         "Records of the queue's own group that are with a subscriber or leased"),
+        ("mirrorlog_queue_consumers", lambda queue: queue.consumers, "Subscribers of the queue's own group"),
     ]),
     _Group[LogStatus](("log",), _readable, [
         ("mirrorlog_log_groups", lambda log: len(log.groups), "Groups in the log"),
