@@ -19,6 +19,7 @@ import pytest
 from mirrorlog.broker.log.after_loss import say_what_is_so
 from mirrorlog.broker.log.replica import Replica
 from mirrorlog.cluster.state.placements import MovingQueue, Span
+from mirrorlog.cluster.state.state import LogFacts
 from mirrorlog.errors import PositionLost, QueueMoving
 from mirrorlog.queues.changes import Change, QueueArriving, QueueLeft, QueueOpened, QueueReturned, encode_change
 from mirrorlog.queues.moving import Arrival, QueuePieces
@@ -36,6 +37,9 @@ class View:
     where: Mapping[str, str] = field(default_factory=dict)
     spanned: Mapping[str, tuple[Span, ...]] = field(default_factory=dict)
     moving: Mapping[str, MovingQueue] = field(default_factory=dict)
+
+    def log_facts(self, log_id: str) -> LogFacts | None:
+        return None
 
     def placed(self, queue: str) -> UUID:
         return UUID(self.where[queue])

@@ -196,6 +196,26 @@ def test_a_leap_that_was_lost_itself_is_not_made_again(tmp_path: Path) -> None:
     replica.close()
 
 
+def test_a_jump_is_above_all_those_together_that_were_lost(tmp_path: Path) -> None:
+    """Whoever was told to go on at a number finds the queue beyond it. By a log that jumps in two epochs, and goes back
+    to before both; the cluster has declared both losses."""
+    replica = open_master(tmp_path / "n1", SETTINGS)
+    queue_id = declare(replica, "q")
+    publish(replica, queue_id)
+    confirm(replica)
+    before = replica.log.end
+    told, losses = list[int](), list[int]()
+    for _ in range(2):
+        start_epoch(replica, "n1", replica.log.epochs.current + 1)
+        jump(replica)
+        told.append(replica.index.next_highest())
+        losses.append(replica.log.epochs.current)
+    lose(replica, before)
+    replica.append_change(replica.jump_batch(lost_from=before, losses=losses), 1)
+    assert replica.index.next_highest() > max(told)
+    replica.close()
+
+
 def test_a_second_master_may_leap_once_more(tmp_path: Path) -> None:
     """Goal: a master that died before it could say that it leapt. Its successor, which has the batch, leaps again: one
     gap, and whoever stood before the first goes on behind the second."""

@@ -133,7 +133,7 @@ def test_an_fsync_that_is_forgotten_is_found(monkeypatch: pytest.MonkeyPatch) ->
 def test_queue_offsets_that_do_not_leap_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """By numbering records anew behind a loss, as if nobody had seen those that are gone."""
 
-    def jump_batch(self: Replica, *, lost_from: int, queue_ids: int = 0) -> bytearray:
+    def jump_batch(self: Replica, *, lost_from: int, queue_ids: int = 0, losses: object = ()) -> bytearray:
         highest = self.index.next_highest()
         return encode_change(OffsetsJumped(epoch=self.log.epochs.current, lost_from=lost_from, go_on_at=highest))
 

@@ -33,7 +33,9 @@ def say_what_is_so(replica: Replica, view: ClusterView, *, lost_from: int, queue
     for batch in list(_here_again(replica.queues, replica.log_id, view)):
         replica.append_change(batch, now_us)
     away = list(elsewhere(replica, view))
-    replica.append_change(replica.jump_batch(lost_from=lost_from, queue_ids=queue_ids), now_us)
+    facts = view.log_facts(str(replica.log_id))
+    losses = [loss.epoch for loss in facts.losses] if facts is not None else []
+    replica.append_change(replica.jump_batch(lost_from=lost_from, queue_ids=queue_ids, losses=losses), now_us)
     for each in away:
         replica.append_change(leave_again(replica.queues, each), now_us)
 

@@ -11,7 +11,7 @@ declared the loss, what stands from there on is set aside and cut, and fetched a
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, cast
@@ -265,16 +265,18 @@ class Replica:
         """Master: append a control or queue-state batch. `changes`: see `append`."""
         return self.append(memoryview(batch), read_header(batch), now_us, changes)
 
-    def jump_batch(self, *, lost_from: int, queue_ids: int = 0) -> bytearray:
+    def jump_batch(self, *, lost_from: int, queue_ids: int = 0, losses: Iterable[int] = ()) -> bytearray:
         """Master: the change by which all queue offsets jump, to be appended in an epoch that follows a loss before any
         record of that epoch; see `OffsetsJumped`. `lost_from`: the first log offset of what may be lost;
         `queue_ids`: see `ClusterState.queue_ids`, all numbers of queues that may have been given out.
 
-        By 2^32 times the epoch: above the jump of an earlier epoch too, should that be what was lost. Near the end of
-        the numbers half of what is left.
-        """
+        By 2^32 times the epoch, and the epochs of all `losses` that are not in this copy's history: above all jumps
+        that may be lost. Near the end of the numbers half of what is left."""
         epoch, highest = self.log.epochs.current, self.index.next_highest()
-        go_on_at = highest + min(epoch << _LEAP_BITS, (_QUEUE_OFFSETS - highest) // 2)
+        *former, opened = self.log.epochs.entries
+        held = {each.epoch for each in former if each.start < opened.start}
+        jumped = epoch + sum({each for each in losses if each < epoch} - held)
+        go_on_at = highest + min(jumped << _LEAP_BITS, (_QUEUE_OFFSETS - highest) // 2)
         past = self.queues.id_past(queue_ids)
         return encode_change(OffsetsJumped(epoch=epoch, lost_from=lost_from, go_on_at=go_on_at, queue_id_max=past))
 
