@@ -107,6 +107,25 @@ def unacknowledged(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
     return next((row for row in rows if row.get("messages_unacknowledged")), None)
 
 
+def test_a_queue_that_has_moved_says_what_it_lacks_and_is_synced(api: Api, cluster: Cluster) -> None:
+    """Goal: `sync` of RabbitMQ's tools does what it says. Method: a queue with two records goes to a log on disks."""
+    api.put("queues/%2F/moved")
+    for number in range(2):
+        publish(api, "moved", f"m{number}")
+
+    async def move() -> None:
+        async with Client(*cluster.servers) as client:
+            await client.admin.alter("moved", {"flush": "disk"})
+
+    asyncio.run(move())
+    lacks = {"wished": False, "left_records": 2, "done_records": 0}
+    row = api.until("queues/%2F/moved", lambda row: row if row.get("mirrorlog_sync") == lacks else None)
+    assert row["messages"] == 2
+    assert api.call("POST", "queues/%2F/moved/actions", {"action": "sync"}).status == 204
+    api.until("queues/%2F/moved", lambda row: "mirrorlog_sync" not in row)
+    assert payloads(get(api, "moved", "ack_requeue_false", 5)) == ["m0", "m1"]
+
+
 def test_what_is_wrong_with_a_message_is_said(api: Api) -> None:
     """Goal: never an error of the door. Method: bodies that miss something, or have it wrong."""
     api.put("queues/%2F/strict")

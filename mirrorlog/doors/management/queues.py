@@ -164,9 +164,11 @@ async def _one(call: Call) -> ApiAnswer:
     groups = await _groups(call, info.name)
     if groups is not None:
         own = next((group for group in groups if group.group == OWN_GROUP and group.kind == "acking"), None)
+        # Asked for now, and of one queue: not older than this call.
         if own is not None:
-            # Asked for now, and of one queue: not older than this call.
             row |= _numbers(own.ready, own.out + own.leased, own.subscribers)
+        elif info.current:
+            row |= _numbers(info.next - info.begin - sum(end - first for first, end in info.gaps), 0, 0)
         row["consumer_details"] = [_consumer(info.name, group, each) for group in groups for each in group.consumers]
         row["mirrorlog_groups"] = [
             {
@@ -179,7 +181,24 @@ async def _one(call: Call) -> ApiAnswer:
             for group in groups
             if group.kind == "acking"
         ]
+    if len(info.spans) > 1:
+        row |= await _sync(call, info.name)
     return ApiAnswer(body=columns([_asked(row, call)], call.query)[0])
+
+
+async def _sync(call: Call, queue: str) -> Row:
+    """Of a queue that has moved: what former logs alone have of it, and whether it is copied; nothing where the caller
+    may not read the queue, or nobody can tell."""
+    try:
+        found = await call.client.admin.queue_sync(queue)
+    except MirrorlogError as error:
+        logger.info("sync_not_told queue=%r reason=%r", queue, error.message)
+        return {}
+    left = sum(span.records for span in found.spans)
+    row: Row = {"mirrorlog_sync": {"wished": found.wished, "left_records": left, "done_records": found.done_records}}
+    if found.waits:
+        row["mirrorlog_sync"]["waits"] = found.waits
+    return row | ({"state": "syncing", "sync_messages": found.done_records} if found.wished and left else {})
 
 
 async def _groups(call: Call, queue: str) -> list[GroupInfo] | None:
