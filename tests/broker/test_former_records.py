@@ -8,11 +8,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
+from mirrorlog.broker.log.clock import now_us
 from mirrorlog.broker.moves.former_records import FormerRecords
 from mirrorlog.cluster.requests import AskBegin, AskHeld, AskRecords, BeginTold, HeldTold
-from mirrorlog.commitlog.retention import RetentionLimits
+from mirrorlog.commitlog.retention import PART, RetentionLimits, SegmentParts
 from mirrorlog.errors import LogUnavailable
 from mirrorlog.ha.pace import MovePace
 from tests.broker.test_alter import HERE, Node
@@ -46,11 +48,34 @@ async def test_others_are_given_no_more_than_may_be_sent_for_moves(node: Node) -
     assert (await former.asked(asked)).first == 0
 
 
-@pytest.mark.parametrize("own", [False, True])
-async def test_where_there_are_no_limits_nothing_is_looked_through(node: Node, own: bool) -> None:
-    """Of a log, or of the queue itself: what it has stays, whatever segments there are."""
+class Unlooked(SegmentParts):
+    """One whose parts nobody looks at."""
+
+    def __getattribute__(self, name: str) -> Any:
+        assert name != "parts", "looked at"
+        return super().__getattribute__(name)
+
+
+@pytest.mark.parametrize(
+    ("own", "limits"),
+    [
+        (False, RetentionLimits()),
+        (True, RetentionLimits()),
+        (True, RetentionLimits(max_bytes=1)),
+        (False, RetentionLimits(max_bytes=1_000, max_age_us=10**9)),
+    ],
+)
+async def test_where_nothing_can_go_nothing_is_looked_through(node: Node, own: bool, limits: RetentionLimits) -> None:
+    """Neither segments nor the queue: there are no limits, of a log or of the queue itself, or not even the oldest
+    segment is old enough."""
     queue_id = node.declare("q")
-    cast(Any, node.hosted).mastering = SimpleNamespace(retention=SimpleNamespace(limits=RetentionLimits()))
+    segment = Unlooked(0, 100, now_us(), np.empty(0, PART))
+
+    async def surveyed() -> list[SegmentParts]:
+        return [segment]
+
+    retention = SimpleNamespace(limits=limits, queues=SimpleNamespace(surveyed=surveyed))
+    cast(Any, node.hosted).mastering = SimpleNamespace(retention=retention)
     asked = AskBegin(log_id=HERE, queue_id=queue_id, begin=0, first=7, until=9, floor=9, own=own, newer_bytes=5)
     former, _ = records(node)
     assert await former.asked(asked) == BeginTold(begin=7, size=0)

@@ -139,15 +139,19 @@ class FormerRecords:
             publisher_of(log, self._view).append_control(begins)
         assert role is not None, "it knows what is confirmed"
         limits, own = role.retention.limits, QueueLimits(asked.max_age_us, asked.max_bytes) if asked.own else None
+        # Nothing goes, and nobody needs to know how many bytes that are: these count where bytes are limited.
+        stays = BeginTold(begin=asked.first, size=0)
         max_bytes = limits.max_bytes if own is None else own.max_bytes
         if max_bytes is None and limits.max_age_us is None and (own is None or own.max_age_us is None):
-            return BeginTold(begin=asked.first, size=0)  # nothing goes: no bytes are counted, and none are asked for
+            return stays
+        segments, now, end = await role.retention.queues.surveyed(), now_us(), log.replica.log.end
+        if own is None and not any(limits.expire(each, end=end, now_us=now) for each in segments[:1]):
+            return stays  # the oldest goes first
         held = await self._held(
             log, AskHeld(log_id=asked.log_id, queue_id=queue_id, first=asked.first, until=asked.until)
         )
         gaps = index.gaps_of(queue_id)
         stretch = Stretch(queue_id, held.first, asked.until, held.size, asked.newer_bytes, asked.floor, gaps)
-        segments, now, end = await role.retention.queues.surveyed(), now_us(), log.replica.log.end
         # There may be thousands of segments, each with as many queues.
         begin, size = await asyncio.get_running_loop().run_in_executor(
             self._helper, lambda: alive_from(segments, stretch, own, end=end, now_us=now, limits=limits)

@@ -28,6 +28,7 @@ from mirrorlog import versions
 from mirrorlog.broker.hosting.hosted_log import HostedLog
 from mirrorlog.broker.hosting.hosted_logs import HostedLogs
 from mirrorlog.broker.log.publish import LogPublisher
+from mirrorlog.broker.moves.background import ToldOnce
 from mirrorlog.broker.moves.former_records import FormerRecords
 from mirrorlog.broker.ports import ClusterView
 from mirrorlog.broker.session.queue_deletion import confirmed, publisher_of
@@ -106,6 +107,7 @@ class SyncService:
         self._pace = pace
         self._log_bytes_max = log_bytes_max
         self._look_at = 0.0
+        self._failures = ToldOnce()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._told_at: dict[str, float] = {}
         self.progress: dict[str, SyncProgress] = {}
@@ -344,8 +346,9 @@ class SyncService:
     def _ended(self, name: str, task: asyncio.Task[None]) -> None:
         self._tasks.pop(name, None)
         with suppress(asyncio.CancelledError):
-            if (error := task.exception()) is not None:
-                logger.error("sync_failed queue=%r", name, exc_info=error)
+            if isinstance(error := task.exception(), Exception):
+                self._failures.tell("sync", error)
+                self._look_at = self._now() + RETRY_MAX_S  # not at once for ever
 
 
 def _check(piece: RecordsTold, asked: AskRecords) -> None:
