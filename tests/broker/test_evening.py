@@ -177,7 +177,7 @@ async def test_queues_are_not_looked_through_while_nothing_is_to_be_evened() -> 
     queues = {**uneven.queues, "r0": str(OTHER), "r1": str(OTHER)}
     given.known = replace(uneven, logs={**uneven.logs, str(OTHER): other}, queues=queues)
     await given.pass_time(30)
-    assert given.queues.walks == 0
+    assert (list(given.service.planned()), given.queues.walks) == ([], 0)
     given.known = uneven
     await given.pass_time(30)
     assert given.queues.walks == 1

@@ -42,6 +42,10 @@ AT_ONCE_MAX: Final = 8
 """Queues that begin to move together, each by itself."""
 
 
+_PLACING: Final = frozenset(PLACING)
+_NOWHERE: Final = ("",) * len(PLACING)
+
+
 class QueueEvening:
     """Of one node, `own`."""
 
@@ -124,7 +128,9 @@ class QueueEvening:
     def planned(self) -> Iterator[tuple[HostedLog, Queue, str]]:
         """Queues that this node would give away next, also while moving is paused: each with its log, and why."""
         state = self._view.known
-        if state is None or not at_rest(replace(state, places=replace(state.placing, paused=False)), self._view.life):
+        if state is None or self._ranked(state) is None:
+            return
+        if not at_rest(replace(state, places=replace(state.placing, paused=False)), self._view.life):
             return
         mastered = _mastered(state)
         least = min(
@@ -154,8 +160,10 @@ class QueueEvening:
                 alone[_place_of(queue)].append(queue)
         size = self._size(log)
         # What goes there together has the same arguments of its place.
-        for same in sorted(alone.values(), key=lambda queues: min(map(size, queues))):
-            if many := self._many(min(same, key=size), log):
+        least = {place: min(queues, key=size) for place, queues in alone.items()}
+        for place in sorted(least, key=lambda place: size(least[place])):
+            same = alone[place]
+            if many := self._many(least[place], log):
                 return [(each,) for each in heapq.nsmallest(min(many, AT_ONCE_MAX), same, key=size)]
         for _, queues in sorted(groups.items()):
             if all(map(self._may_move, queues)) and len(queues) <= self._many(queues[0], log):
@@ -201,6 +209,8 @@ class QueueEvening:
 def _place_of(queue: Queue) -> tuple[str, ...]:
     """What it says about that, to be compared."""
     of = queue.arguments
+    if _PLACING.isdisjoint(of):
+        return _NOWHERE  # as most queues, of which there may be very many
     return tuple(repr(of[name]) if name in of and fits(name, of[name]) else "" for name in PLACING)
 
 
