@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
 from mirrorlog.cluster.coordination.liveness import Life
-from mirrorlog.cluster.state.commands import Command, MoveBegun
+from mirrorlog.cluster.state.commands import Command, MoveBegun, SpanSeen
 from mirrorlog.cluster.state.placements import LogPlaces, MovingQueue, Placement, Span
 from mirrorlog.cluster.state.state import ClusterState, LogFacts, Outcome
 from mirrorlog.cluster.state.topology import User, VirtualHost
@@ -82,6 +82,9 @@ class ClusterView(Protocol):
 
     def all_spans(self) -> Mapping[str, Sequence[Span]]:
         """Of all queues that have moved, by name; another object after each change."""
+
+    def span_seen(self, queue: str, span: Span) -> SpanSeen:
+        """For what is said of that span of a queue."""
 
     def moves(self) -> Mapping[str, MovingQueue]:
         """Queues that are on their way from one log to another, by name; another object after each change."""

@@ -200,10 +200,11 @@ class AskRecords(MemberRequest, frozen=True):
 
 class RecordsTold(MemberAnswer, frozen=True):
     """`batches`: as they stand in the log, in order; `first`: from there up to what was asked for there is nothing
-    besides them."""
+    besides them. `lost`: instead of batches, the end of it, [first, next): a loss has taken that."""
 
     first: int
     batches: tuple[bytes, ...] = ()
+    lost: tuple[int, int] | None = None
 
 
 class AskHeld(MemberRequest, frozen=True):

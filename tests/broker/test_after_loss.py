@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 from uuid import UUID
 
@@ -18,14 +19,17 @@ import pytest
 
 from mirrorlog.broker.log.after_loss import say_what_is_so
 from mirrorlog.broker.log.replica import Replica
+from mirrorlog.broker.moves.former_records import FormerRecords
+from mirrorlog.cluster.requests import AskRecords, RecordsTold
 from mirrorlog.cluster.state.placements import MovingQueue, Span
 from mirrorlog.cluster.state.state import LogFacts
 from mirrorlog.errors import PositionLost, QueueMoving
 from mirrorlog.queues.changes import Change, QueueArriving, QueueLeft, QueueOpened, QueueReturned, encode_change
+from mirrorlog.queues.checkpoint_states import GapsState, encode_checkpoint, encode_state
 from mirrorlog.queues.moving import Arrival, QueuePieces
 from tests.broker.test_fetch_leap import Readers
-from tests.broker.test_leap import FAR, SETTINGS, confirm, declare, lose, publish, walk
-from tests.ha.replicas import open_master
+from tests.broker.test_leap import FAR, SETTINGS, SETTINGS_2, confirm, declare, feed, lose, publish, reopened, walk
+from tests.ha.replicas import KIB, open_master, open_replica
 
 OTHER = str(UUID(int=0xB))
 
@@ -91,6 +95,47 @@ async def test_a_queue_that_is_elsewhere_has_left_before_anything_is_taken(tmp_p
         lost = await readers.answer(queue_id, 3)
     assert isinstance(lost, PositionLost)
     assert lost.details["go_on_at"] == 5
+
+
+async def test_whoever_copies_what_was_left_here_is_told_what_is_lost(tmp_path: Path) -> None:
+    """From the border down to what is left, and then that; nothing above the border."""
+    replica = open_master(tmp_path / "n1", SETTINGS)
+    queue_id = declare(replica, "q")
+    publish(replica, queue_id, 3)
+    confirm(replica)
+    spans = {"q": (Span(own_id(replica), 0), Span(OTHER, 5))}
+    begin_behind_loss(replica, replica.log.end, View({"q": OTHER}, spans))
+    log = SimpleNamespace(name="source", replica=replica, knows_confirmed=True)
+    with ThreadPoolExecutor(1) as helper:
+        records = FormerRecords("n1", cast(Any, {own_id(replica): log}), cast(Any, None), helper=helper)
+
+        async def told(until: int) -> RecordsTold:
+            asked = AskRecords(log_id=own_id(replica), queue_id=queue_id, first=0, until=until, max_bytes=KIB)
+            answer = await records.asked(asked)
+            assert isinstance(answer, RecordsTold)
+            return answer
+
+        assert await told(8) == RecordsTold(first=5, lost=(5, 8))
+        assert await told(5) == RecordsTold(first=3, lost=(3, 5))
+        assert ((last := await told(3)).first, len(last.batches), last.lost) == (0, 1, None)
+
+
+def test_what_a_former_log_has_lost_is_a_gap_of_the_log_that_the_queue_is_in(tmp_path: Path) -> None:
+    """Said outside of a checkpoint; then in each, on a mirror, and after a start."""
+    replica = open_master(tmp_path / "n1", SETTINGS)
+    queue_id = declare(replica, "q")
+    say(replica, QueueArriving(queue_id=queue_id, move=9, source=OTHER, first=8))
+    told = GapsState({queue_id: (3, 5)})
+    replica.append_change(encode_checkpoint([encode_state(told)]), 1)
+    confirm(replica)
+    mirror = open_replica(tmp_path / "n2", SETTINGS_2)
+    mirror.align(0, replica.log.epochs.entries)
+    mirror.aligned()
+    feed(mirror, replica)
+    for copy in (replica, mirror, reopened(tmp_path / "n1", tmp_path / "again")):
+        assert copy.index.gaps_of(queue_id) == ((3, 5),)
+        assert copy.index.gap_end(queue_id, 4) == 5
+        assert dict(copy.index.gaps()) == {queue_id: ((3, 5),)}
 
 
 def test_a_queue_that_was_back_gives_no_number_twice(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from mirrorlog.cluster.state.commands import (
     QueueSyncWished,
     RecordsCopied,
     SpanEnded,
+    SpanSeen,
     TransientLogMade,
 )
 from mirrorlog.cluster.state.events import events_of
@@ -62,6 +63,14 @@ class World:
         """Begin a move; its number."""
         assert not self.apply(MoveBegun(names=names, target=to, log_group=log_group))
         return self.state.placing.moves[names[0]].number
+
+    def seen(self, name: str, log_id: str) -> SpanSeen:
+        """The newest span of a queue in that log, but for where it is."""
+        span = next(span for span in self.state.placing.spans[name][-2::-1] if span.log_id == log_id)
+        return SpanSeen(self.state.queues[name], self.state.placing.came.get(name, 0), span.first)
+
+    def copied(self, name: str, log_id: str, first: int) -> str:
+        return self.apply(RecordsCopied(name=name, log_id=log_id, first=first, span=self.seen(name, log_id)))
 
     def lead(self, log_id: str, *, lost_from: int | None = None) -> None:
         """Node a masters the log, in a new epoch."""
@@ -246,21 +255,79 @@ def test_what_was_copied_is_of_the_newest_span_from_then_on() -> None:
     world.moved("q", to="B", at=10)
     world.moved("q", to="C", at=20)
     assert not world.apply(QueueSyncWished(name="q"))
-    assert "is not the one" in world.apply(RecordsCopied(name="q", log_id="A", first=5))
-    assert not world.apply(RecordsCopied(name="q", log_id="B", first=15))
+    assert "is not the one" in world.copied("q", "A", 5)
+    assert not world.copied("q", "B", 15)
     assert world.state.placing.spans["q"] == (Span("A", 0), Span("B", 10), Span("C", 15))
-    assert not world.apply(RecordsCopied(name="q", log_id="B", first=17)), "said late"
+    assert not world.copied("q", "B", 17), "said late"
     assert world.state.placing.spans["q"][-1] == Span("C", 15)
-    assert not world.apply(RecordsCopied(name="q", log_id="B", first=4))
+    assert not world.copied("q", "B", 4)
     assert world.state.placing.spans["q"] == (Span("A", 0), Span("B", 10, ended=True), Span("C", 10))
-    assert "is not the one" in world.apply(RecordsCopied(name="q", log_id="B", first=4))
-    assert not world.apply(RecordsCopied(name="q", log_id="A", first=6))
+    assert "is not the one" in world.copied("q", "B", 4)
+    assert not world.copied("q", "A", 6)
     assert world.state.placing.spans["q"] == (Span("A", 0), Span("B", 6, ended=True), Span("C", 6))
     assert world.state.placing.syncs
-    assert not world.apply(RecordsCopied(name="q", log_id="A", first=0))
+    assert not world.copied("q", "A", 0)
     assert world.state.placing.spans["q"][-1] == Span("C", 0)
     assert world.state.placing.syncs == {}
     assert world.told[-3:] == ["records_copied", "records_copied", "sync_ended"]
+
+
+def said_of_a_span(world: World, name: str, log_id: str) -> tuple[Command, Command]:
+    """That all of it was copied, and that nothing of it is left."""
+    seen = world.seen(name, log_id)
+    copied = RecordsCopied(name=name, log_id=log_id, first=seen.first, span=seen)
+    return copied, SpanEnded(name=name, log_id=log_id, span=seen)
+
+
+def test_what_is_said_late_of_a_span_ends_no_later_one_of_its_log() -> None:
+    """The queue has come back to the log meanwhile, with all that it had, and gone to the same one again."""
+    world = World("q")
+    world.moved("q", to="C", at=10)
+    late = said_of_a_span(world, "q", "A")
+    assert not world.apply(late[0])
+    world.moved("q", to="A", at=20)
+    assert not world.copied("q", "C", 0)
+    world.moved("q", to="C", at=30)
+    assert world.seen("q", "A").first == 0
+    for command in late:
+        assert "has moved on" in world.apply(command)
+    assert not world.state.placing.spans["q"][-2].ended
+
+
+def test_what_is_said_twice_of_a_span_ends_no_later_one_of_its_log() -> None:
+    """They were both there when it was said."""
+    world = World("q")
+    for number, log_id in enumerate("BAC", 1):
+        world.moved("q", to=log_id, at=10 * number)
+    ended = SpanEnded(name="q", log_id="A", span=SpanSeen("C", world.state.placing.came["q"], 0))
+    assert not world.apply(ended)
+    assert not world.apply(SpanEnded(name="q", log_id="B", span=world.seen("q", "B")))
+    assert "has moved on" in world.apply(ended)
+    assert not world.apply(SpanEnded(name="q", log_id="A", span=world.seen("q", "A")))
+
+
+def test_what_is_said_late_of_a_queue_ends_no_span_of_the_next_one_of_its_name() -> None:
+    world = World("q")
+    world.moved("q", to="B", at=10)
+    late = said_of_a_span(world, "q", "A")
+    assert not world.apply(QueuesRemoved(names=("q",), log_id="B", epoch=0, removals=0))
+    world.apply(QueuesPlaced(log_id="A", names=("q",)))
+    world.moved("q", to="B", at=10)
+    for command in late:
+        assert "another one" in world.apply(command)
+    assert not any(span.ended for span in world.state.placing.spans["q"])
+
+
+def test_software_of_version_6_agrees_on_spans_that_end() -> None:
+    """It looks at no more than queue and log, and says no more; nor does any software look at more in its cluster."""
+    world = World("q", "p")
+    for name in ("q", "p"):
+        world.moved(name, to="B", at=10)
+    assert not world.apply(SpanEnded(name="q", log_id="A"))
+    assert world.state.placing.spans["q"][0].ended
+    world.state = replace(world.state, cluster_version=versions.PLACEMENTS)
+    assert not world.apply(SpanEnded(name="p", log_id="A", span=SpanSeen("C", 7, 7)))
+    assert world.state.placing.spans["p"][0].ended
 
 
 def test_a_wish_to_sync_stays_while_there_is_something_to_copy() -> None:

@@ -33,6 +33,7 @@ from mirrorlog.cluster.state.commands import (
     ReplicaAdded,
     ReplicaRemoved,
     Seen,
+    SpanSeen,
     StartKind,
     VersionRaised,
 )
@@ -837,7 +838,7 @@ def test_what_version_6_wrote_is_what_this_software_makes_of_it() -> None:
     with pytest.raises(UnsupportedVersion, match="PolicySet came with version 7"):
         check_proposal(decided.state, policy)
     decided.ask(QueueSyncWished(name="q"))
-    decided.ask(RecordsCopied(name="q", log_id="B", first=15))
+    decided.ask(RecordsCopied(name="q", log_id="B", first=15, span=SpanSeen("A", 0, 10)))
     assert encode_command(decided.commands[-2]).hex() == "82a474797065af517565756553796e63576973686564a46e616d65a171"
     decided.ask(policy)
     written = (

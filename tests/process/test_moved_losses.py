@@ -23,7 +23,7 @@ from tests.process.clusters import eventually, fast_cluster, log_lines
 from tests.process.raw import Raw, batch_of
 from tests.process.test_losses import NEVER_FLUSHED, lose_power
 from tests.process.test_moves import told
-from tests.process.test_syncs import fill, move
+from tests.process.test_syncs import fill, move, until
 
 pytestmark = [pytest.mark.process, pytest.mark.long]
 
@@ -187,3 +187,15 @@ async def published(client: Client, count: int) -> list[int]:
         except MirrorlogError:
             continue
     return taken
+
+
+async def test_a_sync_ends_when_a_former_log_has_lost_something() -> None:
+    """Goal: what is left is copied, what is lost stays known as that, and nothing waits for it. Method: sync the queue
+    once the former log is back; read it without that."""
+    async with fast_cluster(3, settings=SETTINGS) as cluster, powerless(cluster) as (client, start):
+        await asyncio.to_thread(start)
+        await client.admin.sync_queue("orders")
+        done = await until(client, "orders", lambda sync: not sync.spans and not sync.wished, timeout_s=40)
+        assert done.done_records >= 20
+        cluster.nodes["n1"].kill()
+        assert await read_on(client) == LEFT

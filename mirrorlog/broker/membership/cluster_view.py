@@ -25,6 +25,7 @@ from mirrorlog.cluster.state.commands import (
     QueuesPlaced,
     QueuesRemoved,
     QueuesUnbound,
+    SpanSeen,
     TransientLogMade,
     member_of,
 )
@@ -162,6 +163,10 @@ class NodeView:
     def all_spans(self) -> Mapping[str, Sequence[Span]]:
         """Of all queues that have moved; see `ports.ClusterView`."""
         return self.known.placing.spans if self.known is not None else {}
+
+    def span_seen(self, queue: str, span: Span) -> SpanSeen:
+        """See `ports.ClusterView`."""
+        return SpanSeen(self.spans(queue)[-1].log_id, self.places().came.get(queue, 0), span.first)
 
     def moves(self) -> Mapping[str, MovingQueue]:
         """Queues on their way; see `ports.ClusterView`."""

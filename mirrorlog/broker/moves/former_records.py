@@ -111,9 +111,9 @@ class FormerRecords:
         if until <= begin:
             return RecordsTold(first=asked.first)
         if left is not None and until > left.next_queue_offset:  # it was in another log, and is lost with that
-            return RecordsTold(first=max(begin, left.next_queue_offset))
+            return _lost(max(begin, left.next_queue_offset), until)
         if (gap := gap_at(index.gaps_of(queue_id), until - 1)) is not None:
-            return RecordsTold(first=max(asked.first, gap[0]))
+            return _lost(max(asked.first, gap[0]), until)
         runs = await self._before(log, queue_id, until, min(asked.max_bytes, BYTES_MAX))
         runs = [run for run in runs if run.next_queue_offset > begin]
         if not runs or runs[-1].next_queue_offset != until:
@@ -202,3 +202,7 @@ class FormerRecords:
                 await asyncio.sleep(0)
             at = behind
         return HeldTold(size=size, first=first)
+
+
+def _lost(first: int, until: int) -> RecordsTold:
+    return RecordsTold(first=first, lost=(first, until))

@@ -297,12 +297,17 @@ class MoveService:
             oldest = spans[live[0]].log_id
             last = max(number for number in live if spans[number].log_id == oldest)
             if log.replica.index.begin(queue.queue_id) >= spans[last + 1].first:
-                self._start(self._freeing, name, self._free_span(name, oldest, queue.queue_id))
+                # As it is seen while the queue is here: what is decided meanwhile makes it void.
+                known = self._view.cluster_version() >= versions.SYNC
+                seen = self._view.span_seen(name, spans[live[0]]) if known else None
+                ended = SpanEnded(name=name, log_id=oldest, span=seen)
+                self._start(self._freeing, name, self._free_span(ended, queue.queue_id))
 
-    async def _free_span(self, name: str, log_id: str, queue_id: int) -> None:
+    async def _free_span(self, ended: SpanEnded, queue_id: int) -> None:
+        name, log_id = ended.name, ended.log_id
         try:
             await self.ask_there(AskFree(log_id=log_id, queue_id=queue_id), Noted)
-            await self._view.decide_once(SpanEnded(name=name, log_id=log_id))
+            await self._view.decide_once(ended)
         except MirrorlogError as error:
             logger.debug("span_not_freed queue=%r log=%s reason=%r", name, log_id, str(error))
             await asyncio.sleep(self.retry_s)

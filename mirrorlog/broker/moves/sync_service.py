@@ -3,9 +3,10 @@
 
 Piece by piece, from the border down: the master of the former log gives the newest batches below it, they are appended
 as copies, and once all copies have them the log says so (`SpanCopied`). That is all the progress there is: it is cut
-with the log, and another master goes on from it. What was appended and not said is met again; a batch stands twice
-then, and the later place counts. Now and then, and at the end, the cluster is told (`RecordsCopied`): readers come here
-for what is here from then on, and a former log of which nothing is left frees it.
+with the log, and another master goes on from it. What the former log has lost is a gap here from then on. What was
+appended and not said is met again; a batch stands twice then, and the later place counts. Now and then, and at the end,
+it is looked up whether all of it is here, and the cluster is told (`RecordsCopied`): readers come here for what is here
+from then on, and a former log of which nothing is left frees it.
 
 One piece at a time is on its way or unconfirmed. Nothing of the queue waits for it: it takes and gives records as ever.
 
@@ -39,6 +40,7 @@ from mirrorlog.commitlog.format.header import read_header
 from mirrorlog.errors import LogUnavailable, MirrorlogError
 from mirrorlog.ha.pace import MovePace
 from mirrorlog.queues.changes import SpanCopied, encode_change
+from mirrorlog.queues.checkpoint_states import GapsState, encode_checkpoint, encode_state
 from mirrorlog.wire.messages.queues import FormerSpan, QueueSync
 
 logger = logging.getLogger(__name__)
@@ -211,13 +213,14 @@ class SyncService:
             await self._check_whole(log, queue_id, begin, spans[number + 1].first)
             if at > span.first:
                 await self._say(log, queue_id, span.first, epoch=epoch)
-            await self._tell(log, name, span, span.first)
+            await self._tell(log, name, queue_id, span, span.first)
             return
         first, size = await self._copy(log, name, span, at, epoch=epoch)
         progress.copied(self._now(), at - first, size)
         if first < border and self._now() >= self._told_at.get(name, 0.0):
             self._told_at[name] = self._now() + TELL_S
-            await self._tell(log, name, span, first)
+            await self._check_whole(log, queue_id, first, border)
+            await self._tell(log, name, queue_id, span, first)
 
     async def _copy(self, log: HostedLog, name: str, span: Span, at: int, *, epoch: int) -> tuple[int, int]:
         """The piece of a span that ends at `at`, of a queue of which all that follows is here; where the piece begins,
@@ -232,6 +235,9 @@ class SyncService:
         piece = await self._records.ask(asked, RecordsTold)
         _check(piece, asked)
         await self._append(log, name, queue_id, piece.batches)
+        if piece.lost is not None:
+            gap = GapsState({queue_id: piece.lost})
+            publisher_of(log, self._view).append_control(encode_checkpoint([encode_state(gap)]))
         await self._say(log, queue_id, piece.first, epoch=epoch)
         return piece.first, sum(map(len, piece.batches))
 
@@ -265,8 +271,8 @@ class SyncService:
         await confirmed(publisher.when_confirmed)
 
     async def _check_whole(self, log: HostedLog, queue_id: int, first: int, until: int) -> None:
-        """Whether every record of [first, until) is in this log, or known to be lost: before anybody frees what is
-        elsewhere. Raises LogUnavailable."""
+        """Whether every record of [first, until) is in this log, or known to be lost: before the cluster is told, and
+        readers come here, or anybody frees what is elsewhere. Raises LogUnavailable."""
         at, index = first, log.replica.index
         while at < until:
             behind = index.gap_end(queue_id, at)
@@ -282,11 +288,14 @@ class SyncService:
             at = max(behind, index.begin(queue_id))  # retention may have passed it
             await asyncio.sleep(0)
 
-    async def _tell(self, log: HostedLog, name: str, span: Span, first: int) -> None:
+    async def _tell(self, log: HostedLog, name: str, queue_id: int, span: Span, first: int) -> None:
         """The cluster, once it is on the disks of all copies: the former log frees it then. Raises LogUnavailable when
         it has decided otherwise meanwhile."""
+        if not log.replica.queues.has_id(queue_id):
+            raise LogUnavailable(f"queue {name!r} has left log {log.name}")
+        seen = self._view.span_seen(name, span)  # while the queue is here: what is decided meanwhile makes it void
         await confirmed(partial(publisher_of(log, self._view).when_confirmed, on_disk=True))
-        outcome = await self._view.decide_once(RecordsCopied(name=name, log_id=span.log_id, first=first))
+        outcome = await self._view.decide_once(RecordsCopied(name=name, log_id=span.log_id, first=first, span=seen))
         if outcome.refusal:
             raise LogUnavailable(outcome.refusal)
         logger.info("records_copied log=%s queue=%r from=%s first=%s", log.name, name, span.log_id, first)

@@ -241,11 +241,24 @@ class MoveCancelled(Command, frozen=True):
     number: int
 
 
+class SpanSeen(msgspec.Struct, frozen=True, array_like=True):
+    """By what a span of a queue is known again: the queue is in the log `target`, to which it came by the entry `came`
+    (see LogPlaces), and the span begins at `first`. So a command that comes late, or twice, meets neither a later span
+    of the same log nor another queue of the same name. The cluster knows no ids of queues."""
+
+    target: str
+    came: int
+    first: int
+
+
 class SpanEnded(Command, frozen=True):
-    """The oldest span of a queue has no record any more. From that log's master, or from the one that copied them."""
+    """The oldest span of a queue, `span`, has no record any more. From the master of the queue's log.
+
+    `span`: None from software of version 6, which looks at none: only since `versions.SYNC`."""
 
     name: str
     log_id: str
+    span: SpanSeen | None = None
 
 
 class QueueSyncWished(Command, frozen=True):
@@ -257,13 +270,14 @@ class QueueSyncWished(Command, frozen=True):
 
 
 class RecordsCopied(Command, frozen=True):
-    """From the master of a queue's log: of the newest span before that has records, the one in the log `log_id`, all
-    from the queue offset `first` on are in the queue's own log, confirmed. That is where they are from now on; and a
-    span of which nothing is left has ended. Since `versions.SYNC`."""
+    """From the master of a queue's log: of the newest span before that has records, `span`, the one in the log
+    `log_id`, all from the queue offset `first` on are in the queue's own log, confirmed. That is where they are from
+    now on; and a span of which nothing is left has ended. Since `versions.SYNC`."""
 
     name: str
     log_id: str
     first: int
+    span: SpanSeen
 
 
 class MovingPaused(Command, frozen=True):

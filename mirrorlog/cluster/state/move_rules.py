@@ -15,6 +15,7 @@ from mirrorlog.cluster.state.commands import (
     QueueSyncWished,
     RecordsCopied,
     SpanEnded,
+    SpanSeen,
 )
 from mirrorlog.cluster.state.placements import SPANS_KEPT, SPANS_LIVE_MAX, MovingQueue, Span
 from mirrorlog.cluster.state.state import ClusterState, Forbidden, holds_transient
@@ -90,10 +91,11 @@ def moved(state: ClusterState, index: int, command: QueuesMoved) -> ClusterState
     spans = {name: (*_spans(state, name), Span(move.target, command.first[name])) for name in moves}
     groups = {**state.log_groups, move.log_group: move.target} if move.log_group else state.log_groups
     state = _without_move(state, command.number)
+    came = dict.fromkeys(moves, index) if state.cluster_version >= versions.SYNC else {}
     return replace(
         state,
         queues={**state.queues, **dict.fromkeys(moves, move.target)},
-        places=replace(state.placing, spans={**state.placing.spans, **spans}),
+        places=replace(state.placing, spans={**state.placing.spans, **spans}, came={**state.placing.came, **came}),
         log_groups=groups,
     )
 
@@ -133,8 +135,16 @@ def span_ended(state: ClusterState, index: int, command: SpanEnded) -> ClusterSt
         return state
     if spans[live[0]].log_id != command.log_id:
         raise Forbidden(f"queue {shown(command.name)} has records before those of that log; they end first")
+    if command.span is not None and state.cluster_version >= versions.SYNC:
+        _check_seen(state, command.name, command.span, spans[live[0]])
     left = (*spans[: live[0]], replace(spans[live[0]], ended=True), *spans[live[0] + 1 :])
     return _with_spans(state, command.name, left)
+
+
+def _check_seen(state: ClusterState, name: str, seen: SpanSeen, span: Span) -> None:
+    """Raises Forbidden when it is another span, or another queue."""
+    if seen != SpanSeen(state.queues[name], state.placing.came.get(name, 0), span.first):
+        raise Forbidden(f"queue {shown(name)} has moved on, or is another one, since that was said of it; look again")
 
 
 def _with_spans(state: ClusterState, name: str, spans: tuple[Span, ...]) -> ClusterState:
@@ -166,6 +176,7 @@ def records_copied(state: ClusterState, index: int, command: RecordsCopied) -> C
     if not live or spans[live[-1]].log_id != command.log_id:
         raise Forbidden(f"log {command.log_id} is not the one that queue {shown(command.name)} is copied from")
     of = spans[live[-1]]
+    _check_seen(state, command.name, command.span, of)
     first = max(of.first, command.first)
     newer = [replace(span, first=min(first, span.first)) for span in spans[live[-1] + 1 :]]
     ended = replace(of, ended=first <= of.first)

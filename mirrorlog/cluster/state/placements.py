@@ -96,7 +96,8 @@ class LogPlaces(msgspec.Struct, frozen=True, omit_defaults=True):
     `ids_given`: by number, as text, up to which number of a queue logs that are no more have given out ids;
     `logs_removed`: how many these were. `paused`: nothing is begun that moves. `syncs`: the queues whose records in
     former logs shall be copied, by name, each with the index of the entry that says so; a queue goes from here when
-    there are none left."""
+    there are none left. `came`: of each queue that has moved since `versions.SYNC`, by name, the index of the entry by
+    which it came to its log."""
 
     logs: Mapping[str, LogPlace] = {}
     spans: Mapping[str, tuple[Span, ...]] = {}
@@ -105,6 +106,7 @@ class LogPlaces(msgspec.Struct, frozen=True, omit_defaults=True):
     logs_removed: int = 0
     paused: bool = False
     syncs: Mapping[str, int] = {}
+    came: Mapping[str, int] = {}
 
     def place(self, log_id: str) -> LogPlace:
         """Of a log."""

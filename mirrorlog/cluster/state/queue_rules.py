@@ -137,8 +137,9 @@ def _without_spans(state: ClusterState, names: Collection[str]) -> LogPlaces | N
     places = state.placing
     spans = {name: spans for name, spans in places.spans.items() if name not in names}
     syncs = {name: at for name, at in places.syncs.items() if name not in names}
+    came = {name: index for name, index in places.came.items() if name not in names}
     same = (len(spans), len(syncs)) == (len(places.spans), len(places.syncs))
-    return state.places if same else replace(places, spans=spans, syncs=syncs)
+    return state.places if same else replace(places, spans=spans, syncs=syncs, came=came)
 
 
 def transient_made(state: ClusterState, index: int, command: TransientLogMade) -> ClusterState:
