@@ -13,10 +13,13 @@ import pytest
 from mirrorlog.client import Client
 from mirrorlog.client.connection.copies import Copies
 from mirrorlog.client.connection.copy_refusals import is_elsewhere, judged
-from mirrorlog.errors import ConnectionLost, NotMaster, OffsetOutOfRange
+from mirrorlog.client.consumer.fetcher import lost_there
+from mirrorlog.errors import ConnectionLost, NotMaster, OffsetOutOfRange, PositionLost
 from mirrorlog.testing import Cluster
 from mirrorlog.wire.messages.queues import FindOffset, FoundOffset, QueueInfo, SpanInfo
 from tests.client.late_mirrors import OLD_QUEUE, OLD_RECORDS, QUEUE, RECORDS, late_mirrors
+
+FAR = 1 << 32
 
 
 @pytest.mark.parametrize(
@@ -151,3 +154,13 @@ def two_late() -> Iterator[Cluster]:
         master = cluster.master
         master.kill()
         yield cluster
+
+
+@pytest.mark.parametrize(("at", "go_on_at"), [(3, 10), (12, 20), (20, FAR), (25, FAR)])
+def test_a_loss_in_a_former_log_ends_where_the_next_one_begins(at: int, go_on_at: int) -> None:
+    """Whatever the node says that has that log: it may be of older software."""
+    spans = [SpanInfo(log_id=log_id, first=first) for log_id, first in (("A", 0), ("B", 10), ("A", 20))]
+    info = QueueInfo(name="q", queue_id=1, log_id="A", epoch=1, master="n1", mirrors=[], begin=0, next=30, spans=spans)
+    lost = lost_there(PositionLost("lost", go_on_at=FAR, next=FAR), info, at)
+    assert lost.details == {"go_on_at": go_on_at, "next": FAR}
+    assert lost_there(PositionLost("lost", go_on_at=at + 1), info, at).details == {"go_on_at": at + 1}

@@ -10,7 +10,7 @@ import pytest
 
 from mirrorlog.commitlog.format.header import read_header
 from mirrorlog.errors import NoSuchQueue, PositionLost
-from mirrorlog.queues.changes import QueueDeleted, SpanCopied, encode_change
+from mirrorlog.queues.changes import QueueDeleted, QueueLeft, SpanCopied, encode_change
 from mirrorlog.queues.checkpoint_states import MoveState, QueueState, encode_checkpoint, encode_state
 from mirrorlog.spark.errors import RecordsMissing
 from mirrorlog.spark.offline import BadStretch, LogDirectories
@@ -120,6 +120,34 @@ def test_a_declared_loss_before_a_border_is_no_missing_log(tmp_path: Path) -> No
     with pytest.raises(PositionLost, match="25 up to"):
         read(tmp_path)
     assert read(tmp_path, allowed=True)[0] == [row.offset for row in logs.rows]
+
+
+def test_a_loss_that_took_the_word_of_a_move_ends_where_the_queue_left(tmp_path: Path) -> None:
+    """Goal: what was lost in a former log is told up to its border, and the rest is read from the next log. Method: the
+    queue offsets of the former one jumped before it said again that the queue is elsewhere."""
+    one, other = StoryLog(tmp_path / "one"), StoryLog(tmp_path / "other", queues=0, log_id=UUID(OTHER))
+    for _ in range(5):
+        one.data(1)
+    border = other.take(1, Lost(one, 5), move=7)
+    other.data(1)
+    one.jump()
+    one.change(encode_change(QueueLeft(1, 0, OTHER, border)))
+    one.close()
+    other.close()
+    with pytest.raises(PositionLost, match="25 up to 30"):
+        read(tmp_path)
+    assert read(tmp_path, allowed=True)[0] == [*range(25), *range(30, 35)]
+
+
+class Lost:
+    """A log that has lost its newest records, so many, of a queue that left it, and that it had left."""
+
+    def __init__(self, log: StoryLog, count: int) -> None:
+        self.log_id = log.log_id
+        self._log, self._count = log, count
+
+    def leave(self, queue_id: int, target: UUID, *, move: int) -> tuple[int, int]:
+        return self._log.next_of(queue_id) + self._count, 1
 
 
 def test_one_that_has_no_record_in_its_newest_log_and_one_that_was_deleted_there(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ from mirrorlog.errors import (
     PositionLost,
     ProtocolError,
 )
+from mirrorlog.wire.messages.queues import QueueInfo
 
 # What a batch may have on any node that was not told otherwise: a node whose limit is lower now may hold such ones.
 _BODY_BYTES: Final = 8 * 1024 * 1024
@@ -174,8 +175,8 @@ class QueueFetcher:
                     timeout_ms=self._client.request_timeout_ms,
                     room=room,
                 )
-        except PositionLost:
-            raise  # it is in the log, so every copy says the same
+        except PositionLost as lost:
+            raise lost_there(lost, info, queue_offset) from None  # it is in the log, so every copy says the same
         except OffsetOutOfRange as error:
             raise await self._copies.judged(error, info, node_id, queue_offset) from None
         self.served_by = node_id
@@ -238,3 +239,15 @@ class QueueFetcher:
         """Around a request that may take `wait_s` without anything being wrong."""
         reason = f"{connection.address} answers nothing; queue {self._queue!r} is read elsewhere"
         return StallWatch(misplaced, after_s=wait_s + SILENCE_S, reason=reason)
+
+
+def lost_there(lost: PositionLost, info: QueueInfo, queue_offset: int) -> PositionLost:
+    """What a node says that is lost from this queue offset on, no further than the queue has records in that log: nodes
+    of software before cluster version 7 do not look at where the next log begins."""
+    border, go_on_at = info.next_log_at(queue_offset), lost.details.get("go_on_at")
+    if border is None or not isinstance(go_on_at, int) or go_on_at <= border:
+        return lost
+    return PositionLost(
+        f"{lost.message}; but from {border} on records are in another log: go on there",
+        **{**lost.details, "go_on_at": border},
+    )

@@ -82,6 +82,10 @@ class QueueInfo(msgspec.Struct, frozen=True, kw_only=True):
                 )
         return self
 
+    def next_log_at(self, queue_offset: int) -> int | None:
+        """From where on records behind that one are in another log; None for one in the log that the queue is in."""
+        return next((span.first for span in self.spans if span.first > queue_offset), None)
+
     def was_in(self, log_id: str) -> bool:
         """Whether a position in that log is one of this queue."""
         return log_id == self.log_id or log_id in self.former_logs
