@@ -24,7 +24,15 @@ from mirrorlog.cluster.requests import AskRecords, RecordsTold
 from mirrorlog.cluster.state.placements import MovingQueue, Span
 from mirrorlog.cluster.state.state import LogFacts
 from mirrorlog.errors import PositionLost, QueueMoving
-from mirrorlog.queues.changes import Change, QueueArriving, QueueLeft, QueueOpened, QueueReturned, encode_change
+from mirrorlog.queues.changes import (
+    ArrivalDropped,
+    Change,
+    QueueArriving,
+    QueueLeft,
+    QueueOpened,
+    QueueReturned,
+    encode_change,
+)
 from mirrorlog.queues.checkpoint_states import GapsState, encode_checkpoint, encode_state
 from mirrorlog.queues.moving import Arrival, QueuePieces
 from tests.broker.test_fetch_leap import Readers
@@ -121,9 +129,12 @@ async def test_whoever_copies_what_was_left_here_is_told_what_is_lost(tmp_path: 
 
 
 def test_what_a_former_log_has_lost_is_a_gap_of_the_log_that_the_queue_is_in(tmp_path: Path) -> None:
-    """Said outside of a checkpoint; then in each, on a mirror, and after a start."""
+    """Said outside of a checkpoint; then in each, on a mirror, and after a start. Also when arrivals from before it are
+    confirmed only then, one of which was dropped."""
     replica = open_master(tmp_path / "n1", SETTINGS)
     queue_id = declare(replica, "q")
+    say(replica, QueueArriving(queue_id=queue_id, move=8, source=OTHER, first=4))
+    say(replica, ArrivalDropped(queue_id=queue_id, move=8))
     say(replica, QueueArriving(queue_id=queue_id, move=9, source=OTHER, first=8))
     told = GapsState({queue_id: (3, 5)})
     replica.append_change(encode_checkpoint([encode_state(told)]), 1)

@@ -29,7 +29,7 @@ from typing import Final
 
 from mirrorlog.commitlog.format.header import HEADER_SIZE, BatchHeader
 from mirrorlog.commitlog.format.rows import COPIED, ENVELOPE, INDEXED_MAX, INNER, PACKED_ROW, ROW_BYTES
-from mirrorlog.commitlog.index.gaps import NO_GAP, NO_GAPS, Gap, Gaps, gap_at, with_gap, within
+from mirrorlog.commitlog.index.gaps import NO_GAP, NO_GAPS, Gap, Gaps, gap_at, with_gap
 from mirrorlog.commitlog.index.queue_order import OffsetJump, QueuedBatch, QueueOrder, goes_back
 from mirrorlog.commitlog.index.row_chunks import CHUNK_BITS, IN_CHUNK, TIME_MAX, RowChunks
 from mirrorlog.errors import OffsetOutOfRange
@@ -108,7 +108,7 @@ class QueueIndex:
             if following < go_on_at or not lost:
                 stood[queue_id] = following
                 self._order(queue_id).next_appended = go_on_at
-        self._jumps.append(OffsetJump(log_offset, go_on_at, stood, lost, left_at))
+        self._jumps.append(OffsetJump(log_offset, go_on_at, stood, [], lost, left_at))
         if log_offset < self._confirmed:
             self.confirm(self._confirmed)
 
@@ -207,6 +207,8 @@ class QueueIndex:
         for jump in self._jumps:
             if jump.lost and first <= jump.stood.get(queue_id, -1) < following:
                 following = jump.stood[queue_id]
+        if arrival := next((each for each in reversed(self._jumps) if not each.lost and queue_id in each.stood), None):
+            arrival.told.append(gap)  # what is behind it in the log is not taken from the queue when it is confirmed
         if first < following:
             # It may begin before the one that is known here: of that, only the last jump was followed.
             queue.gaps = with_gap(queue.gaps, (first, following))
@@ -346,10 +348,8 @@ class QueueIndex:
                 continue  # it was deleted meanwhile
             gaps, begin = queue.gaps, 0 if self.partial else self._start_of(queue)
             for jump in self._jumps:
-                if (stood := jump.stood.get(queue_id)) is None:
-                    continue
-                to = jump.go_on_at
-                gaps = with_gap(gaps, (stood, to)) if jump.lost else within(gaps, jump.left_at, to)
+                if (stood := jump.stood.get(queue_id)) is not None:
+                    gaps = jump.gaps_behind(gaps, stood)
             if gaps:  # its jump may have been cut meanwhile
                 yield queue_id, (*(each for each in gaps[:-1] if each[1] >= begin), gaps[-1])
 
@@ -441,7 +441,7 @@ class QueueIndex:
         for queue_id in jump.stood:
             queue = self._queues[queue_id]
             if not jump.lost:
-                queue.arrive(jump.go_on_at, jump.left_at)
+                queue.arrive(jump)
             elif queue.next_confirmed < jump.go_on_at:
                 if queue.begin >= queue.next_confirmed:
                     queue.begin = jump.go_on_at  # it is empty

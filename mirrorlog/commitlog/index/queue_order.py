@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
+from functools import reduce
 from typing import NamedTuple
 
 import numpy as np
 
 from mirrorlog.commitlog.format.header import BatchHeader
-from mirrorlog.commitlog.index.gaps import NO_GAPS, Gaps, within, without
+from mirrorlog.commitlog.index.gaps import NO_GAPS, Gap, Gaps, with_gap, within, without
 from mirrorlog.errors import LogCorrupt
 
 
@@ -64,15 +65,16 @@ class QueueOrder:
             self.bases.insert(index, base)
             self.numbers.insert(index, number)
 
-    def arrive(self, first: int, left_at: int) -> None:
-        """It comes from another log, and that is confirmed: its next record here is `first`, and none is at or behind
-        it. What is before is in that log, or behind it in this one, below `left_at`, where it left this one; what a
+    def arrive(self, jump: OffsetJump) -> None:
+        """It comes from another log, and that is confirmed: its next record here is the one it goes on at, and none is
+        at or behind that. What is before is in that log, or behind it in this one, up to where it left this one; what a
         loss had let it jump over here above that was none of its. Where it begins is said anew."""
+        first = jump.go_on_at
         if self.begin >= self.next_confirmed:
             self.begin = first
         self.hot_start = self.jump = self.next_confirmed = first
         self.logged_start = -1
-        self.gaps = within(self.gaps, left_at, first)
+        self.gaps = jump.gaps_behind(self.gaps, first)
 
     def cut(self, count: int) -> None:
         """Forget the pending batches with numbers from `count` on."""
@@ -120,13 +122,20 @@ class QueuedBatch(NamedTuple):
 class OffsetJump(NamedTuple):
     """Queues go on at `go_on_at` behind the batch at `log_offset`. `stood`: their next queue offsets before, by queue
     id, of those that were below. `lost`: what comes in between; else it is in another log, which the queue went to at
-    `left_at` if it was here before."""
+    `left_at` if it was here before, and `told` are gaps of it that were told behind this."""
 
     log_offset: int
     go_on_at: int
     stood: dict[int, int]
+    told: list[Gap]
     lost: bool = True
     left_at: int = 0
+
+    def gaps_behind(self, gaps: Gaps, stood: int) -> Gaps:
+        """Those of a queue once this is confirmed, which was at `stood` before."""
+        if self.lost:
+            return with_gap(gaps, (stood, self.go_on_at))
+        return reduce(with_gap, self.told, within(gaps, self.left_at, self.go_on_at))
 
 
 def goes_back(header: BatchHeader, expected: int) -> LogCorrupt:
