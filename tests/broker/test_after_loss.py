@@ -24,6 +24,7 @@ from mirrorlog.cluster.requests import AskRecords, RecordsTold
 from mirrorlog.cluster.state.placements import MovingQueue, Span
 from mirrorlog.cluster.state.state import LogFacts
 from mirrorlog.errors import PositionLost, QueueMoving
+from mirrorlog.ha.pace import MovePace
 from mirrorlog.queues.changes import (
     ArrivalDropped,
     Change,
@@ -115,7 +116,9 @@ async def test_whoever_copies_what_was_left_here_is_told_what_is_lost(tmp_path: 
     begin_behind_loss(replica, replica.log.end, View({"q": OTHER}, spans))
     log = SimpleNamespace(name="source", replica=replica, knows_confirmed=True)
     with ThreadPoolExecutor(1) as helper:
-        records = FormerRecords("n1", cast(Any, {own_id(replica): log}), cast(Any, None), helper=helper)
+        records = FormerRecords(
+            "n1", cast(Any, {own_id(replica): log}), cast(Any, None), helper=helper, pace=MovePace(0)
+        )
 
         async def told(until: int) -> RecordsTold:
             asked = AskRecords(log_id=own_id(replica), queue_id=queue_id, first=0, until=until, max_bytes=KIB)

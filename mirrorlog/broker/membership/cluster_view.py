@@ -166,7 +166,9 @@ class NodeView:
 
     def span_seen(self, queue: str, span: Span) -> SpanSeen:
         """See `ports.ClusterView`."""
-        return SpanSeen(self.spans(queue)[-1].log_id, self.places().came.get(queue, 0), span.first)
+        spans = self.spans(queue)
+        target = spans[-1].log_id if spans else ""  # it is deleted: nothing that is said of it counts
+        return SpanSeen(target, self.places().came.get(queue, 0), span.first)
 
     def moves(self) -> Mapping[str, MovingQueue]:
         """Queues on their way; see `ports.ClusterView`."""
