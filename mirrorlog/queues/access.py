@@ -100,7 +100,8 @@ def check_together(user_name: str, users: Mapping[str, User], keys: Iterable[str
     if user is None or not all(allowed(user, Right.CONFIGURE, key) for key in keys):
         raise AccessRefused(
             f"user {user_name!r} may not configure all queues of the x-log-group: what is done to one of them is done "
-            "to all; an administrator gives permissions with mqtool user-permissions"
+            "to all; an administrator gives permissions with mqtool user-permissions",
+            right=Right.CONFIGURE.value,
         )
 
 

@@ -18,6 +18,7 @@ from mirrorlog.broker.session.logins import Gatekeeper
 from mirrorlog.cluster.state.topology import Permissions, User
 from mirrorlog.cluster.state.topology_commands import PasswordRenewed
 from mirrorlog.errors import AccessRefused, BadRequest, LimitReached, LoginFailed, NotLeader, Overloaded
+from mirrorlog.queues.access import check_together
 from mirrorlog.wire.auth import passwords
 from mirrorlog.wire.auth.login_turns import HOLD_S
 from mirrorlog.wire.messages.operators import DrainNode
@@ -66,6 +67,20 @@ def test_what_was_allowed_is_looked_up_once_until_users_change() -> None:
         ann.check_publish(1)
     node.users = {}
     ann.check_publish(2)
+
+
+def test_a_right_that_turns_out_to_be_lacking_later_is_counted_too() -> None:
+    """Goal: all refused rights are in the metrics. Method: somebody alters a queue whose group has one of others; what
+    is refused for another reason is no such thing."""
+    users = {"eve": User("hash", (), {"/": Permissions(configure="^eve-")})}
+    keeper = Gatekeeper(lambda: users, str)
+    eve = Gate(keeper, private=True)
+    eve.user = "eve"
+    with pytest.raises(AccessRefused) as refused:
+        check_together("eve", users, ["eve-1", "orders"])
+    assert eve.noted(refused.value) is refused.value
+    eve.noted(AccessRefused("names that begin with amq. are reserved"))
+    assert keeper.refused.rights["configure"] == keeper.refused.rights.total() == 1
 
 
 def test_a_connection_without_a_user_is_told_for_how_long() -> None:

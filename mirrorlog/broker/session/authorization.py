@@ -313,6 +313,12 @@ class Gate:
             self._note(right.value, f"{virtual_host} {name}")
             raise
 
+    def noted(self, error: MirrorlogError) -> MirrorlogError:
+        """An answer: whoever sees to a request may find that a right to more than it names is lacking."""
+        if isinstance(error, AccessRefused) and "right" in error.details:
+            self._note(str(error.details["right"]), str(error.details.get("queue", "")))
+        return error
+
     def _note(self, right: str, what: str) -> None:
         self._keeper.right_refused(right, self.user, what, self._peer)
 

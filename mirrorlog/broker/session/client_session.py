@@ -456,7 +456,7 @@ class ClientSession:
 
         def respond(answer: Message | MirrorlogError) -> None:
             if isinstance(answer, MirrorlogError):
-                self.refuse(answer, correlation_id)
+                self.refuse(self.gate.noted(answer), correlation_id)
             else:
                 self.answer(frame(FrameType.RESPONSE, encode(answer), correlation_id))
 
