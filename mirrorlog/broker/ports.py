@@ -18,6 +18,7 @@ from mirrorlog.cluster.state.topology_commands import PasswordRenewed
 from mirrorlog.config import LogAssignment, Member
 from mirrorlog.errors import LogUnavailable, MirrorlogError
 from mirrorlog.queues.delivery.group import Settlement
+from mirrorlog.queues.policies import Effective
 from mirrorlog.wire.endpoint import Endpoint
 from mirrorlog.wire.frames import Credit, Settle
 from mirrorlog.wire.messages.queues import QueueOutage
@@ -101,9 +102,15 @@ class ClusterView(Protocol):
     def rule_for(self, arguments: Mapping[str, Any]) -> Placement:
         """The one that a queue with these asks for. Raises BadRequest."""
 
-    def unlike(self, arguments: Mapping[str, Any], log_id: UUID) -> Mapping[str, Any]:
+    def unlike(self, arguments: Mapping[str, Any], log_id: UUID, *, governed: bool = False) -> Mapping[str, Any]:
         """Where a queue with these asks for another place than that log's, and what the log has instead; see
         `placing.unlike`."""
+
+    def policies_version(self) -> int:
+        """Rises with each change of policies; 0 before the first."""
+
+    def effective(self, queue: str, arguments: Mapping[str, Any]) -> Effective:
+        """What holds for a queue with these arguments, by its name, by the policies that are known here."""
 
     def moving_paused(self) -> bool:
         """Whether nothing begins to move."""

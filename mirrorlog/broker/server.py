@@ -29,7 +29,7 @@ from mirrorlog.broker.moves.former_records import FormerRecords
 from mirrorlog.broker.moves.move_service import MoveService
 from mirrorlog.broker.moves.sync_requests import SyncRequests
 from mirrorlog.broker.moves.sync_service import SyncService
-from mirrorlog.broker.moves.wanted_places import WantedPlaces
+from mirrorlog.broker.moves.wanted_places import QueueGovernor, WantedPlaces
 from mirrorlog.broker.ports import ClusterView
 from mirrorlog.broker.resources.budgets import OutgoingBudget
 from mirrorlog.broker.resources.disk_limits import DiskReport, DiskSpace
@@ -157,6 +157,7 @@ class Server:
             log_bytes_max=settings.log.retention_bytes,
         )
         self._evening = QueueEvening(settings.node.id, self.logs, view)
+        self._governor = QueueGovernor(self.logs, view)
         self._wanted: WantedPlaces | None = None
         self._door: NativeDoor | None = None
         self._requests: Requests | None = None
@@ -186,9 +187,10 @@ class Server:
         self._wanted = WantedPlaces(
             self.logs,
             self._view,
-            lambda log, name: alterations.alter(log, name, {}),
+            alterations.follow,
             lambda name: name in alterations.staying or requests.is_being_deleted(name),
         )
+        requests.governed = self._governor.change
         requests.handlers |= alterations.handlers
         moving = MovingList(
             self.logs, self._view, self.moves, self._wanted, evening=self._evening, records=self.former_records
@@ -303,6 +305,7 @@ class Server:
             syncs=self.syncs.tick,
             evening=self._evening.tick,
             former_limits=self.former_limits.tick,
+            governor=self._governor.tick,
             wanted_places=self._wanted.tick,
         )
         while True:

@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from typing import Any, Final, NamedTuple
 
 from mirrorlog import versions
+from mirrorlog.cluster.state.placements import PROMOTES
 from mirrorlog.commitlog.format.attributes import DURATION_MS_MAX, PRIORITY_MAX
 from mirrorlog.commitlog.retention import QueueLimits
 from mirrorlog.config import COPIES_MAX, Locator
@@ -60,11 +61,9 @@ _LOG_GROUP: Final = "x-log-group"
 _NODES: Final = "nodes"
 MIN_IN_SYNC: Final = "min_in_sync"
 SYNC_MODE: Final = "ha-sync-mode"
-PROMOTE_ON_SHUTDOWN: Final = "ha-promote-on-shutdown"
-PROMOTE_ON_FAILURE: Final = "ha-promote-on-failure"
 REPLACE_AFTER: Final = "replace-after-ms"
-TOPOLOGY: Final = "mirror-topology"
-"""The last five are of policies alone: no queue is declared with them."""
+OF_POLICIES: Final = (SYNC_MODE, REPLACE_AFTER, *PROMOTES)
+"""Of a place, too, and of policies alone: no queue is declared with them."""
 LOCATOR: Final = "queue-master-locator"
 _LOCATOR_OF_RABBITMQ: Final = f"x-{LOCATOR}"
 _DEAD_LETTER_EXCHANGE: Final = "x-dead-letter-exchange"

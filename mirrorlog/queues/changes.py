@@ -1,6 +1,7 @@
 """Changes to queues, as the log keeps them: msgpack values inside control and queue-state batches.
 
-    CONTROL      queue id 0   EpochStarted, QueueDeclared, QueueDeleted, LogStartMoved, QueueStartsMoved, OffsetsJumped,
+    CONTROL      queue id 0   EpochStarted, QueueDeclared, QueueDeleted, QueueAltered, QueueGoverned,
+                              LogStartMoved, QueueStartsMoved, OffsetsJumped,
                               QueueLeft, QueueReturned, QueueHandedOver,
                               QueueArriving, QueueArrived, QueueOpened, ArrivalDropped, SpanCopied
     QUEUE_STATE  the queue's  PositionCommitted, HoldSet, HoldEnded, Settled, Returned, Watermark, RecordsLeased,
@@ -262,6 +263,20 @@ class QueueAltered(_Change, frozen=True):
     arguments: dict[str, Any]
 
 
+class QueueGoverned(_Change, frozen=True):
+    """From here on `arguments` hold for the queue, by its policy and its operators' policy, of these names; without
+    either those that it was declared with. `version`: of the policies that say so. Since `versions.POLICIES`.
+
+    What comes of it stands here, and not what the policies say: how that is put together may be another thing in other
+    software, and copies must be equal."""
+
+    queue_id: int
+    version: int
+    policy: str = ""
+    operator_policy: str = ""
+    arguments: dict[str, Any] = {}
+
+
 # --- Queues that move between logs (decision 0050), since `versions.PLACEMENTS` ---------------------------------------
 #
 # In the log that a queue leaves: QueueLeft, then QueueReturned, or QueueHandedOver. In the one that it comes to:
@@ -373,6 +388,7 @@ Change = (
     | Addressed
     | PieceForwarded
     | QueueAltered
+    | QueueGoverned
     | QueueLeft
     | QueueReturned
     | QueueHandedOver
@@ -407,9 +423,10 @@ def encode_change(change: Change, *, queue_id: int = CONTROL_QUEUE_ID) -> bytear
     return encode_batch([Record(_ENCODER.encode(change))], queue_id=queue_id, kind=kind)
 
 
-def encode_changes(changes: Sequence[Change], *, queue_id: int) -> bytearray:
-    """A batch with several changes of one queue, in their order: all of them count, or none."""
-    batch = draft_columns(list(map(_ENCODER.encode, changes))).seal(queue_id=queue_id, kind=Kind.QUEUE_STATE)
+def encode_changes(changes: Sequence[Change], *, queue_id: int = CONTROL_QUEUE_ID) -> bytearray:
+    """A batch with several changes of one queue, or of the log, in their order: all of them count, or none."""
+    kind = Kind.QUEUE_STATE if queue_id != CONTROL_QUEUE_ID else Kind.CONTROL
+    batch = draft_columns(list(map(_ENCODER.encode, changes))).seal(queue_id=queue_id, kind=kind)
     assert isinstance(batch, bytearray)  # no other memory was asked for
     return batch
 

@@ -35,12 +35,21 @@ class CheckpointBegan(_State, frozen=True, tag="B"):
     queue_id_max: int
 
 
+class GovernedState(_State, frozen=True):
+    """What policies make of a queue; fields as of `QueueGoverned`."""
+
+    version: int
+    policy: str
+    operator_policy: str
+    arguments: dict[str, Any]
+
+
 class QueueState(_State, frozen=True, tag="Q"):
     """A queue as of this place in the log. One of many groups comes in several, each with a part of its positions.
 
     `next_queue_offset`: of the next record appended. `positions`: (log id, epoch, queue offset) by group, the newest
     ones appended. `declared_at`: log offset of its declaration, which may be gone; `used_at`: that of its QueueUsed, -1
-    without one.
+    without one. `governed`: None while no policy ever said anything of it.
     """
 
     queue_id: int
@@ -51,6 +60,7 @@ class QueueState(_State, frozen=True, tag="Q"):
     positions: dict[str, tuple[str, int, int]]
     declared_at: int
     used_at: int = -1
+    governed: GovernedState | None = None
 
 
 class MoveState(_State, frozen=True, tag="M"):

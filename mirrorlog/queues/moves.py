@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mirrorlog.commitlog.format.header import BatchHeader
 from mirrorlog.errors import QueueMoving
@@ -254,14 +254,9 @@ class QueueMoves:
             left = left._replace(name=state.name)  # it left before it was known here
         self._set(queue_id, left, arriving)
 
-    def put_aside(
-        self, queue_id: int, name: str, incarnation: str, arguments: dict[str, Any], declared_at: int
-    ) -> Queue:
+    def put_aside(self, queue: Queue) -> Queue:
         """A checkpoint, or what arrives, tells of a queue that nobody is to find."""
-        queue = self.aside.get(queue_id)
-        if queue is None:
-            queue = self.aside[queue_id] = Queue(name, queue_id, incarnation, arguments, declared_at)
-        return queue
+        return self.aside.setdefault(queue.queue_id, queue)
 
     def confirm(self, log_offset: int) -> None:
         """Everything below `log_offset` is confirmed."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any, Final, NamedTuple
 
+from mirrorlog.cluster.state.placements import PROMOTE_ON_FAILURE, PROMOTE_ON_SHUTDOWN
 from mirrorlog.cluster.state.topology import VirtualHost
 from mirrorlog.commitlog.format.attributes import DURATION_MS_MAX
 from mirrorlog.config import COPIES_MAX
@@ -22,12 +23,13 @@ from mirrorlog.queues.arguments import (
     DELIVERY_LIMIT_MAX,
     LOCATOR,
     MIN_IN_SYNC,
+    OF_POLICIES,
     OVERFLOWS,
-    PROMOTE_ON_FAILURE,
-    PROMOTE_ON_SHUTDOWN,
+    PLACING,
     REPLACE_AFTER,
     SYNC_MODE,
-    TOPOLOGY,
+    fits,
+    log_group_of,
 )
 from mirrorlog.queues.limits.lifetime import is_transient
 from mirrorlog.wire.names import split
@@ -40,11 +42,7 @@ _HA_MODE: Final = "ha-mode"
 _HA_PARAMS: Final = "ha-params"
 _SYNC_BATCH: Final = "ha-sync-batch-size"
 _NEED_HA_MODE: Final = (_HA_PARAMS, SYNC_MODE, _SYNC_BATCH, PROMOTE_ON_SHUTDOWN, PROMOTE_ON_FAILURE)
-_CONFIRM: Final = "confirm"
 _DELIVERY_LIMIT: Final = "delivery-limit"
-_NODE: Final = re.compile(r"[^\x00-\x20\x7f]{1,255}")
-"""One of a list may be a name that no node here can have, as `rabbit@a`: it is no error, and nobody's."""
-_LEVELS: Final = ("none", "master", "one", "majority", "all")
 DECLARED: Final = "argument"
 """Where a key comes from that no policy has said."""
 
@@ -81,10 +79,6 @@ def _choice(*choices: str) -> Callable[[str, Any], str]:
     return check
 
 
-def _level(key: str, value: Any) -> str:
-    return _number(0, COPIES_MAX)(key, value) if type(value) is int else _choice(*_LEVELS)(key, value)
-
-
 def _batch_size(key: str, value: Any) -> str:
     fits = type(value) is int and value > 0
     return "" if fits else f"{key} takes an integer greater than 0, {shown(value)} given"
@@ -107,11 +101,9 @@ _KEYS: Final[Mapping[str, _Key]] = {
     "dead-letter-routing-key": _Key("x-dead-letter-routing-key", _text),
     _DELIVERY_LIMIT: _Key("x-delivery-limit", _number(-1, DELIVERY_LIMIT_MAX)),
     ALTERNATE_EXCHANGE: _Key("", _text),
-    _CONFIRM: _Key(_CONFIRM, _level),
     "flush": _Key("flush", _choice("memory", "disk")),
     "min-in-sync": _Key(MIN_IN_SYNC, _number(1, COPIES_MAX)),
     REPLACE_AFTER: _Key(REPLACE_AFTER, _number(1, _TIMEOUT_MS_MAX)),
-    TOPOLOGY: _Key(TOPOLOGY, _choice("star", "ring")),
 }
 KEYS: Final = tuple(_KEYS)
 """Of definitions."""
@@ -189,9 +181,9 @@ def _wrong_nodes(params: Any, given: str) -> list[str]:
         return [f'{_HA_MODE}="nodes" takes a list, {given} given']
     if not params:
         return [f'{_HA_MODE}="nodes" list must be non-empty']
-    if strange := [each for each in params if not isinstance(each, str) or not _NODE.fullmatch(each)]:
+    if strange := [each for each in params if not fits("nodes", [each])]:
         return [f'{_HA_MODE}="nodes" takes a list of names of nodes, {shown(strange[0])} is none']
-    if len(set(params)) != len(params) or len(params) > COPIES_MAX:
+    if not fits("nodes", params):
         return [f'{_HA_MODE}="nodes" takes up to {COPIES_MAX} nodes, each once, {given} given']
     return []
 
@@ -235,19 +227,18 @@ def effective(host: VirtualHost | None, name: str, arguments: Mapping[str, Any])
 
 
 def _govern(own: Effective, definition: Mapping[str, Any], source: str) -> None:
-    transient = is_transient(own.arguments)
+    elsewhere = _is_placed_otherwise(own)
+    counted = bool(own.arguments.keys() & {"copies", "nodes"})
     for argument, value in _as_arguments(definition).items():
-        if transient and argument in _OF_PLACES:
+        if (elsewhere and argument in _OF_PLACES) or (counted and argument in ("copies", "nodes")):
             continue
-        if argument in ("copies", "nodes") and own.sources.keys() & {"copies", "nodes"}:
-            continue  # the queue says how many, or where, by itself
         _set(own, argument, value, source, stricter=argument in _STRICTER)
 
 
 def _cap(own: Effective, definition: Mapping[str, Any], source: str) -> None:
-    transient = is_transient(own.arguments)
+    elsewhere = _is_placed_otherwise(own)
     for argument, value in _as_arguments(definition).items():
-        if transient and argument in _OF_PLACES:
+        if elsewhere and argument in _OF_PLACES:
             continue
         _set(own, argument, value, source, stricter=True)
 
@@ -277,17 +268,19 @@ def _as_arguments(definition: Mapping[str, Any]) -> dict[str, Any]:
     if mode == "nodes":
         found["nodes"] = list(definition.get(_HA_PARAMS, ()))
     elif mode is not None:
-        found["copies"] = definition.get(_HA_PARAMS, 0) if mode == "exactly" else 0
+        found["copies"] = definition.get(_HA_PARAMS, 1) if mode == "exactly" else COPIES_ASKED_MAX
     if mode is not None:
         found.setdefault(SYNC_MODE, "automatic")
     return found
 
 
-_OF_PLACES: Final = frozenset(
-    {"copies", "nodes", "flush", MIN_IN_SYNC, LOCATOR, SYNC_MODE, REPLACE_AFTER, TOPOLOGY, PROMOTE_ON_FAILURE}
-    | {PROMOTE_ON_SHUTDOWN}
-)
-"""What a queue that goes with its node has nothing of."""
+_OF_PLACES: Final = frozenset({*PLACING, *OF_POLICIES})
+
+
+def _is_placed_otherwise(own: Effective) -> bool:
+    """A queue that goes with its node is there alone, and one of an `x-log-group` is where its others are: what a
+    policy says of a place is nothing to them."""
+    return is_transient(own.arguments) or bool(log_group_of(own.arguments))
 
 
 def ties(policies: Mapping[str, Policy], names: Iterable[str]) -> dict[str, list[str]]:

@@ -9,7 +9,7 @@ ids are of other blocks, and lacks some of its own that are elsewhere.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -17,12 +17,21 @@ from mirrorlog.commitlog.format.header import BatchHeader
 from mirrorlog.commitlog.retention import QueueLimits
 from mirrorlog.errors import NoSuchQueue
 from mirrorlog.queues.arguments import is_work_queue, lengths_of, limits_of, message_ttl_ms
-from mirrorlog.queues.changes import PositionCommitted, QueueAltered
+from mirrorlog.queues.changes import PositionCommitted, QueueAltered, QueueGoverned
+from mirrorlog.queues.checkpoint_states import GovernedState, QueueState
 from mirrorlog.queues.limits.length import LengthLimits
 from mirrorlog.queues.limits.lifetime import Lifetime, lifetime_of
 
 IDS_PER_LOG: Final = 1 << 24
 """Queue id = number of the log << 24 | number of the queue in it, from 1."""
+
+
+Governs = Callable[[int, str, Mapping[str, Any]], QueueGoverned | None]
+"""What is to be logged of what policies make of a queue: by its id, name and arguments."""
+
+
+def nobody_governs(queue_id: int, name: str, arguments: Mapping[str, Any]) -> None:
+    """There are no policies."""
 
 
 def id_base_of(log_number: int) -> int:
@@ -110,6 +119,30 @@ class Queue:
     newest: dict[str, PositionCommitted] = field(default_factory=dict)
     next_queue_offset: int = 0
     used_at: int = -1
+    governed: GovernedState | None = None
+
+    @property
+    def effective(self) -> dict[str, Any]:
+        """What holds for it: its arguments, together with what policies say."""
+        governed = self.governed
+        if governed is None or not (governed.policy or governed.operator_policy):
+            return self.arguments
+        return governed.arguments
+
+    def state(self, groups: Iterable[str], next_queue_offset: int) -> QueueState:
+        """As appended up to now, with the positions of these groups, for a checkpoint."""
+        found = [self.newest[group] for group in groups if group in self.newest]
+        return QueueState(
+            queue_id=self.queue_id,
+            name=self.name,
+            incarnation=self.incarnation,
+            arguments=self.arguments,
+            next_queue_offset=next_queue_offset,
+            positions={each.group: (each.log_id, each.epoch, each.queue_offset) for each in found},
+            declared_at=self.declared_at,
+            used_at=self.used_at,
+            governed=self.governed,
+        )
 
 
 class QueueTable:
@@ -117,9 +150,9 @@ class QueueTable:
 
     def __init__(self, ids: IdBlock) -> None:
         self._ids = ids
-        self.altered: deque[tuple[int, int, dict[str, Any]]] = deque()
-        """Of queues whose arguments were changed, and that is not confirmed: where it ends in the log, the queue's id,
-        and what they were."""
+        self.altered: deque[tuple[int, int, dict[str, Any], GovernedState | None]] = deque()
+        """Of queues whose arguments were changed, or what policies say, and that is not confirmed: where it ends in the
+        log, the queue's id, and what both were."""
         self.by_name: dict[str, Queue] = {}
         self.by_id: dict[int, Queue] = {}
         self.visitors: set[int] = set()
@@ -134,12 +167,19 @@ class QueueTable:
         self.lifetimes: dict[int, Lifetime] = {}
         """Of the queues that go by themselves (`auto-delete`, `x-expires`), by queue id."""
 
-    def alter(self, header: BatchHeader, change: QueueAltered) -> None:
+    def alter(self, header: BatchHeader, change: QueueAltered | QueueGoverned) -> None:
         """A change was appended."""
         queue = self.by_id.get(change.queue_id)
-        if queue is not None and queue.arguments != change.arguments:
-            self.altered.append((header.next_log_offset, change.queue_id, queue.arguments))
-            self._set_arguments(queue, change.arguments)
+        if queue is None:
+            return
+        arguments, governed = queue.arguments, queue.governed
+        if isinstance(change, QueueAltered):
+            arguments = change.arguments
+        else:
+            governed = GovernedState(change.version, change.policy, change.operator_policy, change.arguments)
+        if (arguments, governed) != (queue.arguments, queue.governed):
+            self.altered.append((header.next_log_offset, change.queue_id, queue.arguments, queue.governed))
+            self._set(queue, arguments, governed)
 
     def confirm(self, log_offset: int) -> None:
         """Everything below `log_offset` is confirmed."""
@@ -149,13 +189,13 @@ class QueueTable:
     def cut(self, log_offset: int) -> None:
         """The log now ends at `log_offset`: arguments are what they were there."""
         while self.altered and self.altered[-1][0] > log_offset:
-            _, queue_id, before = self.altered.pop()
+            _, queue_id, arguments, governed = self.altered.pop()
             if (queue := self.by_id.get(queue_id)) is not None:
-                self._set_arguments(queue, before)
+                self._set(queue, arguments, governed)
 
-    def _set_arguments(self, queue: Queue, arguments: dict[str, Any]) -> None:
+    def _set(self, queue: Queue, arguments: dict[str, Any], governed: GovernedState | None) -> None:
         self.remove(queue)
-        queue.arguments = arguments
+        queue.arguments, queue.governed = arguments, governed
         self.put(queue)
 
     def put(self, queue: Queue) -> None:
@@ -163,15 +203,16 @@ class QueueTable:
         self.by_name[queue.name] = self.by_id[queue.queue_id] = queue
         if not self._ids.owns(queue.queue_id):
             self.visitors.add(queue.queue_id)
-        if (limits := limits_of(queue.arguments)) is not None:
+        holds = queue.effective
+        if (limits := limits_of(holds)) is not None:
             self.limits[queue.queue_id] = limits
-        if is_work_queue(queue.arguments):
+        if is_work_queue(holds):
             self.work_queues.add(queue.queue_id)
-        if (lifetime := lifetime_of(queue.arguments)) is not None:
+        if (lifetime := lifetime_of(holds)) is not None:
             self.lifetimes[queue.queue_id] = lifetime
-        if (ttl_ms := message_ttl_ms(queue.arguments)) is not None:
+        if (ttl_ms := message_ttl_ms(holds)) is not None:
             self.ttls[queue.queue_id] = ttl_ms
-        if (lengths := lengths_of(queue.arguments)) is not None:
+        if (lengths := lengths_of(holds)) is not None:
             self.lengths[queue.queue_id] = lengths
 
     def gone(self, queue_id: int) -> None:

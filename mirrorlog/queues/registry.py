@@ -37,14 +37,22 @@ from mirrorlog.queues.changes import (
     QueueArriving,
     QueueDeclared,
     QueueDeleted,
+    QueueGoverned,
     QueueHandedOver,
     QueueStartsMoved,
     QueueUsed,
     encode_change,
+    encode_changes,
 )
-from mirrorlog.queues.checkpoint_states import CheckpointBegan, MoveState, QueueStartsState, QueueState, State
+from mirrorlog.queues.checkpoint_states import (
+    CheckpointBegan,
+    MoveState,
+    QueueStartsState,
+    QueueState,
+    State,
+)
 from mirrorlog.queues.moves import MovePart, QueueMoves
-from mirrorlog.queues.queue_table import IDS_PER_LOG, IdBlock, Queue, QueueTable, no_such_queue
+from mirrorlog.queues.queue_table import IDS_PER_LOG, Governs, IdBlock, Queue, QueueTable, no_such_queue, nobody_governs
 from mirrorlog.wire.names import check_new
 
 _NAME: Final = re.compile(r"[^\x00-\x1f\x7f]{1,255}")
@@ -76,7 +84,7 @@ class QueueRegistry:
 
     follows: ClassVar[frozenset[type]] = frozenset(
         {
-            *(QueueDeclared, QueueDeleted, QueueAltered, QueueStartsMoved, OffsetsJumped),
+            *(QueueDeclared, QueueDeleted, QueueAltered, QueueGoverned, QueueStartsMoved, OffsetsJumped),
             *(PositionCommitted, QueueUsed, GroupReset, GroupDeleted),
             *get_args(MoveChange),
         }
@@ -230,26 +238,16 @@ class QueueRegistry:
     def state(self, queue_id: int, groups: Sequence[str], *, next_queue_offset: int) -> QueueState | None:
         """A queue as appended up to now, with the positions of `groups`, for a checkpoint; None if it is gone."""
         queue = self.by_id.get(queue_id) or self.moves.aside.get(queue_id)
-        if queue is None:
-            return None
-        found = [queue.newest[group] for group in groups if group in queue.newest]
-        return QueueState(
-            queue_id=queue_id,
-            name=queue.name,
-            incarnation=queue.incarnation,
-            arguments=queue.arguments,
-            next_queue_offset=next_queue_offset,
-            positions={each.group: (each.log_id, each.epoch, each.queue_offset) for each in found},
-            declared_at=queue.declared_at,
-            used_at=queue.used_at,
-        )
+        return None if queue is None else queue.state(groups, next_queue_offset)
 
     # --- deciding ---
 
-    def declare(self, name: str, arguments: Mapping[str, Any], *, incarnation: str = "") -> bytearray | None:
+    def declare(
+        self, name: str, arguments: Mapping[str, Any], *, incarnation: str = "", governed: Governs = nobody_governs
+    ) -> bytearray | None:
         """The batch that declares a queue, or None when it is there already with the same arguments.
 
-        `incarnation`: a random text for the queue if it is new (see QueueDeclared).
+        `incarnation`: a random text for the queue if it is new (see QueueDeclared); `governed`: what holds for it.
         Raises BadRequest, QueueExists (naming the difference), QueueMoving or Overloaded. An argument that means
         nothing here is refused, or its owner would believe in it; but a queue that has it already is found with it.
         """
@@ -265,9 +263,9 @@ class QueueRegistry:
         queue_id = self._ids.next
         if queue_id is None:
             raise Overloaded(f"this log has given out all of its {IDS_PER_LOG - 1} queue ids", limit="queue_ids")
-        return encode_change(
-            QueueDeclared(name=name, queue_id=queue_id, incarnation=incarnation, arguments=dict(arguments))
-        )
+        made = QueueDeclared(name=name, queue_id=queue_id, incarnation=incarnation, arguments=dict(arguments))
+        holds = governed(queue_id, name, arguments)
+        return encode_change(made) if holds is None else encode_changes([made, holds])
 
     def check_room(self) -> None:
         """For one queue more. Raises Overloaded."""
@@ -303,7 +301,7 @@ class QueueRegistry:
     def follow(self, header: BatchHeader, changes: Iterable[Change]) -> None:
         """A batch of changes was appended."""
         for change in changes:
-            if isinstance(change, QueueDeclared | QueueAltered):
+            if isinstance(change, QueueDeclared | QueueAltered | QueueGoverned):
                 self._declared(header, change)
             elif isinstance(change, QueueDeleted):
                 self._delete(header, change.queue_id)
@@ -320,11 +318,11 @@ class QueueRegistry:
             elif isinstance(change, MoveChange):
                 self._move(header, change)
 
-    def _declared(self, header: BatchHeader, change: QueueDeclared | QueueAltered) -> None:
-        if isinstance(change, QueueAltered):
+    def _declared(self, header: BatchHeader, change: QueueDeclared | QueueAltered | QueueGoverned) -> None:
+        if not isinstance(change, QueueDeclared):
             self._known.alter(header, change)
         elif change.queue_id > self._ids.highest:  # else it is here, or was deleted since, or has left
-            self._declare(change.queue_id, change.name, change.incarnation, change.arguments, header.log_offset)
+            self._declare(Queue(change.name, change.queue_id, change.incarnation, change.arguments, header.log_offset))
 
     def restore(self, header: BatchHeader, states: Iterable[State]) -> None:
         """A batch of a checkpoint was appended."""
@@ -405,16 +403,13 @@ class QueueRegistry:
 
     # --- inside ---
 
-    def _declare(
-        self, queue_id: int, name: str, incarnation: str, arguments: dict[str, Any], declared_at: int
-    ) -> Queue:
-        """The queue of this id, which is made if it is not there."""
-        queue = self.by_id.get(queue_id)
-        if queue is None:
-            queue = Queue(name, queue_id, incarnation, arguments, declared_at)
+    def _declare(self, queue: Queue) -> Queue:
+        """It, or the one of its id that is here."""
+        there = self.by_id.get(queue.queue_id)
+        if there is None:
             self._known.put(queue)
-            self._ids.given(queue_id)
-        return queue
+            self._ids.given(queue.queue_id)
+        return there or queue
 
     def _used(self, queue_id: int, log_offset: int) -> None:
         """The first time counts."""
@@ -447,7 +442,9 @@ class QueueRegistry:
 
     def _restore(self, header: BatchHeader, state: QueueState) -> None:
         put = self._declare if not self.moves.is_aside(state.queue_id) else self.moves.put_aside
-        queue = put(state.queue_id, state.name, state.incarnation, state.arguments, state.declared_at)
+        told = Queue(state.name, state.queue_id, state.incarnation, state.arguments, state.declared_at)
+        told.governed = state.governed
+        queue = put(told)
         if state.used_at >= 0:
             self._used(state.queue_id, state.used_at)
         positions = (

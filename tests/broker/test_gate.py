@@ -24,7 +24,18 @@ from mirrorlog.wire.auth.login_turns import HOLD_S
 from mirrorlog.wire.messages.operators import DrainNode
 from mirrorlog.wire.messages.queues import DeclareQueue, FindOffset, GetMetadata
 from mirrorlog.wire.messages.status import GetStatus
-from mirrorlog.wire.messages.topology import Bind, DeclareExchange, DeleteUser, Login, SetUser, Unbind
+from mirrorlog.wire.messages.topology import (
+    Bind,
+    ClearPolicy,
+    DeclareExchange,
+    DeleteUser,
+    ListPolicies,
+    Login,
+    SetPolicy,
+    SetUser,
+    Unbind,
+)
+from mirrorlog.wire.policies import Policy
 from mirrorlog.wire.routing import Binding, Exchange
 
 ANN = User("hash", ("administrator",), {"/": Permissions(write="^orders$")})
@@ -129,6 +140,34 @@ def test_what_is_too_long_for_a_name_is_refused_before_any_expression_is_asked()
     with pytest.raises(LimitReached, match="1000"):
         ann.check(Bind(bindings=[Binding("x.public", "x.public")] * 1_001))
     assert time.perf_counter() - began < 1
+
+
+def test_policies_are_a_policymaker_s_where_he_has_permissions_and_those_of_operators_an_administrator_s() -> None:
+    """Goal: as in RabbitMQ. Method: users with either tag, and without permissions, ask for all three; and what is
+    wrong with a policy is said before."""
+    permissions = {"/": Permissions()}
+    node = Node(
+        maker=User("hash", ("policymaker",), permissions),
+        looker=User("hash", ("monitoring",), permissions),
+        admin=User("hash", ("administrator",), {}),
+    )
+    cap = Policy("^q", {"max-length": 1})
+    mine, foreign = SetPolicy(name="p", policy=cap), SetPolicy(name="p", policy=cap, virtual_host="v")
+    capping = ClearPolicy(name="p", operator=True)
+    maker, looker, admin = (gate_of(node, name) for name in ("maker", "looker", "admin"))
+    maker.check(mine)
+    maker.check(ListPolicies())
+    for asking, message, reason in (
+        (maker, foreign, "no permissions in virtual host v"),
+        (maker, capping, "tag administrator"),
+        (looker, mine, "tag policymaker"),
+    ):
+        with pytest.raises(AccessRefused, match=reason):
+            asking.check(message)
+    for message in (mine, foreign, capping):
+        admin.check(message)
+    with pytest.raises(BadRequest, match="did you mean"):
+        looker.check(SetPolicy(name="p", policy=Policy("^q", {"max-lenght": 1})))
 
 
 def test_a_node_that_has_not_heard_its_cluster_changes_nothing() -> None:

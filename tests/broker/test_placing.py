@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from mirrorlog import versions
+from mirrorlog.broker.hosting.hosting import assignment_of
 from mirrorlog.broker.membership.placing import Declared, PlacingSettings, evening, place_for, rule_for, unlike, will_do
 from mirrorlog.cluster.state.commands import Addresses, Holder, LogMade, QueuesPlaced
 from mirrorlog.cluster.state.machine import applied
@@ -382,3 +383,16 @@ def test_a_queue_is_unlike_a_log_that_is_otherwise_and_says_how() -> None:
     assert unlike({"copies": 2, "ha-promote-on-shutdown": "always"}, rule, made=True) == {
         "ha-promote-on-shutdown": "when-synced"
     }
+
+
+@pytest.mark.parametrize("copies", [16, 17, 255])
+def test_more_copies_than_there_can_be_are_all_of_them(copies: int) -> None:
+    """Goal: no queue asks for a log that no node could open. Method: numbers up to the largest that is taken; the log
+    is made, opened as a node does, and what the queue asks for."""
+    log_made = made(state(log(0)), copies=copies)
+    assert log_made.placement == Placement(copies=16)
+    known, outcome = applied(state(log(0)), 1, log_made)
+    assert not outcome.refusal
+    assert assignment_of(known.logs[log_made.log_id]).copies == 16
+    assert unlike({"copies": copies}, Placement(copies=16), made=True) == {}
+    assert assignment_of(replace(known.logs[log_made.log_id], copies=copies)).copies == 16, "as software before made it"

@@ -126,6 +126,8 @@ def test_a_queue_and_a_node_keep_their_facts() -> None:
             arguments={"x": 5}, incarnation="i", producer_epoch=6, current=False,
             tiers=[TierInfo(name="t", location="/t", next=7)], gaps=[(8, 9)], attributes=True,
             spans=[SpanInfo(log_id="o", first=1, epoch=3, master="p", mirrors=["q"])], former_logs=["o", "r"],
+            reason="w", policy="p", operator_policy="o", effective={"x": 4}, sources={"x": "operator policy o"},
+            policy_version=10, policy_pending=True,
         )
     )  # fmt: skip
     assert (queue.name, queue.queue_id, queue.log_id, queue.epoch, queue.master) == ("q", 1, "l", 2, "m")
@@ -137,6 +139,8 @@ def test_a_queue_and_a_node_keep_their_facts() -> None:
         ("o", 1, 3, "p", "q")
     ]
     assert list(queue.former_logs) == ["o", "r"]
+    assert (queue.reason, queue.policy, queue.operator_policy, queue.effective["x"].integer) == ("w", "p", "o", 4)
+    assert (dict(queue.sources), queue.policy_version, queue.policy_pending) == ({"x": "operator policy o"}, 10, True)
     assert {field.name for field in queue.DESCRIPTOR.fields} == set(QueueInfo.__struct_fields__)
     node = node_message(NodeInfo(node_id="n", client="c:1", replication="r:2", http="h:4"))
     assert (node.node_id, node.client_address, node.replication_address, node.grpc_address, node.http_address) == (

@@ -133,8 +133,11 @@ class Assigned:
     def placed(self, queue: str) -> UUID | None:
         return next(iter(self.logs()))
 
-    def unlike(self, arguments: Mapping[str, Any], log_id: UUID) -> Mapping[str, Any]:
+    def unlike(self, arguments: Mapping[str, Any], log_id: UUID, *, governed: bool = False) -> Mapping[str, Any]:
         return {}
+
+    def policies_version(self) -> int:
+        return 0
 
     def is_group_moving(self, log_group: str) -> bool:
         return False

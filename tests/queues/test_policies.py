@@ -44,7 +44,8 @@ ALL = {"ha-mode": "all"}
         ({"overflow": {"a": 1}}, "overflow must be"),
         ({"dead-letter-routing-key": "k"}, "needs dead-letter-exchange"),
         ({"dead-letter-exchange": "x\n"}, "dead-letter-exchange must be a text"),
-        ({"confirm": "most"}, '"none", "master", "one", "majority" or "all", got "most"'),
+        ({"confirm": "all"}, "'confirm' is not a recognised policy setting"),
+        ({"ha-mode": "nodes", "ha-params": ["rabbit@a"]}, '"rabbit@a" is none'),
     ],
 )
 def test_what_is_wrong_with_a_definition_is_said(definition: dict[str, Any], wrong: str) -> None:
@@ -57,9 +58,9 @@ def test_what_is_wrong_with_a_definition_is_said(definition: dict[str, Any], wro
     [
         ALL,
         {"ha-mode": "exactly", "ha-params": 99, "ha-sync-mode": "manual", "ha-sync-batch-size": 4096},
-        {"ha-mode": "nodes", "ha-params": ["rabbit@a", "b"], "ha-promote-on-shutdown": "always"},
+        {"ha-mode": "nodes", "ha-params": ["a", "b"], "ha-promote-on-shutdown": "always"},
         {"message-ttl": 0, "expires": 1, "max-length": 0, "delivery-limit": -1, "overflow": "reject-publish-dlx"},
-        {"confirm": 2, "flush": "disk", "min-in-sync": 2, "replace-after-ms": 1000, "mirror-topology": "ring"},
+        {"flush": "disk", "min-in-sync": 2, "replace-after-ms": 1000},
         {"alternate-exchange": "", "dead-letter-exchange": "", "dead-letter-routing-key": "k"},
         {"queue-master-locator": "client-local"},
     ],
@@ -148,7 +149,7 @@ def test_of_anything_else_the_argument_holds() -> None:
 @pytest.mark.parametrize(
     ("definition", "place"),
     [
-        (ALL, {"copies": 0}),
+        (ALL, {"copies": 255}),
         ({"ha-mode": "exactly", "ha-params": 3}, {"copies": 3}),
         ({"ha-mode": "nodes", "ha-params": ["b", "a"]}, {"nodes": ["b", "a"]}),
     ],
@@ -161,9 +162,11 @@ def test_how_a_queue_is_mirrored(definition: dict[str, Any], place: dict[str, An
 
 
 def test_a_queue_that_goes_with_its_node_is_not_mirrored() -> None:
-    """Goal: an exclusive queue takes limits of a policy and no place."""
-    found = governed({"exclusive": True}, {**ALL, "max-length": 3, "flush": "disk"}, {"flush": "disk"})
-    assert found.arguments == {"exclusive": True, "x-max-length": 3}
+    """Goal: an exclusive queue takes limits of a policy and no place; nor does one of a log group, which is where the
+    others are."""
+    for arguments in ({"exclusive": True}, {"x-log-group": "g"}):
+        found = governed(arguments, {**ALL, "max-length": 3, "flush": "disk"}, {"flush": "disk"})
+        assert found.arguments == {**arguments, "x-max-length": 3}
 
 
 def test_the_alternate_exchange_of_a_policy() -> None:

@@ -36,6 +36,7 @@ from mirrorlog.broker.ports import Receiver
 from mirrorlog.broker.subscription_index import SubscriptionBook
 from mirrorlog.config import LimitSettings
 from mirrorlog.errors import MirrorlogError
+from mirrorlog.queues.delivery.subscribers import Rules
 from mirrorlog.queues.groups.table import OWN_GROUP
 from mirrorlog.queues.ranges import Range
 from mirrorlog.wire.messages.groups import LeaseInfo
@@ -94,6 +95,7 @@ class Deliverer:
         """Called at the end of a turn with the queues from whose own groups was given what could be, while any queue of
         the log may be so long and no longer."""
         replica.on_confirmed.append(self._confirmed)
+        replica.on_governed.append(self._governed)
 
     # --- connections ---
 
@@ -255,6 +257,7 @@ class Deliverer:
         """Another one may be the master: all who take or wait here are sent `elsewhere`."""
         self._log.stopped = True
         self._replica.on_confirmed.remove(self._confirmed)
+        self._replica.on_governed.remove(self._governed)
         for work in self._works.all():
             for asked in work.gathered.asked:
                 asked.done(elsewhere.refusal())
@@ -275,6 +278,11 @@ class Deliverer:
         if not self._has_begun:
             self._has_begun = self._begun()  # and stays so: what is confirmed does not go back
         return self._has_begun and not self._log.stopped and not self._publisher.cut_off
+
+    def _governed(self, queue_id: int) -> None:
+        """Something else holds for a queue from now on."""
+        for work in self._works.of_queue(queue_id):
+            work.delivery.rules = Rules.of(self._replica.queues.find_id(queue_id).effective)
 
     def _confirmed(self, gained: Set[int]) -> None:
         """More is confirmed. Only noted: this may come in the middle of an append of this log."""

@@ -57,7 +57,7 @@ class GroupForwarding:
         """The changes by which records of a group end that nobody has acknowledged: they are settled, or leave."""
         queues = self._replica.queues
         own = group == OWN_GROUP and queues.has_id(queue_id)
-        way = dead_letters_of(queues.find_id(queue_id).arguments) if own else None
+        way = dead_letters_of(queues.find_id(queue_id).effective) if own else None
         if way is None or not ranges:
             return deaths(group, ranges, why)
         return [
@@ -391,7 +391,7 @@ class Deliveries:
         return GroupDelivery(
             group,
             ledger,
-            Rules.of(queue.arguments),
+            Rules.of(queue.effective),
             epoch=self._replica.log.epochs.current + self._replica.queues.epoch_shifts.get(queue_id, 0),
             found_watermark=self._found.setdefault(key, ledger.watermark),
             reach=partial(self._reached.reach, queue_id),

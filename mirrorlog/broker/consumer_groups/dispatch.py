@@ -99,7 +99,7 @@ class ExpiryLooks:
     def _make_own(self, queue_id: int) -> bool:
         """Something of the queue expires. Whether it has its own group, if it is to have one for that."""
         queues = self._replica.queues
-        if not queues.has_id(queue_id) or not any(each in queues.find_id(queue_id).arguments for each in _EXPIRING):
+        if not queues.has_id(queue_id) or not any(each in queues.find_id(queue_id).effective for each in _EXPIRING):
             return True
         try:
             self._deliveries.drop_if_idle(self._deliveries.of((queue_id, OWN_GROUP)))

@@ -35,7 +35,7 @@ from mirrorlog.cluster.state.commands import (
     QueuesPlaced,
 )
 from mirrorlog.cluster.state.state import ClusterState, LogFacts
-from mirrorlog.config import LogAssignment
+from mirrorlog.config import COPIES_MAX, LogAssignment
 from mirrorlog.errors import BadRequest, DiskFailed, MirrorlogError, NoSuchLog
 from mirrorlog.ha.in_sync import InSyncSet
 
@@ -437,7 +437,7 @@ def assignment_of(facts: LogFacts) -> LogAssignment:
         master=master,
         mirrors=tuple(node for node in facts.replicas if node != master),
         flush="disk" if facts.flush == "disk" else "memory",
-        copies=facts.copies,
+        copies=min(facts.copies, COPIES_MAX),  # software before took any number
         min_in_sync=max(1, min(facts.copies_wanted, len(facts.replicas))),
     )
 

@@ -70,15 +70,15 @@ class Replica:
         """Called with the ids of the queues that gained confirmed records; `on_lengths` while a queue has a limit."""
         self.on_deleted: list[Callable[[Set[int]], None]] = []
         """Called with the ids of the queues whose deletion is confirmed."""
+        self.on_governed: list[Callable[[int], None]] = []  # with the id of a queue for which something else holds
         self.on_anew: list[Callable[[], None]] = []
         """Called when the copy begins anew: nothing that was known of it holds any more."""
         self.on_broken: Callable[[MirrorlogError], None] = _raise
         self.on_bad: Callable[[LogCorrupt], None] = _leave_to_reader
         """Told of bad bytes that a read of the past met, on the thread that reads."""
         self.damage: LogCorrupt | None = None
-        """Where the copy is bad, and why; None for a sound one."""
         self.repairing: Range | None = None
-        """What was bad, was cut, and is being fetched again."""
+        """Where the copy is bad, and why, None for a sound one; and what was bad, was cut, and is fetched again."""
         self._state_left: int | None = None
 
     def _forget_derived(self) -> None:

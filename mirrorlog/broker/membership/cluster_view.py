@@ -46,6 +46,7 @@ from mirrorlog.config import LOG_NUMBER_MAX, LogAssignment, Member
 from mirrorlog.errors import BadRequest, LogUnavailable, MirrorlogError, NoSuchVirtualHost, NotLeader
 from mirrorlog.queues.arguments import log_group_key
 from mirrorlog.queues.limits.lifetime import is_transient
+from mirrorlog.queues.policies import Effective, effective
 from mirrorlog.wire.messages.queues import QueueOutage
 from mirrorlog.wire.messages.status import ClusterStatus
 from mirrorlog.wire.names import qualified, shown, split
@@ -300,7 +301,7 @@ class NodeView:
             raise NoSuchVirtualHost(f"there is no virtual host {virtual_host[:64]!r}; add it first")
         if is_transient(arguments):
             return await self._place_here(queue, service)
-        log_group = log_group_key(queue, arguments)
+        arguments, log_group = self.effective(queue, arguments).arguments, log_group_key(queue, arguments)
         found = self._place_for(service, queue, arguments, log_group)
         log_id = await self._made(found, service) if isinstance(found, LogMade) else found
         # Asked for again if a coordinator hangs: it is decided once, whatever comes of the first.
@@ -343,12 +344,21 @@ class NodeView:
         """See `ports.ClusterView`."""
         return rule_for(arguments, self._cluster_service().state, self._placing)
 
-    def unlike(self, arguments: Mapping[str, Any], log_id: UUID) -> Mapping[str, Any]:
+    def unlike(self, arguments: Mapping[str, Any], log_id: UUID, *, governed: bool = False) -> Mapping[str, Any]:
         """See `ports.ClusterView`."""
         state, key = self._cluster_service().state, str(log_id)
         if key not in state.logs:
             return {}
-        return unlike(arguments, state.rule(key), made=state.placing.place(key).rule is not None)
+        made = state.placing.place(key).rule is not None
+        return unlike(arguments, state.rule(key), made=made, default=self._placing if governed else None)
+
+    def policies_version(self) -> int:
+        """See `ports.ClusterView`."""
+        return self.known.routing.policies_version if self.known is not None else 0
+
+    def effective(self, queue: str, arguments: Mapping[str, Any]) -> Effective:
+        """See `ports.ClusterView`."""
+        return effective(self.virtual_host(split(queue)[0]), queue, arguments)
 
     def moving_paused(self) -> bool:
         """See `ports.ClusterView`."""

@@ -22,12 +22,12 @@ from mirrorlog.cluster.state.commands import LogMade
 from mirrorlog.cluster.state.log_rules import copies_of
 from mirrorlog.cluster.state.placements import PROMOTE_ON_FAILURE, PROMOTE_ON_SHUTDOWN, PROMOTES, WHEN_SYNCED, Placement
 from mirrorlog.cluster.state.state import ClusterState, holds_transient
-from mirrorlog.config import LOG_NUMBER_MAX, Locator
+from mirrorlog.config import COPIES_MAX, LOG_NUMBER_MAX, Locator
 from mirrorlog.errors import BadRequest
-from mirrorlog.queues.arguments import fits, locator_of, log_group_of
+from mirrorlog.queues.arguments import REPLACE_AFTER, fits, locator_of, log_group_of
 from mirrorlog.wire.names import shown
 
-_ASKED: Final = ("copies", "nodes", "flush", "min_in_sync", *PROMOTES)
+_ASKED: Final = ("copies", "nodes", "flush", "min_in_sync", *PROMOTES, REPLACE_AFTER)
 _NAME_MAX: Final = 100
 """Of the words of a placement in a log's name; more are told by a hash."""
 
@@ -70,8 +70,8 @@ def _check_group(queue: Declared, state: ClusterState, log_id: str) -> None:
     """Whether a queue fits into the log of its group. Raises BadRequest."""
     log, rule = state.logs[log_id], state.rule(log_id)
     there = {"copies": log.copies, "nodes": list(rule.nodes), "flush": log.flush, "min_in_sync": log.min_in_sync}
-    there |= rule.promotes
-    asked = {name: queue.arguments[name] for name in _ASKED if name in queue.arguments}
+    there |= {**rule.promotes, REPLACE_AFTER: rule.replace_after_ms}
+    asked = _place_of(queue.arguments)
     if all(there[name] == value for name, value in asked.items()):
         return
     wants = ", ".join(f"{name} = {value!r}" for name, value in asked.items())
@@ -111,30 +111,43 @@ def evening(
     return max(1, min(more // 2, here - search.average()))
 
 
-def unlike(arguments: Mapping[str, Any], rule: Placement, *, made: bool) -> dict[str, Any]:
+def unlike(
+    arguments: Mapping[str, Any], rule: Placement, *, made: bool, default: PlacingSettings | None = None
+) -> dict[str, Any]:
     """Where a queue asks for another place than that of its log, which has this rule: by the argument's name, what the
     log has instead, None where it has nothing of that. Empty: it is where it belongs. What `place_for` finds, or has
     made, is never unlike. `made`: the log was made for such queues, so one that names no nodes does not belong in one
     that does.
 
+    `default`: of a queue that policies have sent to a log made for it, and that says no more how many copies it has, or
+    where they are flushed: it asks for that which holds without them.
+
     A queue of an `x-log-group` is where the others are: what it does not name counts for nothing."""
     of_group, arguments = bool(log_group_of(arguments)), _place_of(arguments)
     there = {"nodes": list(rule.nodes) or None, "flush": rule.flush, "min_in_sync": rule.min_in_sync}
     there["copies"] = (copies_of(rule) if of_group else None) if rule.nodes else rule.copies or None
-    there |= rule.promotes
+    there |= {**rule.promotes, REPLACE_AFTER: rule.replace_after_ms}
     asked = [name for name in _ASKED if name in arguments and not (name == "copies" and "nodes" in arguments)]
     found: dict[str, Any] = {name: there[name] for name in asked if there[name] != arguments[name]}
     if made and not of_group:
         found |= {
-            name: there[name] for name in ("nodes", "min_in_sync") if there[name] is not None and name not in arguments
+            name: there[name]
+            for name in ("nodes", "min_in_sync", REPLACE_AFTER)
+            if there[name] is not None and name not in arguments
         }
+        if default is not None and "copies" not in arguments and "nodes" not in arguments:
+            found |= {"copies": there["copies"]} if there["copies"] != default.copies else {}
+        if default is not None and "flush" not in arguments and rule.flush != default.flush:
+            found["flush"] = rule.flush
         found |= {name: there[name] for name in PROMOTES if there[name] != WHEN_SYNCED and name not in arguments}
     return found
 
 
 def _place_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """What is asked for of a place. What an older version took in another shape asks for nothing."""
-    return {name: arguments[name] for name in _ASKED if name in arguments and fits(name, arguments[name])}
+    """What is asked for of a place. What an older version took in another shape asks for nothing; more copies than
+    there can be are all."""
+    asked = {name: arguments[name] for name in _ASKED if name in arguments and fits(name, arguments[name])}
+    return asked | ({"copies": min(asked["copies"], COPIES_MAX)} if "copies" in asked else {})
 
 
 class _Search:
@@ -188,7 +201,8 @@ class _Search:
         arguments = _place_of(arguments)
         flush, copies = arguments.get("flush"), arguments.get("copies")
         logs = {log_id: log for log_id, log in self._logs.items() if not self._state.placing.place(log_id).rule}
-        if "nodes" in arguments or any(arguments.get(name, WHEN_SYNCED) != WHEN_SYNCED for name in PROMOTES):
+        always = any(arguments.get(name, WHEN_SYNCED) != WHEN_SYNCED for name in PROMOTES)
+        if always or "nodes" in arguments or REPLACE_AFTER in arguments:
             return []
         if "min_in_sync" in arguments:
             logs = {each: log for each, log in logs.items() if log.min_in_sync == arguments["min_in_sync"]}
@@ -213,6 +227,7 @@ class _Search:
             min_in_sync=arguments.get("min_in_sync"),
             promote_on_shutdown=arguments.get(PROMOTE_ON_SHUTDOWN, WHEN_SYNCED),
             promote_on_failure=arguments.get(PROMOTE_ON_FAILURE, WHEN_SYNCED),
+            replace_after_ms=arguments.get(REPLACE_AFTER),
         )
         copies = copies_of(rule)
         if rule.min_in_sync is not None and rule.min_in_sync > copies:

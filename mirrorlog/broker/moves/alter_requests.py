@@ -34,7 +34,7 @@ from mirrorlog.cluster.state.commands import LogAltered, MoveBegun, MoveCancelle
 from mirrorlog.cluster.state.placements import MovingQueue, Placement
 from mirrorlog.errors import BadRequest, LogUnavailable, MirrorlogError, QueueMoving, Refused
 from mirrorlog.queues.access import check_together, may_see
-from mirrorlog.queues.arguments import PLACING, check_values, log_group_key
+from mirrorlog.queues.arguments import PLACING, SYNC_MODE, check_values, log_group_key
 from mirrorlog.queues.changes import QueueAltered, encode_change
 from mirrorlog.queues.limits.lifetime import is_transient
 from mirrorlog.queues.queue_table import Queue
@@ -70,6 +70,7 @@ class _Plan(NamedTuple):
     ids: tuple[int, ...]
     names: tuple[str, ...]
     arguments: dict[str, Any]
+    holds: dict[str, Any]
     rule: Placement
     in_place: bool
     log_group: str
@@ -144,7 +145,7 @@ class AlterRequests:
                 await self._are_back(log, names)
             for each in names:
                 if (there := queues.get(each)) is not None:
-                    unlike = self._view.unlike(there.arguments, log.log_id).items()
+                    unlike = self._view.unlike(there.effective, log.log_id).items()
                     stays = {**there.arguments, **{each: has for each, has in unlike if each in PLACING}}
                     await self._log_arguments(log, there, _but_none(stays))
                     self.stays(queues.find(each))
@@ -160,6 +161,15 @@ class AlterRequests:
                 raise QueueMoving(f"the move of queue {shown(names[0])} is cancelled, and it is coming back; ask again")
             await asyncio.sleep(BACK_LOOK_S)
 
+    async def follow(self, log: HostedLog, name: str) -> AlteredQueue:
+        """`alter`, without a change: what holds for the queue leads elsewhere. Where a policy has it so, what the queue
+        leaves behind is copied. Raises as `alter`."""
+        queue = log.replica.queues.find(name)
+        answer = await self.alter(log, name, {})
+        if answer.moves and queue.effective.get(SYNC_MODE) == "automatic":
+            await self._view.decide_once(QueueSyncWished(name=name))
+        return answer
+
     async def alter(
         self, log: HostedLog, name: str, changes: Mapping[str, Any], *, dry_run: bool = False
     ) -> AlteredQueue:
@@ -173,7 +183,7 @@ class AlterRequests:
             plan = self._plan(log, name, changes)
             target: UUID | None = log.log_id
             if not plan.in_place:
-                target = await self._view.wanted_log(name, plan.arguments, log.log_id, make=not dry_run)
+                target = await self._view.wanted_log(name, plan.holds, log.log_id, make=not dry_run)
             if plan != self._plan(log, name, changes):
                 continue
             moves = target != log.log_id
@@ -214,14 +224,17 @@ class AlterRequests:
         together = self._together(log, queue)
         names = tuple(each.name for each in together)
         check_together(asker(), self._view.users(), names)
-        rule = self._view.rule_for(arguments)
+        holds = self._view.effective(queue.name, arguments).arguments
+        rule = self._view.rule_for(holds)
         alone = set(self._view.placed_in(log.log_id)) <= set(names)
         return _Plan(
             ids=tuple(each.queue_id for each in together),
             names=names,
             arguments=arguments,
+            holds=holds,
             rule=rule,
-            in_place=alone and self._view.may_alter(log.log_id, rule),
+            # Copies that are added to a log get all of it: where that is not wanted the queue goes to another one.
+            in_place=alone and holds.get(SYNC_MODE) != "manual" and self._view.may_alter(log.log_id, rule),
             log_group=log_group_key(queue.name, queue.arguments),
         )
 
@@ -372,7 +385,7 @@ class MovingList:
         for name, each in self._wanted.astray.items():
             log = self._logs.held(str(each.log_id))
             queue = log.replica.queues.get(name) if log is not None else None
-            if name in moving or log is None or queue is None or not self._view.unlike(queue.arguments, log.log_id):
+            if name in moving or log is None or queue is None or not self._view.unlike(queue.effective, log.log_id):
                 continue
             target, futile = self._rule(queue)
             yield MoveOfQueue(
@@ -403,14 +416,14 @@ class MovingList:
     def _rule(self, queue: Queue) -> tuple[str, str]:
         """In words, and why there can be none: settings are others by now, say."""
         try:
-            return self._view.rule_for(queue.arguments).words, ""
+            return self._view.rule_for(queue.effective).words, ""
         except BadRequest as error:
             return "", error.message
 
     def _why(self, log: HostedLog, queue: Queue) -> str:
         """What the queue asks for that its log has not."""
-        there = self._view.unlike(queue.arguments, log.log_id)
-        words = [f"{name} = {queue.arguments.get(name)!r}, not {has!r}" for name, has in there.items()]
+        there = self._view.unlike(queue.effective, log.log_id)
+        words = [f"{name} = {queue.effective.get(name)!r}, not {has!r}" for name, has in there.items()]
         return ", ".join(words) or "its log group goes there, or masters are evened out"
 
     def _name(self, log_id: str) -> str:

@@ -27,7 +27,7 @@ from mirrorlog.cluster.coordination.balance import at_rest
 from mirrorlog.cluster.state.commands import MoveBegun
 from mirrorlog.cluster.state.state import ClusterState, holds_transient
 from mirrorlog.errors import MirrorlogError, Refused
-from mirrorlog.queues.arguments import PLACING, fits, log_group_key
+from mirrorlog.queues.arguments import OF_POLICIES, PLACING, fits, log_group_key
 from mirrorlog.queues.limits.lifetime import is_transient
 from mirrorlog.queues.queue_table import Queue
 
@@ -42,7 +42,7 @@ AT_ONCE_MAX: Final = 8
 """Queues that begin to move together, each by itself."""
 
 
-_PLACING: Final = frozenset(PLACING)
+_OF_PLACES: Final = frozenset((*PLACING, *OF_POLICIES))
 _NOWHERE: Final = ("",) * len(PLACING)
 
 
@@ -183,7 +183,7 @@ class QueueEvening:
 
     def _many(self, queue: Queue, log: HostedLog) -> int:
         try:
-            return self._view.evening(queue.name, queue.arguments, log.log_id)
+            return self._view.evening(queue.name, queue.effective, log.log_id)
         except MirrorlogError as error:
             logger.debug("queue_not_evened queue=%r reason=%r", queue.name, str(error))
             return 0
@@ -192,7 +192,7 @@ class QueueEvening:
         """All of them go where the first one would be."""
         first = moves[0][0]
         try:
-            target = await self._view.wanted_log(first.name, first.arguments, None, make=True)
+            target = await self._view.wanted_log(first.name, first.effective, None, make=True)
             for queues in moves:
                 names, group = tuple(queue.name for queue in queues), log_group_key(queues[0].name, queues[0].arguments)
                 begun = MoveBegun(names=names, target=str(target), log_group=group)
@@ -208,10 +208,10 @@ class QueueEvening:
 
 def _place_of(queue: Queue) -> tuple[str, ...]:
     """What it says about that, to be compared."""
-    of = queue.arguments
-    if _PLACING.isdisjoint(of):
+    of = queue.effective
+    if _OF_PLACES.isdisjoint(of):
         return _NOWHERE  # as most queues, of which there may be very many
-    return tuple(repr(of[name]) if name in of and fits(name, of[name]) else "" for name in PLACING)
+    return tuple(repr(of[name]) if name in of and fits(name, of[name]) else "" for name in (*PLACING, *OF_POLICIES))
 
 
 def _mastered(state: ClusterState) -> Counter[str]:

@@ -1,8 +1,9 @@
-"""Queues whose arguments lead to another log than the one that they are in, on the node that masters that one.
+"""Queues that are to be in another log than the one that they are in, on the node that masters that one.
 
-A queue's arguments, which its log has, say where it shall be. A move may come to nothing all the same: it was given up,
-the log that it led to went, or another queue came into a log that was changed for one. So what is wanted is compared
-with what is, again and again, and what differs is asked for once more, as `AlterQueue` asks.
+What holds for a queue, its arguments and what policies say, stands in its log, and says where it shall be. A move may
+come to nothing all the same: it was given up, the log that it led to went, or another queue came into a log that was
+changed for one. So what is wanted is compared with what is, again and again, and what differs is asked for once more,
+as `AlterQueue` asks.
 
 It comes to an end. A queue moves only while its log's rule is unlike its arguments (`placing.unlike`), and the log
 that is found or made for these is never unlike: so each queue moves once for each change of its arguments, whoever
@@ -15,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
@@ -23,7 +24,11 @@ from mirrorlog import versions
 from mirrorlog.broker.hosting.hosted_log import HostedLog
 from mirrorlog.broker.hosting.hosted_logs import HostedLogs
 from mirrorlog.broker.ports import ClusterView
+from mirrorlog.broker.session.queue_deletion import publisher_of
 from mirrorlog.errors import MirrorlogError
+from mirrorlog.queues.changes import QueueGoverned, encode_changes
+from mirrorlog.queues.checkpoint_states import GovernedState
+from mirrorlog.queues.queue_table import Queue
 
 logger = logging.getLogger(__name__)
 
@@ -113,10 +118,13 @@ class WantedPlaces:
             queue = log.replica.queues.by_id.get(queue_id)
             if queue is None:
                 continue
-            if self._view.placed(queue.name) != log.log_id or not self._view.unlike(queue.arguments, log.log_id):
+            governed = queue.governed is not None
+            here = self._view.placed(queue.name) == log.log_id
+            if not here or not self._view.unlike(queue.effective, log.log_id, governed=governed):
                 self.astray.pop(queue.name, None)
             elif queue.name not in self.astray:
-                self.astray[queue.name] = Astray(log.log_id, 0, now + FIRST_S, "")
+                first_s = 0.0 if governed else FIRST_S
+                self.astray[queue.name] = Astray(log.log_id, 0, now + first_s, "")
 
     def _begin_one(self, now: float) -> None:
         moving = self._view.moves()
@@ -146,3 +154,94 @@ class WantedPlaces:
         logger.info("queue_astray log=%s queue=%r reason=%r", log.name, name, reason)
         if (known := self.astray.get(name)) is not None:
             self.astray[name] = known._replace(reason=reason)
+
+
+# What policies say of queues comes into these queues' logs, on the node that masters each.
+#
+# A queue's log says what holds for it (`QueueGoverned`), so that every copy and every later master goes by the same,
+# from the same record on. So what the cluster has decided is compared with what the log says: for each version of the
+# policies and each mastership, and every now and then, for queues that have come from elsewhere meanwhile. What follows
+# for where the queue is, is the other's to see to.
+
+
+CHANGES_AT_ONCE: Final = 50
+"""Of one batch."""
+GOVERN_AGAIN_S: Final = 5.0
+"""Between two looks at the queues of a log of which nothing has changed, while there are policies."""
+
+
+class QueueGovernor:
+    """Of one node."""
+
+    def __init__(self, logs: HostedLogs, view: ClusterView) -> None:
+        self._logs = logs
+        self._view = view
+        self._looked: dict[HostedLog, tuple[int, int, float]] = {}
+        """(version of the policies, epoch, when it is looked at again) of each log."""
+        self._looking: deque[tuple[HostedLog, deque[int]]] = deque()
+
+    def tick(self, now: float) -> None:
+        """Time passes (s, the loop's clock)."""
+        version = self._view.policies_version()
+        if not version or self._view.cluster_version() < versions.POLICIES or not self._view.has_heard():
+            return
+        if not self._looking:
+            self._looked = {log: looked for log, looked in self._looked.items() if log.masters}
+            for log in self._logs:
+                if log.masters and log.knows_confirmed and self._is_due(log, version, now):
+                    self._looked[log] = (version, log.replica.log.epochs.current, now + GOVERN_AGAIN_S)
+                    self._looking.append((log, deque(log.replica.queues.queue_ids())))
+        if self._looking:
+            log, ids = self._looking[0]
+            some = [ids.popleft() for _ in range(min(AT_ONCE, len(ids)))]
+            found = (log.replica.queues.by_id.get(queue_id) for queue_id in some)
+            if not self.govern(log, [queue for queue in found if queue is not None]):
+                self._looked.pop(log, None)
+                ids.clear()
+            if not ids:
+                self._looking.popleft()
+
+    def _is_due(self, log: HostedLog, version: int, now: float) -> bool:
+        known = self._looked.get(log)
+        return known is None or known[:2] != (version, log.replica.log.epochs.current) or known[2] <= now
+
+    def govern(self, log: HostedLog, queues: Iterable[Queue]) -> bool:
+        """Let the log say what holds for these of its queues, where it does not yet. False when it takes nothing at the
+        moment."""
+        found = [(queue, self.change(queue.queue_id, queue.name, queue.arguments, queue.governed)) for queue in queues]
+        changes = [change for queue, change in found if change is not None]
+        try:
+            for at in range(0, len(changes), CHANGES_AT_ONCE):
+                some = changes[at : at + CHANGES_AT_ONCE]
+                publisher_of(log, self._view).append_change(encode_changes(some), _noted)
+                for change in some:
+                    for tell in log.replica.on_governed:
+                        tell(change.queue_id)
+        except MirrorlogError as error:
+            logger.debug("queues_not_governed log=%s reason=%r", log.name, error.message)
+            return False
+        return True
+
+    def change(
+        self, queue_id: int, name: str, arguments: Mapping[str, Any], there: GovernedState | None = None
+    ) -> QueueGoverned | None:
+        """What the log of a queue has to say; None when it says all of it (`there`), or may not yet."""
+        version = self._view.policies_version()
+        if not version or self._view.cluster_version() < versions.POLICIES:
+            return None
+        holds = self._view.effective(name, arguments)
+        effective = holds.arguments if holds.policy or holds.operator else {}
+        said = (there.policy, there.operator_policy, there.arguments) if there is not None else ("", "", {})
+        if said == (holds.policy, holds.operator, effective):
+            return None
+        return QueueGoverned(
+            queue_id=queue_id,
+            version=version,
+            policy=holds.policy,
+            operator_policy=holds.operator,
+            arguments=effective,
+        )
+
+
+def _noted(error: MirrorlogError | None) -> None:
+    """It counts from its append; a master that loses it looks again."""

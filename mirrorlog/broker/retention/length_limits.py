@@ -67,6 +67,7 @@ class QueueLengths:
         self._stopped = False
         replica.on_lengths.append(self._confirmed)
         replica.on_deleted.append(self._deleted)
+        replica.on_governed.append(self._governed)
         deliverer.on_pumped = self._pumped
 
     def admit(self, headers: Sequence[BatchHeader]) -> None:
@@ -89,7 +90,7 @@ class QueueLengths:
         limits = self._replica.queues.lengths.get(queue_id)
         if limits is None or limits.overflow != REJECT_PUBLISH_DLX:
             return None
-        if dead_letters_of(self._replica.queues.find_id(queue_id).arguments) is None:
+        if dead_letters_of(self._replica.queues.find_id(queue_id).effective) is None:
             return None
         if len(self._replica.forwardings.of(queue_id).forwardings) >= FORWARDINGS_MAX:
             return None
@@ -142,6 +143,7 @@ class QueueLengths:
         self._stopped = True
         self._replica.on_lengths.remove(self._confirmed)
         self._replica.on_deleted.remove(self._deleted)
+        self._replica.on_governed.remove(self._governed)
 
     # --- inside ---
 
@@ -156,6 +158,13 @@ class QueueLengths:
             self._known.pop(queue_id, None)
             self._left.pop(queue_id, None)
             self._unserved.pop(queue_id, None)
+
+    def _governed(self, queue_id: int) -> None:
+        """It may be of another length from now on, or of any."""
+        self._deleted({queue_id})
+        if queue_id in self._replica.queues.lengths:
+            self._awake.add(queue_id)
+            self._look_soon()
 
     def _look_soon(self) -> None:
         if self._awake and not self._due:

@@ -196,6 +196,7 @@ class MetadataAnswers:
                 attributes=attributes,
                 reason=reason,
                 **self._spans_of(queue.name),
+                **self._governed(queue),
             )
             for queue in queues
         ]
@@ -205,6 +206,24 @@ class MetadataAnswers:
             return {}
         live = [self._span(span) for span in spans if not span.ended]
         return {"spans": live if len(live) > 1 else [], "former_logs": [span.log_id for span in spans]}
+
+    def _governed(self, queue: Queue) -> dict[str, Any]:
+        """Nothing of a queue of which no policy ever said anything."""
+        if not self._view.policies_version():
+            return {}
+        holds, said = self._view.effective(queue.name, queue.arguments), queue.governed
+        decided = (holds.policy, holds.operator)
+        if said is None:
+            return {"policy_pending": True} if any(decided) else {}
+        pending = decided != (said.policy, said.operator_policy) or (any(decided) and holds.arguments != said.arguments)
+        return {
+            "policy": said.policy,
+            "operator_policy": said.operator_policy,
+            "effective": said.arguments,
+            "sources": {} if pending or not any(decided) else holds.sources,
+            "policy_version": said.version,
+            "policy_pending": pending,
+        }
 
     def _span(self, span: Span) -> SpanInfo:
         facts = self._view.log_facts(span.log_id)

@@ -37,7 +37,7 @@ from mirrorlog.queues.access import check_together
 from mirrorlog.queues.arguments import check_declaration, log_group_key, log_group_of, version_needed
 from mirrorlog.queues.changes import PositionCommitted
 from mirrorlog.queues.limits.lifetime import is_transient
-from mirrorlog.queues.queue_table import IDS_PER_LOG, Queue, no_such_queue
+from mirrorlog.queues.queue_table import IDS_PER_LOG, Governs, Queue, no_such_queue, nobody_governs
 from mirrorlog.wire.messages.base import Message
 from mirrorlog.wire.messages.queues import (
     CommitPosition,
@@ -100,6 +100,7 @@ class Requests:
         )
         self.exclusives = self.lifetimes.exclusives = Exclusives(self._transient_queue)
         self._deletions.on_deleted = self.exclusives.dropped
+        self.governed: Governs = nobody_governs  # what policies make of a queue, logged with its declaration
         self._told = MetadataAnswers(settings, logs, view, self.lifetimes.is_there)
         self.handlers: dict[type[Message], Handler] = {
             GetMetadata: self._metadata,
@@ -269,7 +270,8 @@ class Requests:
         if (group := log_group_key(message.name, message.arguments)) and log.replica.queues.get(message.name) is None:
             of_group = (each.name for each in log.replica.queues if log_group_key(each.name, each.arguments) == group)
             check_together(asker(), self._view.users(), of_group)
-        batch = log.replica.queues.declare(message.name, message.arguments, incarnation=uuid4().hex)
+        declare, incarnation = log.replica.queues.declare, uuid4().hex
+        batch = declare(message.name, message.arguments, incarnation=incarnation, governed=self.governed)
         if batch is not None and len(batch) > DECLARATION_BYTES_MAX:
             raise BadRequest(f"a declaration of {len(batch)} bytes is above the limit of {DECLARATION_BYTES_MAX}")
         if batch is not None and self._lacks_ids(log):

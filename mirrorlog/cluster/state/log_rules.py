@@ -134,7 +134,7 @@ def other_queue(state: ClusterState, log_id: str) -> str:
 
 def copies_of(rule: Placement) -> int:
     """How many that is at most; all nodes, and more than will ever be there, is COPIES_MAX."""
-    return len(rule.nodes) or rule.copies or COPIES_MAX
+    return len(rule.nodes) or min(rule.copies or COPIES_MAX, COPIES_MAX)
 
 
 def homes_for(state: ClusterState, log_id: str) -> list[str]:

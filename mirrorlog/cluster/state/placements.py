@@ -7,6 +7,8 @@ from typing import Final, Literal
 
 import msgspec
 
+from mirrorlog.config import COPIES_MAX
+
 PromoteWhen = Literal["when-synced", "always"]
 Topology = Literal["star", "ring"]
 WHEN_SYNCED: Final = "when-synced"
@@ -40,7 +42,7 @@ class Placement(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def words(self) -> str:
         """In short, for names of logs and for people: `2-copies-memory`."""
-        many = "all" if not self.copies else f"{self.copies}-copies"
+        many = "all" if self.copies in (0, COPIES_MAX) else f"{self.copies}-copies"
         words = ["-".join(("on", *self.nodes)) if self.nodes else many, self.flush]
         if self.min_in_sync is not None:
             words.append(f"min-{self.min_in_sync}")

@@ -41,6 +41,7 @@ def queue_message(queue: QueueInfo) -> pb.QueueInfo:
         tiers=[_like(pb.TierInfo, tier) for tier in queue.tiers],
         gaps=[pb.OffsetRange(first=first, next=following) for first, following in queue.gaps],
         spans=[_like(pb.Span, span) for span in queue.spans],
+        effective={name: argument_message(value) for name, value in queue.effective.items()},
     )
 
 

@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class QueueInfo(_message.Message):
-    __slots__ = ("name", "queue_id", "log_id", "epoch", "master", "mirrors", "begin", "next", "arguments", "incarnation", "producer_epoch", "current", "tiers", "gaps", "attributes", "spans", "former_logs")
+    __slots__ = ("name", "queue_id", "log_id", "epoch", "master", "mirrors", "begin", "next", "arguments", "incarnation", "producer_epoch", "current", "tiers", "gaps", "attributes", "spans", "former_logs", "reason", "policy", "operator_policy", "effective", "sources", "policy_version", "policy_pending")
     class ArgumentsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -17,6 +17,20 @@ class QueueInfo(_message.Message):
         key: str
         value: Argument
         def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Argument, _Mapping]] = ...) -> None: ...
+    class EffectiveEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: Argument
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Argument, _Mapping]] = ...) -> None: ...
+    class SourcesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     NAME_FIELD_NUMBER: _ClassVar[int]
     QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
     LOG_ID_FIELD_NUMBER: _ClassVar[int]
@@ -34,6 +48,13 @@ class QueueInfo(_message.Message):
     ATTRIBUTES_FIELD_NUMBER: _ClassVar[int]
     SPANS_FIELD_NUMBER: _ClassVar[int]
     FORMER_LOGS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    OPERATOR_POLICY_FIELD_NUMBER: _ClassVar[int]
+    EFFECTIVE_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
+    POLICY_PENDING_FIELD_NUMBER: _ClassVar[int]
     name: str
     queue_id: int
     log_id: str
@@ -51,7 +72,14 @@ class QueueInfo(_message.Message):
     attributes: bool
     spans: _containers.RepeatedCompositeFieldContainer[Span]
     former_logs: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, name: _Optional[str] = ..., queue_id: _Optional[int] = ..., log_id: _Optional[str] = ..., epoch: _Optional[int] = ..., master: _Optional[str] = ..., mirrors: _Optional[_Iterable[str]] = ..., begin: _Optional[int] = ..., next: _Optional[int] = ..., arguments: _Optional[_Mapping[str, Argument]] = ..., incarnation: _Optional[str] = ..., producer_epoch: _Optional[int] = ..., current: _Optional[bool] = ..., tiers: _Optional[_Iterable[_Union[TierInfo, _Mapping]]] = ..., gaps: _Optional[_Iterable[_Union[OffsetRange, _Mapping]]] = ..., attributes: _Optional[bool] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., former_logs: _Optional[_Iterable[str]] = ...) -> None: ...
+    reason: str
+    policy: str
+    operator_policy: str
+    effective: _containers.MessageMap[str, Argument]
+    sources: _containers.ScalarMap[str, str]
+    policy_version: int
+    policy_pending: bool
+    def __init__(self, name: _Optional[str] = ..., queue_id: _Optional[int] = ..., log_id: _Optional[str] = ..., epoch: _Optional[int] = ..., master: _Optional[str] = ..., mirrors: _Optional[_Iterable[str]] = ..., begin: _Optional[int] = ..., next: _Optional[int] = ..., arguments: _Optional[_Mapping[str, Argument]] = ..., incarnation: _Optional[str] = ..., producer_epoch: _Optional[int] = ..., current: _Optional[bool] = ..., tiers: _Optional[_Iterable[_Union[TierInfo, _Mapping]]] = ..., gaps: _Optional[_Iterable[_Union[OffsetRange, _Mapping]]] = ..., attributes: _Optional[bool] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., former_logs: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., policy: _Optional[str] = ..., operator_policy: _Optional[str] = ..., effective: _Optional[_Mapping[str, Argument]] = ..., sources: _Optional[_Mapping[str, str]] = ..., policy_version: _Optional[int] = ..., policy_pending: _Optional[bool] = ...) -> None: ...
 
 class Span(_message.Message):
     __slots__ = ("log_id", "first", "epoch", "master", "mirrors")

@@ -104,6 +104,7 @@ class GroupDelivery:
     ) -> None:
         self.group = group
         self.rules = rules
+        """May be others while it lives, as far as what dies is concerned: `delivery_limit`."""
         self.ledger = ledger
         self._appended = appended
         self._nothing_to_give = False
@@ -112,7 +113,7 @@ class GroupDelivery:
         self._attributed = attributed = Attributed(ledger, priority_max=rules.priority_max, runs=runs)
         self.free = free = FreeRecords(ledger, attributed)
         self.front = fronted = Front(group, ledger, found=found_watermark, given=front)
-        self._outcomes = outcomes = Outcomes(group, ledger, rules, die)
+        self._outcomes = outcomes = Outcomes(group, ledger, lambda: self.rules, die)
         self.giving = Dispatcher(
             ledger,
             subscribers=subscribers, free=free, front=fronted, outcomes=outcomes, reach=reach, next_lease=next_lease,

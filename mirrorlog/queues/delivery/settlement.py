@@ -104,7 +104,7 @@ class Settlement:
 class Outcomes:
     """Of one group. `die`: how records end."""
 
-    def __init__(self, group: str, ledger: Ledger, rules: Rules, die: Deaths) -> None:
+    def __init__(self, group: str, ledger: Ledger, rules: Callable[[], Rules], die: Deaths) -> None:
         self._group = group
         self._ledger = ledger
         self._rules = rules
@@ -182,7 +182,7 @@ class Outcomes:
 
     def _sort_out(self, ranges: Iterable[Range]) -> tuple[list[Range], list[Range]]:
         """Those that may be given out again, and those that came back too often."""
-        limit = self._rules.delivery_limit
+        limit = self._rules().delivery_limit
         if limit is None:
             return list(ranges), []
         again: list[Range] = []

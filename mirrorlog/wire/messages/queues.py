@@ -50,7 +50,10 @@ class QueueInfo(msgspec.Struct, frozen=True, kw_only=True):
     after losses, ascending (before version 4 the newest of them alone). `attributes`: whether its batches may have some
     (decision 0036). `spans`: of a queue that has moved, the oldest first, those that have records from before and the
     one that it is in now; `former_logs`: ids of all logs that it was in (decision 0050). `reason`: why nobody masters
-    it, and what helps; empty while somebody does, or may soon.
+    it, and what helps; empty while somebody does, or may soon. `policy`, `operator_policy`: the names of those that
+    hold for it as its log says, with what they make of its arguments (`effective`, empty without either), where each of
+    these comes from (`sources`), and of which version of the policies that is (`policy_version`, 0: none ever said
+    anything of it); `policy_pending`: the cluster has decided otherwise by now.
     """
 
     name: str
@@ -71,6 +74,12 @@ class QueueInfo(msgspec.Struct, frozen=True, kw_only=True):
     spans: list[SpanInfo] = []
     former_logs: list[str] = []
     reason: str = ""
+    policy: str = ""
+    operator_policy: str = ""
+    effective: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    policy_version: int = 0
+    policy_pending: bool = False
 
     def at(self, queue_offset: int) -> QueueInfo:
         """The same, with the log of the span that the record stands in, and its nodes."""
