@@ -114,10 +114,14 @@ async def test_whoever_copies_what_was_left_here_is_told_what_is_lost(tmp_path: 
     confirm(replica)
     spans = {"q": (Span(own_id(replica), 0), Span(OTHER, 5))}
     begin_behind_loss(replica, replica.log.end, View({"q": OTHER}, spans))
-    log = SimpleNamespace(name="source", replica=replica, knows_confirmed=True)
+    log = SimpleNamespace(name="source", log_id=replica.log_id, replica=replica, knows_confirmed=True)
     with ThreadPoolExecutor(1) as helper:
         records = FormerRecords(
-            "n1", cast(Any, {own_id(replica): log}), cast(Any, None), helper=helper, pace=MovePace(0)
+            "n1",
+            cast(Any, {own_id(replica): log}),
+            cast(Any, SimpleNamespace(lost_from=lambda log_id: True)),
+            helper=helper,
+            pace=MovePace(0),
         )
 
         async def told(until: int) -> RecordsTold:
@@ -126,6 +130,8 @@ async def test_whoever_copies_what_was_left_here_is_told_what_is_lost(tmp_path: 
             assert isinstance(answer, RecordsTold)
             return answer
 
+        lost_whole = AskRecords(log_id=own_id(replica), queue_id=99, first=2, until=8, max_bytes=KIB)
+        assert await records.asked(lost_whole) == RecordsTold(first=2, lost=(2, 8))
         assert await told(8) == RecordsTold(first=5, lost=(5, 8))
         assert await told(5) == RecordsTold(first=3, lost=(3, 5))
         assert ((last := await told(3)).first, len(last.batches), last.lost) == (0, 1, None)
@@ -171,6 +177,26 @@ def test_a_queue_that_was_back_gives_no_number_twice(tmp_path: Path) -> None:
 def test_a_queue_that_was_opened_gives_no_number_twice(tmp_path: Path) -> None:
     """It came by a move, was opened, and records were copied from its former log; of that the loss has left the
     arrival."""
+    target, queue_id, kept = arrived_and_opened(tmp_path)
+    spans = {"q": (Span("a", 0), Span(own_id(target), 1))}
+    begin_behind_loss(target, kept, View({"q": own_id(target)}, spans))
+    assert target.queues.find_id(queue_id).name == "q"
+    assert publish(target, queue_id).base_queue_offset >= FAR
+
+
+def test_a_queue_that_was_opened_and_has_gone_on_left_what_is_lost(tmp_path: Path) -> None:
+    """Else nobody knew there that it was ever there, and who reads or copies that span waited for ever."""
+    target, queue_id, kept = arrived_and_opened(tmp_path)
+    spans = {"q": (Span("a", 0), Span(own_id(target), 3), Span(OTHER, 5))}
+    begin_behind_loss(target, kept, View({"q": OTHER}, spans))
+    with pytest.raises(QueueMoving):
+        target.queues.find_id(queue_id)
+    assert target.queues.moves.left[queue_id].next_queue_offset == 5
+    assert target.index.gap_end(queue_id, 3) is not None
+
+
+def arrived_and_opened(tmp_path: Path) -> tuple[Replica, int, int]:
+    """A log that a queue has come to with record 3, its id, and where its arrival ends."""
     source, target = open_master(tmp_path / "a", SETTINGS), open_master(tmp_path / "b", SETTINGS)
     queue_id = declare(source, "q")
     publish(source, queue_id, 3)
@@ -189,11 +215,7 @@ def test_a_queue_that_was_opened_gives_no_number_twice(tmp_path: Path) -> None:
     kept = target.log.end
     say(target, QueueOpened(queue_id=queue_id, move=7))
     publish(target, queue_id, 2)
-
-    spans = {"q": (Span("a", 0), Span(own_id(target), 1))}
-    begin_behind_loss(target, kept, View({"q": own_id(target)}, spans))
-    assert target.queues.find_id(queue_id).name == "q"
-    assert publish(target, queue_id).base_queue_offset >= FAR
+    return target, queue_id, kept
 
 
 def test_what_was_lost_here_is_known_when_the_queue_comes_back(tmp_path: Path) -> None:

@@ -60,12 +60,19 @@ def _here_again(queues: QueueRegistry, log_id: UUID, view: ClusterView) -> Itera
     moves = queues.moves
     for queue_id in moves.undecided:
         name, left, arriving = moves.name(queue_id), moves.left.get(queue_id), moves.arriving.get(queue_id)
-        if name in view.moves() or view.placed(name) != log_id:
+        if name in view.moves():
             continue
-        if arriving is not None and arriving.arrived and came_by(view, name, log_id, arriving.first):
+        if arriving is not None and arriving.arrived and _was_here(view, name, log_id, arriving.first):
             yield open_arrived(queues, queue_id, arriving.move)
-        elif arriving is None and left is not None and not left.handed_over:
+        elif arriving is None and left is not None and not left.handed_over and view.placed(name) == log_id:
             yield come_back(queues, queue_id, left.move)
+
+
+def _was_here(view: ClusterView, name: str, log_id: UUID, first: int) -> bool:
+    """Whether the cluster has added a span that began here with `first`: the queue is here, or has gone on since, and
+    leaves again then."""
+    log, spans = str(log_id), view.spans(name)
+    return any(span.log_id == log and span.first <= first and not span.ended for span in spans)
 
 
 def came_by(view: ClusterView, name: str, log_id: UUID, first: int) -> bool:

@@ -92,7 +92,11 @@ class FormerRecords:
         log = self._logs.get(asked.log_id)
         if log is None or not log.knows_confirmed:
             raise not_master(asked.log_id if log is None else log.name, self._view.master(UUID(asked.log_id)))
-        if not log.replica.queues.keeps(asked.queue_id):
+        queues, queue_id = log.replica.queues, asked.queue_id
+        unknown = not queues.has_id(queue_id) and not queues.moves.knows(queue_id)
+        if isinstance(asked, AskRecords) and unknown and self._view.lost_from(log.log_id):
+            return _lost(asked.first, asked.until)  # with all that it had here, and the word that it came
+        if not queues.keeps(queue_id):
             raise LogUnavailable(f"log {log.name} keeps no records of queue {asked.queue_id}")
         if log.replica.index.partial:
             raise LogUnavailable(f"log {log.name} does not know yet all that it has of queue {asked.queue_id}")
