@@ -215,7 +215,7 @@ class QueueMoves:
         match change:
             case QueueLeft():
                 queue = before.here or before.aside
-                name = queue.name if queue is not None else ""
+                name = queue.name if queue is not None else left.name if left is not None else ""
                 left = LeftQueue(change.move, change.target, change.next_queue_offset, before.first, until, name)
             case QueueReturned():
                 left = None

@@ -29,6 +29,7 @@ from mirrorlog.queues.changes import (
     ArrivalDropped,
     Change,
     QueueArriving,
+    QueueHandedOver,
     QueueLeft,
     QueueOpened,
     QueueReturned,
@@ -54,8 +55,8 @@ class View:
     def log_facts(self, log_id: str) -> LogFacts | None:
         return None
 
-    def placed(self, queue: str) -> UUID:
-        return UUID(self.where[queue])
+    def placed(self, queue: str) -> UUID | None:
+        return UUID(self.where[queue]) if queue in self.where else None
 
     def spans(self, queue: str) -> tuple[Span, ...]:
         return self.spanned.get(queue, ())
@@ -235,3 +236,28 @@ def test_what_was_lost_here_is_known_when_the_queue_comes_back(tmp_path: Path) -
     assert replica.index.gaps_of(queue_id) == ((3, 5),)
     assert replica.index.next_appended(queue_id) == 8
     assert walk(replica, queue_id)[1][0] == (3, 8), "what is in the other log is in no gap, and not here"
+
+
+async def test_a_visit_that_is_lost_whole_is_known_to_be(tmp_path: Path) -> None:
+    """The queue had come back to the log that it was declared in, and gone again; the loss took all of that."""
+    replica = open_master(tmp_path / "n1", SETTINGS)
+    queue_id = declare(replica, "q")
+    publish(replica, queue_id, 3)
+    say(replica, QueueLeft(queue_id=queue_id, move=7, target=OTHER, next_queue_offset=3))
+    say(replica, QueueHandedOver(queue_id=queue_id, move=7))
+    confirm(replica)
+    here = own_id(replica)
+    spans = {"q": (Span(here, 0), Span(OTHER, 3), Span(here, 6), Span(OTHER, 9))}
+    begin_behind_loss(replica, replica.log.end, View({"q": OTHER}, spans))
+    left = replica.queues.moves.left[queue_id]
+    assert (left.name, left.next_queue_offset, replica.queues.moves.id_left_as("q")) == ("q", 9, queue_id)
+    with ThreadPoolExecutor(1) as helper:
+        readers = Readers(replica, helper)
+        assert await readers.answer(queue_id, 0) == [0]
+        lost = await readers.answer(queue_id, 6)
+    assert isinstance(lost, PositionLost)
+    assert lost.details["go_on_at"] == 9
+    assert replica.index.gaps_of(queue_id) == ((6, 9),)
+    end = replica.log.end
+    begin_behind_loss(replica, end, View({"q": OTHER}, spans))
+    assert replica.queues.moves.left[queue_id].until == end, "it is said once"

@@ -15,6 +15,8 @@ from uuid import UUID
 
 from mirrorlog.broker.log.replica import Replica
 from mirrorlog.broker.ports import ClusterView
+from mirrorlog.queues.changes import QueueLeft, encode_change
+from mirrorlog.queues.checkpoint_states import GapsState, encode_checkpoint, encode_state
 from mirrorlog.queues.moving import come_back, leave, open_arrived
 from mirrorlog.queues.registry import QueueRegistry
 
@@ -38,6 +40,8 @@ def say_what_is_so(replica: Replica, view: ClusterView, *, lost_from: int, queue
     replica.append_change(replica.jump_batch(lost_from=lost_from, queue_ids=queue_ids, losses=losses), now_us)
     for each in away:
         replica.append_change(leave_again(replica.queues, each), now_us)
+    for batch in list(_visits_lost(replica.queues, str(replica.log_id), view)):
+        replica.append_change(batch, now_us)
 
 
 def elsewhere(replica: Replica, view: ClusterView) -> Iterator[Elsewhere]:
@@ -49,6 +53,20 @@ def elsewhere(replica: Replica, view: ClusterView) -> Iterator[Elsewhere]:
         if queue is not None and left and spans[-1].log_id != log_id and name not in view.moves():
             border = spans[left[-1] + 1].first
             yield Elsewhere(queue.queue_id, spans[-1].log_id, border)
+
+
+def _visits_lost(queues: QueueRegistry, log_id: str, view: ClusterView) -> Iterator[bytearray]:
+    """Of queues that had come back, and gone again, of which a loss has left no more than that they went before: what
+    they had here since then is lost, and they left with that."""
+    for name, spans in view.all_spans().items():
+        queue_id = queues.moves.id_left_as(name)
+        live = [number for number, span in enumerate(spans[:-1]) if span.log_id == log_id and not span.ended]
+        if queue_id is None or not live or queue_id in queues.moves.arriving or spans[-1].log_id == log_id:
+            continue
+        left, first, border = queues.moves.left[queue_id], spans[live[-1]].first, spans[live[-1] + 1].first
+        if left.handed_over and left.next_queue_offset < border:
+            yield encode_checkpoint([encode_state(GapsState({queue_id: (max(first, left.next_queue_offset), border)}))])
+            yield encode_change(QueueLeft(queue_id, 0, spans[-1].log_id, border))
 
 
 def leave_again(queues: QueueRegistry, away: Elsewhere) -> bytearray:
