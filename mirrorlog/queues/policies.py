@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any, Final, NamedTuple
 
+from msgspec.structs import replace
+
 from mirrorlog.cluster.state.placements import PROMOTE_ON_FAILURE, PROMOTE_ON_SHUTDOWN
 from mirrorlog.cluster.state.topology import VirtualHost
 from mirrorlog.commitlog.format.attributes import DURATION_MS_MAX
@@ -303,8 +305,19 @@ def ties(policies: Mapping[str, Policy], names: Iterable[str]) -> dict[str, list
     return {name: sorted(each) for name, each in found.items()}
 
 
-def alternate_of(host: VirtualHost, exchange: str) -> str:
-    """The alternate exchange that a policy gives an exchange; empty without one."""
+def governed(host: VirtualHost) -> VirtualHost:
+    """As publishers route by it: exchanges that were declared without an alternate exchange have that of their policy.
+    The same object where no policy says anything of it."""
+    if not any(ALTERNATE_EXCHANGE in policy.definition for policy in host.policies.values()):
+        return host
+    exchanges = {
+        name: exchange if exchange.alternate else replace(exchange, alternate=_alternate_of(host, name))
+        for name, exchange in host.exchanges.items()
+    }
+    return replace(host, exchanges=exchanges)
+
+
+def _alternate_of(host: VirtualHost, exchange: str) -> str:
     name = chosen(host.policies, exchange, "exchanges")
     alternate = host.policies[name].definition.get(ALTERNATE_EXCHANGE) if name else None
     return alternate if isinstance(alternate, str) else ""

@@ -6,6 +6,7 @@ import inspect
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from mirrorlog import errors
 from mirrorlog.doors.http.lists import Statuses
@@ -45,6 +46,14 @@ def test_a_number_that_nobody_tells_is_left_out_and_none_is_null() -> None:
     assert down == {"name": "q", "vhost": "/", "node": "n2", "state": "down", "reason": "all are down"}
     for row in (whole, down, queue_row(INFO, None, None)):
         assert None not in row.values()
+
+
+def test_a_queue_tells_its_policies_and_what_they_make_of_it() -> None:
+    """Goal: RabbitMQ's columns. Method: a queue with a key of its own, and one of its policy."""
+    effective, sources = {"copies": 2, "x-max-length": 5}, {"copies": "argument", "x-max-length": "policy p"}
+    row = queue_row(replace(INFO, policy="p", effective=effective, sources=sources), None, None)
+    assert (row["policy"], row["effective_policy_definition"]) == ("p", {"x-max-length": 5})
+    assert "operator_policy" not in row
 
 
 def test_a_node_that_does_not_answer_tells_of_no_queue() -> None:

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mirrorlog.client import Client
-from mirrorlog.errors import BadRequest, MirrorlogError, QueueFull
+from mirrorlog.errors import BadRequest, MirrorlogError, QueueFull, Unroutable
 from mirrorlog.testing import Cluster
 from mirrorlog.tools.main import app
 from mirrorlog.wire.messages.queues import QueueInfo
@@ -175,3 +175,22 @@ def test_the_commands(cluster: Cluster) -> None:
     assert mqtool("set_policy", "bad", "x", "junk")[0] == BadRequest.exit_code
     assert "should be 'queues'" in mqtool("set_policy", "bad", "x", definition, "--apply-to", "topics")[1]
     assert "ha-mode cannot be set by an operator policy" in mqtool("set_operator_policy", "o", "x", definition)[1]
+
+
+async def test_a_policy_gives_an_exchange_its_alternate(client: Client) -> None:
+    """Goal: what nothing takes is kept, without declaring the exchange anew. Method: a publish that no binding takes,
+    before and after a policy, and after that is cleared; by a publisher that is there all the while."""
+    topology = client.admin.topology
+    await topology.declare_exchange("events", "topic")
+    await topology.declare_exchange("spare", "fanout")
+    await client.admin.declare("kept")
+    await topology.bind("spare", "kept")
+    async with client.publisher("events") as publisher:
+        with pytest.raises(Unroutable):
+            await publisher.publish("nobody", b"1", mandatory=True)
+        await topology.set_policy("spare", "^events$", {"alternate-exchange": "spare"}, apply_to="exchanges")
+        await publisher.publish("nobody", b"2", mandatory=True)
+        await topology.clear_policy("spare")
+        with pytest.raises(Unroutable):
+            await publisher.publish("nobody", b"3", mandatory=True)
+    assert await values(client, "kept") == [b"2"]

@@ -8,8 +8,10 @@ import pytest
 
 from mirrorlog.cluster.state.topology import VirtualHost
 from mirrorlog.errors import BadRequest
-from mirrorlog.queues.policies import alternate_of, check_policy, chosen, effective, ties, wrong_keys
+from mirrorlog.queues.policies import check_policy, chosen, effective, ties, wrong_keys
+from mirrorlog.queues.policies import governed as governed_host
 from mirrorlog.wire.policies import Policy
+from mirrorlog.wire.routing import Exchange
 
 ALL = {"ha-mode": "all"}
 
@@ -170,5 +172,12 @@ def test_a_queue_that_goes_with_its_node_is_not_mirrored() -> None:
 
 
 def test_the_alternate_exchange_of_a_policy() -> None:
-    host = VirtualHost(policies={"p": Policy("^e", {"alternate-exchange": "spare"}, apply_to="exchanges")})
-    assert (alternate_of(host, "events"), alternate_of(host, "orders")) == ("spare", "")
+    """Goal: what was declared so stays, another one has its policy's; without such a policy nothing is looked at."""
+    exchanges = {"events": Exchange("topic"), "early": Exchange("topic", alternate="own"), "orders": Exchange("topic")}
+    host = VirtualHost(
+        exchanges=exchanges, policies={"p": Policy("^e", {"alternate-exchange": "spare"}, apply_to="exchanges")}
+    )
+    alternates = {name: exchange.alternate for name, exchange in governed_host(host).exchanges.items()}
+    assert alternates == {"events": "spare", "early": "own", "orders": ""}
+    without = VirtualHost(exchanges=exchanges, policies={"p": Policy("^e", {"max-length": 1})})
+    assert governed_host(without) is without

@@ -115,7 +115,7 @@ class RoutingHistory:
         for name, host in topology.virtual_hosts.items():
             known = before.virtual_host(name) or _NO_HOST
             if known is not host and known.version != host.version:
-                self._keep(name, _between(known, host))
+                self._keep(name, _between(policies.governed(known), policies.governed(host)))
 
     def since(self, virtual_host: str, version: int) -> Routing | None:
         """All that has changed since that version; None when it is not kept."""
@@ -240,7 +240,11 @@ class RoutingRequests:
         if kept is None or kept[0] is not host:
             if len(self._encoded) >= ENCODED_MAX:
                 del self._encoded[next(iter(self._encoded))]
-            whole = Routing(version=host.version, exchanges=dict(host.exchanges), bindings=list(host.all_bindings()))
+            whole = Routing(
+                version=host.version,
+                exchanges=dict(policies.governed(host).exchanges),
+                bindings=list(host.all_bindings()),
+            )
             kept = self._encoded[name] = host, Encoded(data=encode(whole))
         return kept[1]
 

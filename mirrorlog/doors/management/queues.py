@@ -83,9 +83,17 @@ def queue_row(info: QueueInfo, log: PlacedLog | None, told: QueueStatus | None) 
         "slave_nodes": info.mirrors,
         "synchronised_slave_nodes": [node for node in info.mirrors if node in in_sync],
         "recoverable_slaves": info.mirrors,
+        **_policies(info),
         **(_numbers(told.ready, told.unacknowledged, told.consumers) if told is not None else {}),
         **(_rates(told.counts) if told is not None and told.counts is not None else {}),
     }
+
+
+def _policies(info: QueueInfo) -> Row:
+    """Those that hold for it, and what they make of it."""
+    said = {"policy": info.policy, "operator_policy": info.operator_policy}
+    made = {key: info.effective[key] for key, source in info.sources.items() if source != "argument"}
+    return {key: value for key, value in (*said.items(), ("effective_policy_definition", made)) if value}
 
 
 def outage_row(outage: QueueOutage) -> Row:
