@@ -113,3 +113,19 @@ def test_an_error_without_a_code_of_its_own_takes_no_others_place() -> None:
 
     assert Narrower.code == BadRequest.code
     assert type(from_code(BadRequest.code, "text")) is BadRequest
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"copies": 10**20}, "arguments.copies is 100000000000000000000"),
+        ({"x": [1, {"y": -(2**63) - 1}]}, r"arguments.x.y is -9223372036854775809"),
+        ({"x": 10**4000}, r"arguments.x is 10{39}…"),
+    ],
+)
+def test_a_number_beyond_64_bits_is_refused_with_its_name(arguments: dict[str, object], named: str) -> None:
+    """Goal: whoever typed it is told so in a line. Method: numbers that msgpack cannot carry; the outermost it can."""
+    with pytest.raises(BadRequest, match=f"DeclareQueue: {named}, which does not fit into 64 bits"):
+        encode(DeclareQueue(name="q", arguments=arguments))
+    borders = DeclareQueue(name="q", arguments={"least": -(2**63), "most": 2**64 - 1})
+    assert decode(encode(borders)) == borders

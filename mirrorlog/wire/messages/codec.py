@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import reduce
 from operator import or_
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
-from mirrorlog.errors import MirrorlogError, ProtocolError, from_code
+from mirrorlog.errors import BadRequest, MirrorlogError, ProtocolError, from_code
 from mirrorlog.wire.frames import Frame, FrameType, frame
 from mirrorlog.wire.messages import groups, handshake, operators, queues, replication, status, topology
 from mirrorlog.wire.messages.base import Message
@@ -20,6 +21,10 @@ _MODULES: Final = (groups, handshake, operators, queues, replication, status, to
 _KINDS: Final = [
     kind for module in _MODULES for kind in vars(module).values() if getattr(kind, "__base__", None) is Message
 ]
+_NUMBER_MIN: Final = -(2**63)
+_NUMBER_MAX: Final = 2**64 - 1
+"""What msgpack has room for."""
+_SHOWN_DIGITS: Final = 40
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODER: Final[msgspec.msgpack.Decoder[Message]] = msgspec.msgpack.Decoder(reduce(or_, _KINDS))
 
@@ -31,7 +36,31 @@ class Encoded(Message, frozen=True):
 
 
 def encode(message: Message) -> bytes:
-    return message.data if type(message) is Encoded else _ENCODER.encode(message)
+    """A message as bytes. Raises BadRequest naming a number that msgpack cannot carry."""
+    if type(message) is Encoded:
+        return message.data
+    try:
+        return _ENCODER.encode(message)
+    except OverflowError:
+        kind = type(message).__name__
+        field, number = next(_too_large(msgspec.structs.asdict(message)), ("a number", "it"))
+        shown = str(number) if len(str(number)) <= _SHOWN_DIGITS else f"{str(number)[:_SHOWN_DIGITS]}…"
+        raise BadRequest(f"{kind}: {field} is {shown}, which does not fit into 64 bits") from None
+
+
+def _too_large(value: object, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Where numbers are that do not fit, and these."""
+    if isinstance(value, int):
+        if not _NUMBER_MIN <= value <= _NUMBER_MAX:
+            yield path, value
+    elif isinstance(value, msgspec.Struct):
+        yield from _too_large(msgspec.structs.asdict(value), path)
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            yield from _too_large(each, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _too_large(each, path)
 
 
 def decode(payload: memoryview | bytes) -> Message:
