@@ -312,6 +312,8 @@ def _left(sync: QueueSync) -> Iterator[Diagnosis]:
     """What former logs keep of a queue that has moved; what is being copied gets on by itself."""
     name = shown(sync.queue)
     for span in sync.spans:
+        if span.records < 0:
+            continue  # its master does not answer, which is a finding of its own
         size = bytes_text(span.size) if span.size >= 0 else f"{span.records} records"
         kept = f"log {span.log} keeps {size} of queue {name}, which has moved to {sync.log}"
         if sync.waits:

@@ -16,11 +16,22 @@ from mirrorlog.errors import (
     NoSuchLog,
     NoSuchQueue,
 )
-from mirrorlog.tools.common.cluster_status import AllStatuses, authorities, gather, select
-from mirrorlog.wire.messages.queues import Metadata, NodeInfo, QueueOutage
+from mirrorlog.tools.common.cluster_status import AllStatuses, authorities, gather, select, syncs_of
+from mirrorlog.wire.messages.queues import FormerSpan, Metadata, NodeInfo, QueueInfo, QueueOutage, QueueSync, SpanInfo
 from mirrorlog.wire.messages.status import Status
 from mirrorlog.wire.names import qualified
-from tests.tools.statuses import LOG_ID, MASTER_DOWN, N3_DOWN, OUTAGE, PLACED, cluster_status, log_status, node_status
+from tests.tools.statuses import (
+    LOG_ID,
+    MASTER_DOWN,
+    N3_DOWN,
+    OUTAGE,
+    PLACED,
+    cluster_status,
+    log_status,
+    node_status,
+    placed,
+    view,
+)
 
 OTHER = log_status(log_id="other", name="second", role="master", mirrors=[], queues=[], groups=[])
 
@@ -161,3 +172,60 @@ async def test_a_refusal_is_told_as_one_unless_somebody_lets_him_in() -> None:
     assert [each.node_id for each in found.nodes] == ["n2"]
     assert found.outages == DOWN
     assert len((await gather(cast(Client, _Nodes(away)))).unreachable) == 1
+
+
+class Told:
+    """A client and its admin: `sync` of each queue, or the error; `log_names` of the status."""
+
+    def __init__(self, sync: QueueSync | MirrorlogError) -> None:
+        self._sync = sync
+        self.admin = self
+
+    async def queue_sync(self, _name: str) -> QueueSync:
+        if isinstance(self._sync, MirrorlogError):
+            raise self._sync
+        return self._sync
+
+    async def status(self) -> Status:
+        logs = [placed("home", log_id="x"), placed("old", log_id="y")]
+        return msgspec.structs.replace(node_status("n1"), cluster=view(*logs))
+
+
+CAME_BACK = QueueInfo(
+    name="q",
+    queue_id=1,
+    log_id="x",
+    epoch=1,
+    master="",
+    mirrors=["n2"],
+    begin=0,
+    next=90,
+    spans=[SpanInfo(log_id="x", first=0), SpanInfo(log_id="y", first=40), SpanInfo(log_id="x", first=50)],
+)
+
+
+async def test_what_former_logs_keep_is_told_as_far_as_it_is_known_without_the_master() -> None:
+    """Goal: records do not vanish from the list with the queue's master. Method: it refuses to tell, and metadata has
+    three spans, of which one is in another log; the reason is metadata's where that has one."""
+    error = LogUnavailable("no master")
+    for queue, reason in (
+        (CAME_BACK, "no master"),
+        (msgspec.structs.replace(CAME_BACK, reason="n1 is down"), "n1 is down"),
+    ):
+        client = cast("Client", Told(error))
+        (sync,) = (await syncs_of(client, [queue])).values()
+        span = FormerSpan(log="old", log_id="y", first=40, next=50, records=-1, unknown=reason)
+        assert sync == QueueSync(queue="q", wished=False, log="home", spans=[span])
+
+
+async def test_what_is_in_the_log_that_a_queue_has_come_back_to_is_not_elsewhere() -> None:
+    """Goal: nobody is sent to copy a log into itself. Method: the master tells of both former spans; and a queue all of
+    whose spans are in its own log is not asked for."""
+    spans = [
+        FormerSpan(log="home", log_id="x", first=0, next=40, records=40, size=4096),
+        FormerSpan(log="old", log_id="y", first=40, next=50, records=10, size=1024),
+    ]
+    client = cast("Client", Told(QueueSync(queue="q", wished=False, log="home", spans=spans)))
+    assert (await syncs_of(client, [CAME_BACK]))["q"].spans == spans[1:]
+    alone = msgspec.structs.replace(CAME_BACK, spans=[SpanInfo(log_id="x", first=0), SpanInfo(log_id="x", first=40)])
+    assert await syncs_of(client, [alone]) == {}

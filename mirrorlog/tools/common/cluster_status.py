@@ -8,8 +8,9 @@ decided is as the node with the newest view of it says.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
@@ -24,7 +25,7 @@ from mirrorlog.errors import (
     NoSuchQueue,
     RequestTimeout,
 )
-from mirrorlog.wire.messages.queues import Metadata, NodeInfo, QueueInfo, QueueOutage, QueueSync
+from mirrorlog.wire.messages.queues import FormerSpan, Metadata, NodeInfo, QueueInfo, QueueOutage, QueueSync
 from mirrorlog.wire.messages.status import ClusterStatus, LogStatus, LossStatus, NodeStatus, PlacedLog, Status
 from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, qualified, shown, split
 
@@ -139,21 +140,61 @@ async def _ask(client: Client, node: NodeInfo) -> Status | MirrorlogError:
 
 
 async def syncs_of(client: Client, queues: Iterable[QueueInfo]) -> dict[str, QueueSync]:
-    """What those of these queues that have records in former logs have there, by name; without those of which nobody
-    can say."""
+    """What those of these queues that have records in other logs than their own have there, by name; where its master
+    does not tell, what metadata says of it (`untold`)."""
     turns = asyncio.Semaphore(_QUEUES_AT_ONCE)
 
-    async def ask(name: str) -> QueueSync | None:
+    async def ask(queue: QueueInfo) -> QueueSync | str:
         async with turns:
             try:
                 async with asyncio.timeout(NODE_SECONDS):
-                    return await client.admin.queue_sync(name)
-            except (MirrorlogError, TimeoutError):
-                return None
+                    return elsewhere(queue, await client.admin.queue_sync(queue.name))
+            except MirrorlogError as error:
+                return queue.reason or error.message
+            except TimeoutError:
+                return queue.reason or f"no answer within {NODE_SECONDS:g} s"
 
-    names = [queue.name for queue in queues if queue.spans]
-    told = zip(names, await asyncio.gather(*map(ask, names)), strict=True)
-    return {name: sync for name, sync in told if sync is not None}
+    moved = [queue for queue in queues if any(span.log_id != queue.log_id for span in queue.spans)]
+    answers = await asyncio.gather(*map(ask, moved))
+    names = await _log_names(client) if any(isinstance(answer, str) for answer in answers) else {}
+    return {
+        queue.name: untold(queue, answer, names) if isinstance(answer, str) else answer
+        for queue, answer in zip(moved, answers, strict=True)
+    }
+
+
+async def _log_names(client: Client) -> dict[str, str]:
+    """By id, as far as this user may know."""
+    try:
+        async with asyncio.timeout(NODE_SECONDS):
+            view = (await client.admin.status()).cluster
+    except (MirrorlogError, TimeoutError):
+        return {}
+    return {log.log_id: log.name for log in view.logs} if view is not None else {}
+
+
+def elsewhere(queue: QueueInfo, sync: QueueSync) -> QueueSync:
+    """Without what the queue has left in the log that it has come back to: that is in its own log. Pure."""
+    spans = [span for span in sync.spans if span.log_id != queue.log_id and span.log != sync.log]
+    return msgspec.structs.replace(sync, spans=spans)
+
+
+def untold(queue: QueueInfo, reason: str, names: Mapping[str, str]) -> QueueSync:
+    """What metadata says of records that a queue has in former logs: where they begin and end, not how many there are.
+    `names`: of logs, by id. Pure."""
+    spans = [
+        FormerSpan(
+            log=names.get(span.log_id, span.log_id),
+            log_id=span.log_id,
+            first=span.first,
+            next=following.first,
+            records=-1,
+            unknown=reason,
+        )
+        for span, following in pairwise(queue.spans)
+        if span.log_id != queue.log_id
+    ]
+    return QueueSync(queue=queue.name, wished=False, log=names.get(queue.log_id, queue.log_id), spans=spans)
 
 
 # --- Views ----------------------------------------------------------------------------------------------------------
