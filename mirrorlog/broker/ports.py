@@ -119,7 +119,7 @@ class ClusterView(Protocol):
         """Why such a move would not begin now; empty when it would, as far as is known here."""
 
     def copies_of(self, rule: Placement) -> int:
-        """How many there would be now."""
+        """How many there would be now, on nodes that are there."""
 
     def may_alter(self, log_id: UUID, rule: Placement) -> bool:
         """Whether the log itself may get this rule: it was made by one, with the same flush mode, and no

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
@@ -32,9 +32,10 @@ from mirrorlog.tools.common.output import (
     print_json_line,
     table,
 )
+from mirrorlog.tools.common.places import altered_text, former_view, nodes_note, stays_text, sync_text
 from mirrorlog.tools.common.session import session_of
 from mirrorlog.wire.messages.groups import REDRIVE_MAX
-from mirrorlog.wire.messages.queues import AlteredQueue, Metadata, QueueInfo, QueueSync, Stays
+from mirrorlog.wire.messages.queues import AlteredQueue, Metadata, QueueInfo, QueueSync
 from mirrorlog.wire.messages.status import ProducerStatus, QueueCounts, QueueStatus
 from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, qualified, shown, split
 
@@ -78,27 +79,6 @@ def queue_fields(queue: QueueInfo, sync: QueueSync | None) -> dict[str, Any]:
     """For programs; `former`: what former logs keep of it. Pure."""
     told: dict[str, Any] = msgspec.to_builtins(queue)
     return told if sync is None else {**told, "former": msgspec.to_builtins(sync.spans)}
-
-
-def former_view(syncs: Sequence[QueueSync]) -> list[RenderableType]:
-    """What former logs keep of queues that have moved; nothing when none does. Pure."""
-    rows = [
-        (
-            shown(sync.queue),
-            span.log,
-            sync.log,
-            str(span.first),
-            str(span.next),
-            str(span.records),
-            bytes_text(span.size) if span.size >= 0 else NOTHING,
-        )
-        for sync in syncs
-        for span in sync.spans
-    ]
-    numbers = ("first", "next", "records", "bytes")
-    columns = ("queue", "kept by log", "is in log", *numbers)
-    title = "FORMER LOGS that keep records, until retention frees them or mqtool sync-queue copies them"
-    return [Text(), table(title, columns, rows, numbers=numbers)] if rows else []
 
 
 def within(metadata: Metadata, vhost: str) -> Metadata:
@@ -184,7 +164,13 @@ def declare(
         arguments["auto-delete"] = True
     if expires is not None:
         arguments["x-expires"] = expires
-    queue = session_of(context).run(lambda client: client.admin.declare(qualified(vhost, name), arguments))
+
+    async def make(client: Client) -> QueueInfo:
+        made = await client.admin.declare(qualified(vhost, name), arguments)
+        await _note_nodes(client, made.name, arguments)
+        return made
+
+    queue = session_of(context).run(make)
     emit(
         as_json,
         queue,
@@ -239,47 +225,38 @@ def alter_queue(
 ) -> None:
     """Change where a queue is: how many copies it has, on which nodes, in memory or on disk.
 
-    Arguments: copies, nodes (a JSON list), flush, min_in_sync, queue-master-locator. What is asked for is decided when
-    this returns; the queue moves while it is used. Queues of one x-log-group go together. A move that does not come
-    about is tried again (mqtool rebalance --dry-run shows why), until --cancel: then the queue asks for what it has.
+    Arguments: copies, nodes (a JSON list), flush, min_in_sync, queue-master-locator; copies replaces nodes, and nodes
+    copies. What is asked for is decided when this returns; the queue moves while it is used. Queues of one x-log-group
+    go together. A move that does not come about is tried again (mqtool rebalance --dry-run shows why), until --cancel:
+    then the queue asks for what it has.
 
     Example: mqtool alter-queue flights --arg copies=2 --dry-run
     """
     arguments = parse_arguments(arg or [])
     if cancel:
-        if arguments or dry_run:
+        if arguments or dry_run or sync:
             raise BadInput("--cancel stands alone: it changes nothing but what the queue asks for")
         stays = session_of(context).run(lambda client: client.admin.cancel_move(qualified(vhost, queue)))
         emit(as_json, stays, stays_text(stays))
         return
     if not arguments:
         raise BadInput("nothing to change; say what with --arg, such as --arg copies=2")
-    found = session_of(context).run(
-        lambda client: client.admin.alter(qualified(vhost, queue), arguments, dry_run=dry_run, sync=sync)
-    )
-    emit(as_json, found, altered_text(found))
+
+    async def alter(client: Client) -> AlteredQueue:
+        found = await client.admin.alter(qualified(vhost, queue), arguments, dry_run=dry_run, sync=sync)
+        await _note_nodes(client, qualified(vhost, queue), arguments)
+        return found
+
+    found = session_of(context).run(alter)
+    emit(as_json, found, altered_text(found, sync=sync))
 
 
-def stays_text(found: Stays) -> str:
-    """In words. Pure."""
-    names = ", ".join(map(shown, found.queues))
-    move = "its move is cancelled" if found.cancelled else "nothing was moving"
-    return f"{names}: stays in log {found.log}; {move}"
-
-
-def altered_text(found: AlteredQueue) -> str:
-    """In words. Pure."""
-    names = ", ".join(map(shown, found.queues))
-    if found.moves:
-        does = "moves" if found.done else "would move"
-        stay = (
-            f"; {found.left_records} records stay there until they are freed, or copied" if found.left_records else ""
-        )
-        return f"{names}: {does} from log {found.log} to one of {found.rule}{stay}"
-    if found.copies_change:
-        does = "becomes" if found.done else "would become"
-        return f"{names}: log {found.log} {does} one of {found.rule}; {bytes_text(found.copied_bytes)} to copy"
-    return f"{names}: log {found.log} is as asked for already; nothing moves"
+async def _note_nodes(client: Client, queue: str, arguments: Mapping[str, Any]) -> None:
+    """A node that is not there is no error, for it may come: but somebody may have mistyped it."""
+    if "nodes" in arguments:
+        members = [node.node_id for node in (await client.admin.metadata([queue])).nodes]
+        if note := nodes_note(arguments, members):
+            typer.echo(f"NOTED  {note}", err=True)
 
 
 def sync_queue(
@@ -328,24 +305,6 @@ def _show_syncs(found: Sequence[QueueSync], *, as_json: bool) -> None:
         print_json_line(found)
     else:
         typer.echo("\n".join(map(sync_text, found)))
-
-
-def sync_text(found: QueueSync) -> str:
-    """In words. Pure."""
-    name, known = shown(found.queue), all(span.size >= 0 for span in found.spans)
-    if not found.spans:
-        return f"{name}: all of it is in its own log; nothing is left to copy"
-    records = sum(span.records for span in found.spans)
-    size = bytes_text(sum(span.size for span in found.spans)) if known else "nobody says how many bytes"
-    left = f"{records} records ({size}) are left in {', '.join(span.log for span in found.spans)}"
-    if not found.wished:
-        return f"{name}: {left}; they are not copied"
-    if found.waits:
-        return f"{name}: {left}; waits: {found.waits}"
-    done = f"{found.done_records} copied" if found.done_records else "nothing copied yet"
-    pace = f", {bytes_text(found.bytes_per_s)}/s" if found.bytes_per_s else ""
-    time_left = f", {found.seconds_left:.0f} s left" if found.seconds_left >= 0 else ""
-    return f"{name}: {left}; {done}{pace}{time_left}"
 
 
 def purge(

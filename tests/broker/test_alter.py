@@ -228,6 +228,28 @@ async def test_a_queue_that_is_alone_in_its_log_takes_the_log_along(node: Node) 
     assert not node.state.placing.moves
 
 
+@pytest.mark.parametrize(
+    ("arguments", "copies"),
+    [
+        ({"copies": 1}, 1),
+        ({"copies": 9}, 2),
+        ({"nodes": ["n0", "zz"]}, 1),
+        ({"nodes": ["zz", "yy"]}, 1),
+        ({"nodes": ["n1", "n0"]}, 2),
+    ],
+)
+async def test_an_alteration_tells_how_many_copies_there_are_and_will_be(
+    node: Node, arguments: dict[str, Any], copies: int
+) -> None:
+    """Goal: whoever names a node that is not there sees that a copy less is made. Method: a queue with two copies in a
+    cluster of two; it is only asked, and nothing is decided."""
+    node.declare("q")
+    node.decided.clear()
+    answer = await node.ask(AlterQueue(name="q", arguments=arguments, dry_run=True))
+    assert (answer.copies_before, answer.copies, answer.done) == (2, copies, False)
+    assert not node.decided
+
+
 @pytest.mark.parametrize("when", ["logged", "decided"])
 async def test_a_log_that_gets_another_queue_meanwhile_keeps_its_rule(node: Node, when: str) -> None:
     """Goal: nobody's queue gets other copies that did not ask for it. Method: another queue is placed in the log while

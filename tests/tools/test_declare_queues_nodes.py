@@ -42,7 +42,12 @@ def test_how_long_a_queue_lives_is_said_by_options(mqtool: Tool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("argument", "told"), [("retentions=7d", "did you mean retention"), ("x-max-age=7D", "not known yet")]
+    ("argument", "told"),
+    [
+        ("retentions=7d", "did you mean retention"),
+        ("x-max-age=7D", "not known yet"),
+        ("copies=99999999999999999999", "does not fit into 64 bits"),
+    ],
 )
 def test_an_argument_that_means_nothing_is_refused(mqtool: Tool, cluster: Cluster, argument: str, told: str) -> None:
     """Goal: nobody believes in a setting that does nothing. Method: a wrong name and one of RabbitMQ's, through a
@@ -115,3 +120,19 @@ def test_a_dead_node_is_listed_with_its_role(mqtool: Tool, cluster: Cluster) -> 
     finally:
         node.start()
         cluster.wait_in_sync()
+
+
+def test_an_alteration_says_what_it_would_take_away(mqtool: Tool) -> None:
+    """Goal: a mistyped node or number is seen before it costs a copy. Method: only asked for, and a declaration with a
+    node that is not there; --cancel with --sync; a number that nothing can carry."""
+    assert mqtool("declare", "altered").code == 0
+    planned = mqtool("alter-queue", "altered", "--arg", 'nodes=["n1","zz"]', "--dry-run")
+    assert (planned.code, planned.err) == (0, "NOTED  no node 'zz' yet; copies are on: n1\n")
+    assert "; copies: 3 now, 1 then" in planned.out
+    made = mqtool("declare", "mistyped", "--arg", 'nodes=["n2","zz","n1","n3"]', "--json")
+    assert (made.code, made.err) == (0, "NOTED  no node 'zz' yet; copies are on: n2, n1, n3\n")
+    assert mqtool("delete", "mistyped").code == 0
+    both = mqtool("alter-queue", "altered", "--cancel", "--sync")
+    assert (both.code, both.err.count("\n"), "--cancel stands alone" in both.err) == (2, 1, True)
+    huge = mqtool("alter-queue", "altered", "--arg", "copies=99999999999999999999")
+    assert (huge.code, huge.err.count("\n"), "arguments.copies" in huge.err) == (2, 1, True)

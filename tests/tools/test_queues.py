@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from mirrorlog.tools.common.output import outage_fields, outages_view, page
-from mirrorlog.tools.queue import altered_text, former_view, queue_fields, queues_view, sync_text, within
+from mirrorlog.tools.common.places import altered_text, former_view, nodes_note, sync_text
+from mirrorlog.tools.queue import queue_fields, queues_view, within
 from mirrorlog.wire.messages.queues import (
     AlteredQueue,
     FormerSpan,
@@ -94,12 +95,13 @@ def test_what_former_logs_keep_of_queues_is_listed() -> None:
     """Goal: no log keeps anything without a name for it. Method: a queue with records in three former logs, of which
     one does not say how many bytes; and one that has none, which has no word more for programs."""
     sync = QueueSync(queue="q", wished=False, log="new", spans=[*SPANS, AWAY])
-    (_, table) = former_view([sync, QueueSync(queue="p", wished=False, log="new")])
+    (_, table, note) = former_view([sync, QueueSync(queue="p", wished=False, log="new")])
+    assert str(note) == "log c of queue q: nobody masters log c"
     rows = [line.split() for line in page(table).splitlines()[-3:]]
     assert rows == [
         ["q", "a", "new", "0", "40", "40", "4.0", "KiB"],
         ["q", "b", "new", "40", "50", "10", "1.0", "KiB"],
-        ["q", "c", "new", "50", "60", "10", "-"],
+        ["q", "c", "new", "50", "60", "10", "?"],
     ]
     assert former_view([]) == []
     queue = QueueInfo(name="q", queue_id=1, log_id="l", epoch=1, master="n1", mirrors=[], begin=0, next=9)
@@ -110,3 +112,33 @@ def test_what_former_logs_keep_of_queues_is_listed() -> None:
 def test_a_move_says_what_stays_behind() -> None:
     found = AlteredQueue(queues=["q"], rule="2-copies-memory", log="a", moves=True, left_records=3, done=True)
     assert "3 records stay there until they are freed, or copied" in altered_text(found)
+
+
+@pytest.mark.parametrize(("done", "words"), [(False, "would be copied"), (True, "will be copied")])
+def test_a_move_with_sync_says_that_what_stays_behind_is_copied(done: bool, words: str) -> None:
+    found = AlteredQueue(queues=["q"], rule="2-copies-memory", log="a", moves=True, left_records=3, done=done)
+    text = altered_text(found, sync=True)
+    assert f"3 records in the former log {words} once it has moved" in text
+    assert "freed" not in text
+
+
+@pytest.mark.parametrize("how", [{"moves": True}, {"copies_change": True}])
+def test_how_many_copies_there_are_and_will_be_is_said(how: dict[str, bool]) -> None:
+    """Nodes of before say nothing of it, and then nothing is said."""
+    found = AlteredQueue(queues=["q"], rule="on-n1-zz", log="a", copies_before=3, copies=1, **how)
+    assert "; copies: 3 now, 1 then" in altered_text(found)
+    assert "copies:" not in altered_text(AlteredQueue(queues=["q"], rule="on-n1-zz", log="a", **how))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "note"),
+    [
+        (["n1", "n2"], ""),
+        (["n1", "zz"], "no node 'zz' yet; copies are on: n1"),
+        (["zz", "yy"], "no node 'zz', 'yy' yet; of those named none is there, so there is one copy"),
+        (None, ""),
+    ],
+)
+def test_nodes_that_are_not_there_are_named(nodes: list[str] | None, note: str) -> None:
+    """Goal: a mistyped node takes no copy away without a word. Method: none, one, and all that are named are absent."""
+    assert nodes_note({"nodes": nodes}, ["n1", "n2", "n3"]) == note

@@ -29,7 +29,7 @@ from mirrorlog.cluster.state.commands import (
     TransientLogMade,
     member_of,
 )
-from mirrorlog.cluster.state.log_rules import copies_of, other_queue
+from mirrorlog.cluster.state.log_rules import other_queue, promised_of
 from mirrorlog.cluster.state.move_rules import why_not
 from mirrorlog.cluster.state.placements import NO_PLACES, LogPlaces, MovingQueue, Placement, Span
 from mirrorlog.cluster.state.state import (
@@ -95,7 +95,9 @@ class NodeView:
     def members(self) -> Iterable[Member]:
         """All but witnesses, which no client has any use for."""
         nodes = self.known.nodes if self.known is not None else {}
-        return [member_of(node, facts.addresses) for node, facts in nodes.items() if not facts.witness]
+        return [
+            member_of(node, facts.addresses) for node, facts in nodes.items() if not facts.witness and not facts.leaving
+        ]
 
     def logs(self) -> Mapping[UUID, LogAssignment]:
         """All logs there are, in the order of their numbers."""
@@ -369,9 +371,13 @@ class NodeView:
         return why_not(self._cluster_service().state, moved)
 
     def copies_of(self, rule: Placement) -> int:
-        """How many there would be now."""
-        state = self._cluster_service().state
-        return min(copies_of(rule), sum(not facts.witness for facts in state.nodes.values()))
+        """See `ports.ClusterView`."""
+        staying = [
+            node
+            for node, facts in self._cluster_service().state.nodes.items()
+            if not facts.witness and not facts.leaving
+        ]
+        return promised_of(rule, [node for node in staying if not rule.nodes or node in rule.nodes])
 
     def may_alter(self, log_id: UUID, rule: Placement) -> bool:
         """See `ports.ClusterView`."""

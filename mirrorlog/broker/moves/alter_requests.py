@@ -251,18 +251,20 @@ class AlterRequests:
     def _answer(self, log: HostedLog, plan: _Plan, *, moves: bool, done: bool) -> AlteredQueue:
         facts, index = self._view.log_facts(str(log.log_id)), log.replica.index
         held = len(facts.replicas) if facts is not None else 0
-        copies = log.replica.log.end - log.replica.log.begin
         left = sum(index.next_confirmed(each) - index.begin(each) for each in plan.ids)
-        more = max(0, self._view.copies_of(plan.rule) - held) if plan.in_place else 0
+        will = self._view.copies_of(plan.rule)
+        changes = plan.in_place and self._view.rule_of(log.log_id) != plan.rule
         return AlteredQueue(
             queues=list(plan.names),
             rule=plan.rule.words,
             log=log.name,
             moves=moves,
-            copies_change=plan.in_place and self._view.rule_of(log.log_id) != plan.rule,
-            copied_bytes=more * copies,
+            copies_change=changes,
+            copied_bytes=max(0, will - held) * (log.replica.log.end - log.replica.log.begin) if plan.in_place else 0,
             left_records=left if moves else 0,
             done=done,
+            copies_before=held,
+            copies=will if moves or changes else held,
         )
 
     async def _log(self, log: HostedLog, plan: _Plan) -> None:

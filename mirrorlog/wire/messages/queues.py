@@ -234,7 +234,8 @@ class AlterQueue(Message, frozen=True):
 class AlteredQueue(Message, frozen=True, kw_only=True):
     """`queues`: it, and those of its log group; `rule`: by which they are from now on; `log`: the name of the one that
     they were in. `moves`: they go to another log, and `left_records` stay in the former one until they are freed.
-    `copies_change`: their log has other copies, for which `copied_bytes` are copied. `done`: it is decided."""
+    `copies_change`: their log has other copies, for which `copied_bytes` are copied. `done`: it is decided. `copies`:
+    how many there will be, of `copies_before` now, as the nodes are; 0 from older nodes."""
 
     queues: list[str]
     rule: str
@@ -244,6 +245,8 @@ class AlteredQueue(Message, frozen=True, kw_only=True):
     copied_bytes: int = 0
     left_records: int = 0
     done: bool = False
+    copies_before: int = 0
+    copies: int = 0
 
 
 class SyncQueue(Message, frozen=True):
@@ -258,7 +261,7 @@ class SyncQueue(Message, frozen=True):
 class FormerSpan(msgspec.Struct, frozen=True, kw_only=True):
     """What a former log alone keeps of a queue that has moved: `records`, queue offsets from `first` up to `next`;
     what is copied already is not counted. `log`: its name; `size`: bytes of their batches, -1 while nobody says, for
-    the reason `unknown`."""
+    the reason `unknown`. `mqtool queues` says -1 `records` where the queue's master does not tell."""
 
     log: str
     log_id: str
