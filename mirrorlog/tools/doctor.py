@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from mirrorlog.errors import AccessRefused, LogUnavailable, MirrorlogError, NoSuchQueue, QueueExclusive, RequestTimeout
-from mirrorlog.tools.common.cluster_status import NODE_SECONDS, gather, key_of, select, syncs_of
+from mirrorlog.errors import AccessRefused, MirrorlogError, NoSuchQueue, QueueExclusive, RequestTimeout
+from mirrorlog.tools.common.cluster_status import NODE_SECONDS, gather, key_of, of_logs, syncs_of
 from mirrorlog.tools.common.options import AsJson, OnlyVirtualHost
 from mirrorlog.tools.common.output import emit
 from mirrorlog.tools.common.session import session_of
 from mirrorlog.tools.doctor_findings import STOPS, Diagnosis, Facts, findings
 from mirrorlog.wire.messages.groups import GroupsFound
+from mirrorlog.wire.messages.queues import Metadata, MoveOfQueue
 from mirrorlog.wire.names import shown
 
 if TYPE_CHECKING:
@@ -72,10 +72,9 @@ async def facts_of(client: Client, queue: str | None = None) -> Facts:
 
     names = [each.name for each in metadata.queues if each.name not in lost]
     asked = asyncio.gather(*map(groups, names))
-    status = await gather(client)
+    status = await gather(client, metadata)
     if queue is not None:
-        with suppress(NoSuchQueue, LogUnavailable):  # those that know it are down
-            status = select(status, queue=queue)
+        status = of_logs(status, queue, _logs_of(metadata))
     answers = dict(zip(names, await asked, strict=True))
     syncs = await syncs_of(client, [each for each in metadata.queues if each.name not in lost])
     return Facts(
@@ -83,6 +82,8 @@ async def facts_of(client: Client, queue: str | None = None) -> Facts:
         queues=metadata.queues,
         outages=metadata.outages,
         syncs=syncs,
+        moves=[move for move in await _moves(client) if queue in (None, move.queue)],
+        members=[node.node_id for node in metadata.nodes],
         groups={name: each for name, each in answers.items() if isinstance(each, GroupsFound)},
         unasked={
             name: each.message
@@ -90,6 +91,21 @@ async def facts_of(client: Client, queue: str | None = None) -> Facts:
             if isinstance(each, MirrorlogError) and not isinstance(each, _NOT_FOR_US)
         },
     )
+
+
+def _logs_of(metadata: Metadata) -> set[str]:
+    """Ids of all logs that have records of these queues."""
+    found = {log_id for each in metadata.queues for log_id in (each.log_id, *(span.log_id for span in each.spans))}
+    return found | {outage.log_id for outage in metadata.outages}
+
+
+async def _moves(client: Client) -> list[MoveOfQueue]:
+    """None while nobody tells, or all nodes are older than moves are."""
+    try:
+        async with asyncio.timeout(NODE_SECONDS):
+            return (await client.admin.moves()).moves
+    except (MirrorlogError, TimeoutError):
+        return []
 
 
 def text_of(found: Sequence[Diagnosis]) -> str:

@@ -10,16 +10,17 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
 
 from mirrorlog.tools.common.cluster_status import AllStatuses, LogCopy, UnreachedLog, authorities, newest_view
 from mirrorlog.tools.common.output import bytes_text
+from mirrorlog.tools.common.places import absent_nodes
 from mirrorlog.tools.common.records import printable
 from mirrorlog.wire.messages.groups import GroupInfo, GroupsFound
-from mirrorlog.wire.messages.queues import QueueInfo, QueueOutage, QueueSync
+from mirrorlog.wire.messages.queues import MoveOfQueue, QueueInfo, QueueOutage, QueueSync
 from mirrorlog.wire.messages.status import LogStatus, MirrorStatus, PlacedLog, QueueStatus, Status
 from mirrorlog.wire.names import shown
 
@@ -78,6 +79,13 @@ _ADVICE: Final[Mapping[tuple[str, str], str]] = {
     ("queue", "records-left"): "mqtool sync-queue {} copies them to its own log, or retention frees them",
     ("queue", "sync"): "it goes on by itself when that is over: mqtool sync-queue {} --watch",
     ("queue", "nodes-down"): "start node {}",
+    ("queue", "nodes-missing"): "start a node of that name, or name others: mqtool alter-queue {} --arg nodes=…, or "
+    "--arg copies=…",
+    (
+        "queue",
+        "move-waits",
+    ): "mend what is named, it is tried again: mqtool rebalance --dry-run; or let it stay where it "
+    "is: mqtool alter-queue {} --cancel",
     ("queue", "not-answered"): "see its log and its nodes; ask again",
     ("queue", "never-read"): "start a consumer, or take it out of the bindings if nobody wants it (mqtool bindings)",
     ("queue", "full"): _CONSUMERS + ", or mqtool purge; with x-overflow drop-head the oldest would go instead",
@@ -109,7 +117,7 @@ def _say(what: str, name: str, reason: str, text: str, *, stops: bool = False, s
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """What all nodes tell, from which diagnoses are made. `status`: of all nodes; `queues`, `outages`: as the cluster
     lists them; `groups`: by queue, as its master told; `unasked`: why one did not, by queue; `syncs`: what former logs
-    keep of queues, by queue."""
+    keep of queues, by queue; `moves`: of queues to other logs; `members`: names of all nodes."""
 
     status: AllStatuses
     queues: list[QueueInfo] = []
@@ -117,6 +125,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     groups: Mapping[str, GroupsFound] = {}
     unasked: Mapping[str, str] = {}
     syncs: Mapping[str, QueueSync] = {}
+    moves: list[MoveOfQueue] = []
+    members: list[str] = []
 
 
 def findings(facts: Facts) -> list[Diagnosis]:
@@ -303,9 +313,32 @@ def _queues(facts: Facts, statuses: Mapping[str, QueueStatus]) -> Iterator[Diagn
             )
             yield _say("queue", shown(info.name), "never-read", text)
         yield from _full(info, told, statuses.get(info.name))
+        yield from _nodes_missing(info, facts.members)
+    for move in facts.moves:
+        yield from _move_waits(move)
     for sync in facts.syncs.values():
         yield from _left(sync)
     yield from _timeouts(facts)
+
+
+def _nodes_missing(info: QueueInfo, members: Collection[str]) -> Iterator[Diagnosis]:
+    """Names may be of nodes that are still to come, or mistyped: either way there are so many copies less."""
+    absent = absent_nodes(info.effective or info.arguments, members)
+    if members and absent:
+        on = ", ".join(each for each in (info.master, *info.mirrors) if each) or "no node"
+        text = (
+            f"queue {shown(info.name)} asks for copies on {', '.join(absent)}, which the cluster does not have; its "
+            f"copies are on {on}"
+        )
+        yield _say("queue", shown(info.name), "nodes-missing", text, start=shown(info.name))
+
+
+def _move_waits(move: MoveOfQueue) -> Iterator[Diagnosis]:
+    """Of a move that gets on there is no reason."""
+    if move.queue and move.reason:
+        to = f" to {move.target}" if move.target else ""
+        text = f"queue {shown(move.queue)} shall go from log {move.source}{to}, and does not: {move.reason}"
+        yield _say("queue", shown(move.queue), "move-waits", text, start=shown(move.queue))
 
 
 def _left(sync: QueueSync) -> Iterator[Diagnosis]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,6 +22,7 @@ from mirrorlog.tools.common.cluster_status import (
     copies,
     gather,
     key_of,
+    log_names,
     log_warnings,
     newest_view,
     select,
@@ -49,11 +50,12 @@ if TYPE_CHECKING:
 # The tables of `mqtool offsets`: one per kind, each within 100 columns. Pure: a status in, something to print out.
 
 
-def offsets_view(status: AllStatuses) -> RenderableType:
-    """All tables that have rows, with a blank line between, and what is wrong in plain words below the first."""
+def offsets_view(status: AllStatuses, names: Mapping[str, str] | None = None) -> RenderableType:
+    """All tables that have rows, with a blank line between, and what is wrong in plain words below the first. `names`:
+    of logs by id, also of those that the status is without."""
     best = authorities(status)
     parts = [_logs(status), *_notes(status, best), *_placement(status), *_mirrors(best), *_queues(best)]
-    parts += [*_left(best), *_groups(best), *_former(status)]
+    parts += [*_left(best, log_names(status) if names is None else names), *_groups(best), *_former(status)]
     return Group(*_spaced(parts))
 
 
@@ -206,12 +208,12 @@ def _queues(best: list[LogCopy]) -> list[RenderableType]:
     return [table("QUEUES", ("queue", "id", "log", *numbers), rows, numbers=numbers)] if rows else []
 
 
-def _left(best: list[LogCopy]) -> list[RenderableType]:
-    names = {copy.log.log_id: copy.log.name for copy in best}
+def _left(best: list[LogCopy], names: Mapping[str, str]) -> list[RenderableType]:
     rows = [
         (shown(left.queue), copy.log.name, str(left.begin), str(left.next), names.get(left.moved_to, left.moved_to))
         for copy in best
         for left in copy.log.left
+        if left.moved_to != copy.log.log_id
     ]
     columns = ("queue", "in log", "first", "next", "moved to")
     return [table("RECORDS in former logs of their queues", columns, rows, numbers=("first", "next"))] if rows else []
@@ -222,7 +224,8 @@ def _groups(best: list[LogCopy]) -> list[RenderableType]:
     return [groups_view(groups, title="CONSUMER GROUPS")] if groups else []
 
 
-_Look = Callable[["Client"], Coroutine[Any, Any, AllStatuses]]
+_Look = Callable[["Client"], Coroutine[Any, Any, tuple[AllStatuses, dict[str, str]]]]
+"""What is asked for, and the names of all logs by id."""
 
 
 def offsets(
@@ -230,7 +233,7 @@ def offsets(
     *,
     node: Annotated[str | None, typer.Option(help="Only this node, as holder or as mirror.")] = None,
     log: Annotated[str | None, typer.Option(help="Only this log (name or id).")] = None,
-    queue: Annotated[str | None, typer.Option(help="Only this queue, its groups and its log.")] = None,
+    queue: Annotated[str | None, typer.Option(help="Only this queue, its groups and its logs.")] = None,
     vhost: OnlyVirtualHost = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh in place until Ctrl-C.")] = False,
     every: Annotated[float, typer.Option(min=0.1, help="Seconds between refreshes of --watch.")] = 1.0,
@@ -245,22 +248,23 @@ def offsets(
     """
     session = session_of(context)
 
-    async def look(client: Client) -> AllStatuses:
-        return select(await gather(client), node=node, log=log, queue=key_of(vhost, queue), vhost=vhost)
+    async def look(client: Client) -> tuple[AllStatuses, dict[str, str]]:
+        whole = await gather(client)
+        return select(whole, node=node, log=log, queue=key_of(vhost, queue), vhost=vhost), log_names(whole)
 
     if watch:
         with contextlib.suppress(KeyboardInterrupt):
             _watch(session, look, every=every, as_json=as_json)
         return
-    status = session.run(look)
-    emit(as_json, status, offsets_view(status))
+    status, names = session.run(look)
+    emit(as_json, status, offsets_view(status, names))
 
 
 def _watch(session: ToolSession, look: _Look, *, every: float, as_json: bool) -> None:
     """Look again and again, each time over a new connection: the server that answered before may be gone."""
     if as_json:
         while True:
-            print_json_line(session.run(look))
+            print_json_line(session.run(look)[0])
             time.sleep(every)
     with Live(console=terminal_console(), auto_refresh=False) as live:
         while True:
@@ -270,7 +274,7 @@ def _watch(session: ToolSession, look: _Look, *, every: float, as_json: bool) ->
 
 def _view(session: ToolSession, look: _Look) -> RenderableType:
     try:
-        return offsets_view(session.run(look))
+        return offsets_view(*session.run(look))
     except MirrorlogError as error:
         # Watching goes on: what it is there for is to see the cluster come back.
         return Text(f"{error}; trying again", style="red")

@@ -16,9 +16,20 @@ from mirrorlog.errors import (
     NoSuchLog,
     NoSuchQueue,
 )
-from mirrorlog.tools.common.cluster_status import AllStatuses, authorities, gather, select, syncs_of
+from mirrorlog.tools.common.cluster_status import (
+    AllStatuses,
+    UnreachedLog,
+    authorities,
+    gather,
+    log_names,
+    of_logs,
+    select,
+    syncs_of,
+)
+from mirrorlog.tools.common.output import page
+from mirrorlog.tools.offsets import offsets_view
 from mirrorlog.wire.messages.queues import FormerSpan, Metadata, NodeInfo, QueueInfo, QueueOutage, QueueSync, SpanInfo
-from mirrorlog.wire.messages.status import Status
+from mirrorlog.wire.messages.status import FormerStatus, LeftQueueStatus, Status
 from mirrorlog.wire.names import qualified
 from tests.tools.statuses import (
     LOG_ID,
@@ -229,3 +240,40 @@ async def test_what_is_in_the_log_that_a_queue_has_come_back_to_is_not_elsewhere
     assert (await syncs_of(client, [CAME_BACK]))["q"].spans == spans[1:]
     alone = msgspec.structs.replace(CAME_BACK, spans=[SpanInfo(log_id="x", first=0), SpanInfo(log_id="x", first=40)])
     assert await syncs_of(client, [alone]) == {}
+
+
+def test_of_a_queue_only_its_logs_and_their_nodes_are_left() -> None:
+    """Goal: who asks for one queue hears of no other log. Method: three nodes of which n3 has another log alone, and is
+    away; a former copy of each log; the log that both nodes have, and one that nobody has."""
+    other = placed("second", log_id="other", replicas=["n2", "n3"], master="", waits_for=["n3"])
+    cluster = view(placed(replicas=["n1", "n2"]), other)
+    formers = [FormerStatus(log_id=log_id, name="", size_bytes=1, since_us=0) for log_id in (LOG_ID, "other")]
+    nodes = [
+        msgspec.structs.replace(node_status("n1", log_status(mirrors=[]), OTHER), cluster=cluster, former=formers),
+        msgspec.structs.replace(node_status("n4", OTHER), cluster=cluster),
+    ]
+    unreached = [UnreachedLog(log_id="other", name="second", nodes=["n3"], reason="down")]
+    status = msgspec.structs.replace(cluster_status(*nodes, unreachable=(N3_DOWN,)), unreached=unreached)
+    found = of_logs(status, "flights", {LOG_ID})
+    assert names(found) == {"n1": ["main"]}
+    assert [queue.name for copy in authorities(found) for queue in copy.log.queues] == ["flights"]
+    assert (found.unreachable, found.unreached) == ([], [])
+    assert [former.log_id for former in found.nodes[0].former] == [LOG_ID]
+    assert found.nodes[0].cluster is not None
+    assert [log.name for log in found.nodes[0].cluster.logs] == ["main"]
+    there = of_logs(status, "flights", {LOG_ID, "other"})
+    assert (there.unreachable, there.unreached) == ([N3_DOWN], unreached)
+
+
+def test_records_in_former_logs_are_those_of_the_queue_that_is_asked_for() -> None:
+    """Goal: --queue holds for what queues have left behind, and the log that they went to has its name. Method: two
+    queues have left a log, which has none of them any more."""
+    left = [LeftQueueStatus(queue=name, queue_id=1, begin=0, next=5, moved_to=LOG_ID) for name in ("flights", "other")]
+    former = msgspec.structs.replace(OTHER, left=left)
+    whole = cluster_status(node_status("n1", log_status(mirrors=[]), former))
+    found = select(whole, queue="flights")
+    assert names(found) == {"n1": ["main", "second"]}
+    assert [each.queue for copy in authorities(found) for each in copy.log.left] == ["flights"]
+    of_log = select(whole, log="second")
+    rows = page(offsets_view(of_log, log_names(whole))).split("RECORDS in former logs")[1].splitlines()[2:4]
+    assert [row.split() for row in rows] == [[name, "second", "0", "5", "main"] for name in ("flights", "other")]

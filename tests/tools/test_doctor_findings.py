@@ -10,7 +10,7 @@ import pytest
 from mirrorlog.tools.doctor import text_of
 from mirrorlog.tools.doctor_findings import NOTED, STOPS, Diagnosis, Facts, findings, reasons
 from mirrorlog.wire.messages.groups import GroupInfo, GroupsFound, LeaseInfo
-from mirrorlog.wire.messages.queues import FormerSpan, HoldInfo, QueueInfo, QueueOutage, QueueSync
+from mirrorlog.wire.messages.queues import FormerSpan, HoldInfo, MoveOfQueue, QueueInfo, QueueOutage, QueueSync
 from mirrorlog.wire.messages.status import (
     ClusterStatus,
     DiskStatus,
@@ -448,3 +448,24 @@ def test_what_is_being_copied_needs_nobody() -> None:
     span = FormerSpan(log="old", log_id="x", first=0, next=9, records=9)
     told = QueueSync(queue="q", wished=True, log="new", spans=[span])
     assert findings(msgspec.structs.replace(with_log(healthy()), syncs={"q": told})) == []
+
+
+def test_a_queue_whose_nodes_are_not_all_there_is_named() -> None:
+    """Goal: a mistyped node is found later, too. Method: one of two nodes is unknown; then all are there."""
+    facts = msgspec.structs.replace(with_group({"nodes": ["n1", "zz"]}), members=["n1", "n2"])
+    found = only(facts)
+    assert (found.what, found.name, found.reason, found.weight) == ("queue", "q", "nodes-missing", NOTED)
+    assert "asks for copies on zz, which the cluster does not have; its copies are on n1" in found.text
+    assert "mqtool alter-queue q --arg nodes" in found.advice
+    assert findings(msgspec.structs.replace(facts, members=["n1", "zz"])) == []
+
+
+def test_a_move_that_does_not_get_on_is_told_with_its_reason() -> None:
+    """Of one that gets on, and of a node that does not say what shall move, nothing is said."""
+    stuck = MoveOfQueue(queue="q", source="main", target="other", reason="nobody masters that log", told=True)
+    going = MoveOfQueue(queue="p", source="main", target="other", stage="left", told=True)
+    silent = MoveOfQueue(queue="", source="", target="", stage="unknown", reason="node n1: down")
+    found = only(msgspec.structs.replace(with_log(healthy()), moves=[stuck, going, silent]))
+    assert (found.what, found.name, found.reason, found.weight) == ("queue", "q", "move-waits", NOTED)
+    assert "from log main to other, and does not: nobody masters that log" in found.text
+    assert "mqtool alter-queue q --cancel" in found.advice

@@ -50,12 +50,13 @@ def test_a_view_is_printed_as_recorded(name: str, view: RenderableType) -> None:
 def test_what_a_queue_has_left_in_a_log_is_told_with_where_it_went() -> None:
     """By the name of that log, where it is known; by its id else."""
     left = [
-        LeftQueueStatus(queue="/orders", queue_id=7, begin=3, next=20, moved_to=LOG_ID),
+        LeftQueueStatus(queue="/orders", queue_id=7, begin=3, next=20, moved_to="2nd"),
         LeftQueueStatus(queue="/far", queue_id=8, begin=0, next=5, moved_to="elsewhere"),
     ]
-    text = page(offsets_view(cluster_status(node_status("n1", log_status(left=left)))))
+    status = cluster_status(node_status("n1", log_status(left=left)))
+    text = page(offsets_view(status, {"2nd": "second"}))
     rows = [line.split() for line in text.partition("RECORDS in former logs")[2].splitlines()[1:4]]
-    assert [row[1:] for row in rows[1:]] == [["main", "3", "20", "main"], ["main", "0", "5", "elsewhere"]]
+    assert [row[1:] for row in rows[1:]] == [["main", "3", "20", "second"], ["main", "0", "5", "elsewhere"]]
 
 
 def test_no_number_is_cut_or_wrapped_at_100_columns() -> None:

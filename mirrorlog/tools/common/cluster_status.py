@@ -8,7 +8,7 @@ decided is as the node with the newest view of it says.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -262,6 +262,37 @@ def select(
     )
 
 
+def of_logs(status: AllStatuses, queue: str, log_ids: Collection[str]) -> AllStatuses:
+    """Only what concerns a queue (its key) whose records are in these logs, and the nodes that shall hold them, as the
+    newest view of all has it. Pure."""
+    newest = newest_view(status.nodes)
+    placed = [log for log in newest.logs if log.log_id in log_ids] if newest is not None else []
+    holders = {node for log in placed for node in log.replicas}
+    nodes = [
+        msgspec.structs.replace(
+            each,
+            logs=[log for log in _logs(each, None, None, None, lambda name: name == queue) if log.log_id in log_ids],
+            cluster=None if each.cluster is None else msgspec.structs.replace(each.cluster, logs=placed),
+            former=[former for former in each.former if former.log_id in log_ids],
+        )
+        for each in status.nodes
+    ]
+    return msgspec.structs.replace(
+        status,
+        nodes=[each for each in nodes if each.logs or each.node_id in holders],
+        unreachable=[each for each in status.unreachable if newest is None or each.node_id in holders],
+        outages=[each for each in status.outages if each.name == queue],
+        unreached=[each for each in status.unreached if each.log_id in log_ids],
+    )
+
+
+def log_names(status: AllStatuses) -> dict[str, str]:
+    """By id, of all logs that are known. Pure."""
+    view = newest_view(status.nodes)
+    placed = {log.log_id: log.name for log in view.logs} if view is not None else {}
+    return placed | {copy.log.log_id: copy.log.name for copy in copies(status)}
+
+
 def _view(view: ClusterStatus | None, log_ids: set[str]) -> ClusterStatus | None:
     """What the cluster has decided of these logs."""
     if view is None:
@@ -274,7 +305,9 @@ def _logs(
 ) -> Iterator[LogStatus]:
     for each in status.logs:
         named = log in (None, each.name, each.log_id) and (
-            queue is None or any(queue == one.name for one in each.queues)
+            queue is None
+            or any(queue == one.name for one in each.queues)
+            or any(queue == left.queue for left in each.left)
         )
         mirrors = [mirror for mirror in each.mirrors if node in (None, status.node_id, mirror.node_id)]
         if named and (mirrors or node in (None, status.node_id)):
@@ -285,6 +318,7 @@ def _logs(
                 groups=[one for one in each.groups if wanted(one.queue)],
                 holds=[one for one in each.holds if wanted(one.queue)],
                 producers=[one for one in each.producers if wanted(one.queue)],
+                left=[one for one in each.left if wanted(one.queue)],
             )
 
 
