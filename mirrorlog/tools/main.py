@@ -62,6 +62,7 @@ from mirrorlog.tools.topology import (
     exchanges,
     list_operator_policies,
     list_policies,
+    list_queues,
     set_operator_policy,
     set_policy,
     unbind,
@@ -146,7 +147,15 @@ for command in (
     *(exchanges, bind, unbind, bindings, vhosts, users),
     *(exchange_declare, exchange_delete, vhost_add, vhost_delete, user_set, user_delete, user_permissions, user_limits),
     *(find_offset, landing_end, group_delete, delete, alter_queue, sync_queue, group_reset, forget_node, free_former),
-    *(set_policy, clear_policy, list_policies, set_operator_policy, clear_operator_policy, list_operator_policies),
+    *(
+        list_queues,
+        set_policy,
+        clear_policy,
+        list_policies,
+        set_operator_policy,
+        clear_operator_policy,
+        list_operator_policies,
+    ),
     recover_cluster,
 ):
     app.command()(command)

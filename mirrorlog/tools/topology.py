@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
+import msgspec
 import typer
 from rich.console import RenderableType
 
 from mirrorlog.errors import BadRequest
+from mirrorlog.tools.common.cluster_status import AllStatuses, gather, newest_view
 from mirrorlog.tools.common.options import AsJson, OnlyVirtualHost, VirtualHost, parse_arguments
-from mirrorlog.tools.common.output import NOTHING, emit, table
+from mirrorlog.tools.common.output import NOTHING, emit, emit_with_outages, table
 from mirrorlog.tools.common.session import session_of
+from mirrorlog.wire.messages.queues import Metadata, QueueInfo
+from mirrorlog.wire.messages.status import QueueStatus
 from mirrorlog.wire.messages.topology import Routing, VirtualHostInfo
-from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST
+from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, split
 from mirrorlog.wire.policies import APPLY_TO, ApplyTo, NoSuchPolicy, PolicyRow
 from mirrorlog.wire.routing import PREDEFINED, Binding
 
@@ -390,3 +394,107 @@ def _policy_fields(row: PolicyRow) -> dict[str, Any]:
         "ties": row.ties,
         "reason": row.reason,
     }
+
+
+# --- Queues, by RabbitMQ's columns ------------------------------------------------------------------------------------
+
+
+class ListedQueue(NamedTuple):
+    """`copies_in_sync`: nodes; `told`: by the master of its log; None while that says nothing."""
+
+    info: QueueInfo
+    copies_in_sync: list[str]
+    told: QueueStatus | None
+
+
+def _sum(queue: ListedQueue, *names: str) -> int | None:
+    counts: list[int] = [getattr(queue.told, name, -1) for name in names]
+    return None if min(counts) < 0 else sum(counts)  # -1: nobody tells
+
+
+def _in_sync(queue: ListedQueue) -> list[str]:
+    return [node for node in queue.info.mirrors if node in queue.copies_in_sync]
+
+
+def _made(queue: ListedQueue) -> dict[str, Any]:
+    info = queue.info
+    return {key: info.effective[key] for key, source in info.sources.items() if source != "argument"}
+
+
+COLUMNS: Final[Mapping[str, Callable[[ListedQueue], Any]]] = {
+    "name": lambda queue: split(queue.info.name)[1],
+    "vhost": lambda queue: split(queue.info.name)[0],
+    "type": lambda queue: "classic",
+    "durable": lambda queue: queue.info.arguments.get("durable", True),
+    "auto_delete": lambda queue: queue.info.arguments.get("auto-delete", False),
+    "exclusive": lambda queue: queue.info.arguments.get("exclusive", False),
+    "arguments": lambda queue: queue.info.arguments,
+    "policy": lambda queue: queue.info.policy,
+    "operator_policy": lambda queue: queue.info.operator_policy,
+    "effective_policy_definition": _made,
+    "state": lambda queue: "down" if queue.info.reason or not queue.info.master else "running",
+    "reason": lambda queue: queue.info.reason,
+    **dict.fromkeys(("pid", "leader", "master"), lambda queue: queue.info.master),
+    **dict.fromkeys(("slave_pids", "mirrors"), lambda queue: queue.info.mirrors),
+    **dict.fromkeys(("synchronised_slave_pids", "in_sync"), _in_sync),
+    "members": lambda queue: [queue.info.master, *queue.info.mirrors],
+    "messages": lambda queue: _sum(queue, "ready", "unacknowledged"),
+    "messages_ready": lambda queue: _sum(queue, "ready"),
+    "messages_unacknowledged": lambda queue: _sum(queue, "unacknowledged"),
+    "consumers": lambda queue: _sum(queue, "consumers"),
+    "first": lambda queue: queue.info.begin,
+    "next": lambda queue: queue.info.next,
+    "log": lambda queue: queue.info.log_id,
+}
+"""Those of RabbitMQ's that mean something here, by its names, and ours: nodes where it has processes."""
+
+
+def list_queues(
+    context: typer.Context,
+    columns: Annotated[list[str] | None, typer.Argument(help=f"Of {', '.join(COLUMNS)}.", show_default=False)] = None,
+    vhost: OnlyVirtualHost = None,
+    as_json: AsJson = False,
+) -> None:
+    """List queues by any columns, under RabbitMQ's names of them; name and messages by default.
+
+    Queues of which no node can tell come last, with the reason.
+
+    Example: mqtool list_queues name policy pid slave_pids synchronised_slave_pids state
+    """
+    wanted = columns or ["name", "messages"]
+    if unknown := [each for each in wanted if each not in COLUMNS]:
+        raise BadRequest(f"info keys {', '.join(unknown)} are not supported; there are {', '.join(COLUMNS)}")
+
+    async def ask(client: Client) -> tuple[Metadata, AllStatuses]:
+        metadata = await client.admin.metadata()
+        return metadata, await gather(client, metadata)
+
+    metadata, statuses = session_of(context).run(ask)
+    facts = [each for each in queue_facts(metadata, statuses) if vhost in (None, split(each.info.name)[0])]
+    rows = [{column: COLUMNS[column](queue) for column in wanted} for queue in facts]
+    cells = [[_cell(row[column]) for column in wanted] for row in rows]
+    outages = [each for each in metadata.outages if vhost in (None, split(each.name)[0])]
+    emit_with_outages(as_json, rows, table("", wanted, cells), outages)
+
+
+def queue_facts(metadata: Metadata, statuses: AllStatuses) -> list[ListedQueue]:
+    """By name. Pure."""
+    view = newest_view(statuses.nodes)
+    in_sync = {log.log_id: log.in_sync for log in view.logs} if view is not None else {}
+    told = {
+        (log.log_id, queue.name): queue
+        for node in statuses.nodes
+        for log in node.logs
+        if log.role == "master"
+        for queue in log.queues
+    }
+    return [
+        ListedQueue(info, in_sync.get(info.log_id, []), told.get((info.log_id, info.name)))
+        for info in sorted(metadata.queues, key=lambda info: info.name)
+    ]
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(str, value))}]"
+    return "" if value is None else value if isinstance(value, str) else msgspec.json.encode(value).decode()

@@ -164,6 +164,10 @@ def test_the_commands(cluster: Cluster) -> None:
         "definition": {"ha-mode": "exactly", "ha-params": 2}, "priority": 1, "queues": 1, "ties": ["c-b"], "reason": "",
     }  # fmt: skip
     assert "before c-b by name" in mqtool("list_policies")[1]
+    columns = ("name", "policy", "pid", "slave_pids", "synchronised_slave_pids", "state")
+    listed = {row["name"]: row for row in json.loads(mqtool("list_queues", *columns, "--json")[1])}
+    assert (listed["c"]["policy"], listed["c"]["state"], len(listed["c"]["slave_pids"])) == ("c-a", "running", 1)
+    assert "info keys memory are not supported" in mqtool("list_queues", "name", "memory")[1]
     for name in ("c-a", "c-b"):
         assert mqtool("clear_policy", name)[0] == 0
     code, text = mqtool("clear_policy", "c-a")

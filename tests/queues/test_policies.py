@@ -8,10 +8,12 @@ import pytest
 
 from mirrorlog.cluster.state.topology import VirtualHost
 from mirrorlog.errors import BadRequest
+from mirrorlog.queues.changes import QueueGoverned, encode_change
 from mirrorlog.queues.policies import check_policy, chosen, effective, ties, wrong_keys
 from mirrorlog.queues.policies import governed as governed_host
 from mirrorlog.wire.policies import Policy
 from mirrorlog.wire.routing import Exchange
+from tests.queues.statelog import Master
 
 ALL = {"ha-mode": "all"}
 
@@ -181,3 +183,50 @@ def test_the_alternate_exchange_of_a_policy() -> None:
     assert alternates == {"events": "spare", "early": "own", "orders": ""}
     without = VirtualHost(exchanges=exchanges, policies={"p": Policy("^e", {"max-length": 1})})
     assert governed_host(without) is without
+
+
+# --- In a queue's log -------------------------------------------------------------------------------------------------
+
+
+def governs(master: Master, queue_id: int, policy: str, **arguments: Any) -> int:
+    """Where the change begins in the log."""
+    change = QueueGoverned(queue_id=queue_id, version=len(master.log.batches), policy=policy, arguments=arguments)
+    return master.append(encode_change(change)).log_offset
+
+
+def test_what_holds_counts_from_its_append_and_a_cut_takes_it_back() -> None:
+    """Goal: copies go by the same from the same record on. Method: a limit by a policy, another one, and none; cut one
+    after the other, and not what is confirmed."""
+    master = Master()
+    queue_id, registry = master.declare("q", **{"x-max-length": 9}), master.derived.registry
+
+    def limit() -> int | None:
+        return registry.lengths[queue_id].records if queue_id in registry.lengths else None
+
+    first = governs(master, queue_id, "p", **{"x-max-length": 5})
+    second = governs(master, queue_id, "p", **{"x-message-ttl": 7})
+    third = governs(master, queue_id, "")
+    assert (limit(), registry.ttls, registry.find("q").effective) == (9, {}, {"x-max-length": 9})
+    registry.cut(third)
+    assert (limit(), registry.ttls) == (None, {queue_id: 7})
+    registry.confirm(second)
+    registry.cut(second)
+    assert (limit(), registry.find("q").arguments) == (5, {"x-max-length": 9})
+    registry.cut(first)
+    assert limit() == 5, "it is confirmed"
+
+
+def test_a_checkpoint_tells_what_holds() -> None:
+    """Goal: a copy that begins with a checkpoint goes by its queues' policies. Method: two queues, one is governed."""
+    master = Master()
+    governed_id, other_id = master.declare("q", copies=2), master.declare("r")
+    governs(master, governed_id, "p", **{"x-max-length": 5})
+    master.confirm_all()
+    began_at = master.log.end
+    master.checkpoint()
+    registry = master.rebuilt(began_at).registry
+    queue = registry.find("q")
+    assert (queue.arguments, queue.effective) == ({"copies": 2}, {"x-max-length": 5})
+    assert queue.governed == master.derived.registry.find("q").governed
+    assert registry.lengths.keys() == {governed_id}
+    assert registry.by_id[other_id].governed is None
