@@ -31,6 +31,9 @@ behind, and the log serves them faster than a table."""
 COPIES_ASKED_MAX: Final = 255
 """Of a queue: more than there are nodes means all."""
 
+ALL: Final = "all"
+"""What may be said for that number of copies; nobody stores it, nor has to know it but who is asked."""
+
 DELIVERY_LIMIT_MAX: Final = 254
 """Attempts are counted up to one more."""
 
@@ -59,6 +62,7 @@ _MAX_LENGTH_BYTES: Final = "x-max-length-bytes"
 _OVERFLOW: Final = "x-overflow"
 _LOG_GROUP: Final = "x-log-group"
 _NODES: Final = "nodes"
+_COPIES: Final = "copies"
 MIN_IN_SYNC: Final = "min_in_sync"
 SYNC_MODE: Final = "ha-sync-mode"
 REPLACE_AFTER: Final = "replace-after-ms"
@@ -82,7 +86,7 @@ _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys((LOCATOR, _LOCATOR_OF_RABBITMQ), ("min-masters", "client-local", "random")),
 }
 _NUMBERS: Final[Mapping[str, _Number]] = {
-    "copies": _Number(1, COPIES_ASKED_MAX),
+    _COPIES: _Number(1, COPIES_ASKED_MAX),
     MIN_IN_SYNC: _Number(1, COPIES_MAX),
     **dict.fromkeys(_LIMITS, _Number(1, _NUMBER_MAX, "that of the log")),
     _TIER_KEEP: _Number(0, _NUMBER_MAX // 1000),
@@ -144,6 +148,11 @@ def _check_shape(arguments: Mapping[str, Any]) -> None:
                 f"argument {_shown(key)} is no number, text, bytes or flag, nor lists or tables of these, "
                 f"nested at most {DEPTH_MAX} deep"
             )
+
+
+def without_words(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """As a queue has them: copies are a number, also where somebody says "all"."""
+    return {**arguments, _COPIES: COPIES_ASKED_MAX} if arguments.get(_COPIES) == ALL else {**arguments}
 
 
 def check_names(arguments: Iterable[str], *, known: Container[str]) -> None:
@@ -301,7 +310,8 @@ def _check_number(key: str, value: object, allowed: _Number) -> None:
     if type(value) is int and (allowed.least <= value <= allowed.most or (value == -1 and allowed.or_else)):
         return
     numbers = f"from {allowed.least} to {allowed.most}" + (f", or -1 for {allowed.or_else}" if allowed.or_else else "")
-    raise BadRequest(f"argument {key!r} is {_shown(value)}, it must be a whole number {numbers}")
+    word = f", or {ALL!r}" if key == _COPIES else ""
+    raise BadRequest(f"argument {key!r} is {_shown(value)}, it must be a whole number {numbers}{word}")
 
 
 def _number_of(arguments: Mapping[str, Any], key: str) -> int | None:

@@ -80,7 +80,7 @@ def drain(
     stopped by SIGTERM does this by itself. After --undo logs come back by mqtool rebalance.
 
     With --empty it is for good, whatever starts: each log gets a copy elsewhere, then a master, then the one here goes,
-    and mqtool forget-node takes the node out. --wait says what is left; mqtool rebalance --watch shows it.
+    and mqtool forget-node takes the node out. --wait says what is left; mqtool rebalance --dry-run --watch shows it.
 
     Example: mqtool drain n1 --empty --wait --timeout 3600
     """
@@ -155,7 +155,9 @@ def rebalance(
     context: typer.Context,
     *,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would move, and what moves now.")] = False,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show what moves until nothing is left.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Begin it, as without this, and show what moves until nothing does.")
+    ] = False,
     pause: Annotated[bool, typer.Option("--pause", help="Let no log go to other nodes any more.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Let them go on.")] = False,
     wait: Wait = False,
@@ -166,7 +168,8 @@ def rebalance(
 
     What is handed over is decided when this returns, and comes about one log after the other, each in a moment; nothing
     is lost. To be run after a rolling restart. Where copies are the cluster evens out by itself, one log after the
-    other; --dry-run and --watch show that too, with the reasons; --pause stops it, --resume lets it go on.
+    other; --dry-run and --watch show that too, with the reasons; --pause stops it, --resume lets it go on. --watch
+    hands masterships over, as without it; with --dry-run it only looks, again and again.
 
     Example: mqtool rebalance --dry-run
     """

@@ -264,15 +264,19 @@ def sync_queue(
     names: Annotated[list[str], typer.Argument(metavar="QUEUE...", help="Queues that have moved.")],
     *,
     cancel: Annotated[bool, typer.Option("--cancel", help="Copy no more of it; what is copied stays.")] = False,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show how far it is until nothing is left.")] = False,
+    watch: Annotated[
+        bool,
+        typer.Option("--watch", "-w", help="Begin it, as without this, and show how far it is until all is copied."),
+    ] = False,
     as_json: AsJson = False,
     vhost: VirtualHost = DEFAULT_VIRTUAL_HOST,
 ) -> None:
     """Copy what queues have left in former logs to the log that each is in, which frees the former ones.
 
     It is done in the background, while the queues are used, up to cluster.move_bytes_per_s on each node, and goes on
-    with another master. Records that retention frees meanwhile are not copied. --watch only shows it: end that with
-    Ctrl-C whenever you like. With --watch --json each look is a line.
+    with another master. Records that retention frees meanwhile are not copied. --watch begins it, too: Ctrl-C ends what
+    is shown, and the copying goes on. mqtool queues shows what is left and begins nothing. With --watch --json each
+    look is a line.
 
     Example: mqtool sync-queue flights --watch
     """

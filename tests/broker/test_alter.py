@@ -46,6 +46,7 @@ from mirrorlog.cluster.state.state import ClusterState, NodeFacts, Outcome
 from mirrorlog.cluster.state.topology import ClusterTopology, Permissions, User, VirtualHost
 from mirrorlog.errors import (
     AccessRefused,
+    BadRequest,
     LogUnavailable,
     MirrorlogError,
     NotMaster,
@@ -233,6 +234,7 @@ async def test_a_queue_that_is_alone_in_its_log_takes_the_log_along(node: Node) 
     [
         ({"copies": 1}, 1),
         ({"copies": 9}, 2),
+        ({"copies": "all"}, 2),
         ({"nodes": ["n0", "zz"]}, 1),
         ({"nodes": ["zz", "yy"]}, 1),
         ({"nodes": ["n1", "n0"]}, 2),
@@ -248,6 +250,15 @@ async def test_an_alteration_tells_how_many_copies_there_are_and_will_be(
     answer = await node.ask(AlterQueue(name="q", arguments=arguments, dry_run=True))
     assert (answer.copies_before, answer.copies, answer.done) == (2, copies, False)
     assert not node.decided
+
+
+async def test_all_copies_may_be_asked_for_by_that_word(node: Node) -> None:
+    """Goal: nobody has to count the nodes, and what is stored is a number. Method: one copy, and then all of them."""
+    node.declare("q", copies=1)
+    assert (await node.alter("q", copies="all")).rule == (await node.alter("q", copies=255)).rule
+    assert node.arguments("q") == {"copies": 255}
+    with pytest.raises(BadRequest, match="'copies' is 'most', it must be a whole number from 1 to 255, or 'all'"):
+        await node.alter("q", copies="most")
 
 
 @pytest.mark.parametrize("when", ["logged", "decided"])

@@ -136,3 +136,11 @@ def test_an_alteration_says_what_it_would_take_away(mqtool: Tool) -> None:
     assert (both.code, both.err.count("\n"), "--cancel stands alone" in both.err) == (2, 1, True)
     huge = mqtool("alter-queue", "altered", "--arg", "copies=99999999999999999999")
     assert (huge.code, huge.err.count("\n"), "arguments.copies" in huge.err) == (2, 1, True)
+
+
+def test_a_queue_may_ask_for_all_copies_by_that_word(mqtool: Tool) -> None:
+    """Goal: as many as there are nodes, and the same queue whenever it is declared so. Method: twice; by the number."""
+    for argument in ("copies=all", "copies=all", "copies=255"):
+        made = mqtool("declare", "everywhere", "--arg", argument, "--json")
+        assert (made.code, made.json["arguments"], len(made.json["mirrors"])) == (0, {"copies": 255}, 2)
+    assert mqtool("declare", "nowhere", "--arg", "copies=most").code == 2

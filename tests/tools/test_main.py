@@ -68,6 +68,13 @@ def test_every_command_has_help_with_an_example_that_parses(command: str) -> Non
     assert RUNNER.invoke(app, [*example.group(1).split(), "--help"]).exit_code == 0
 
 
+@pytest.mark.parametrize("command", ["rebalance", "sync-queue"])
+def test_help_says_that_watching_begins_what_it_shows(command: str) -> None:
+    """Goal: nobody moves anything who only wants to look. Method: the help of --watch."""
+    text = " ".join(RUNNER.invoke(app, [command, "--help"]).stdout.split())
+    assert re.search(r"--watch.{0,30} Begin it, as without this", text), text
+
+
 def test_the_list_of_commands_is_complete() -> None:
     """Goal: the test above misses none. Method: compare with what the app has registered."""
     command = get_command(app)

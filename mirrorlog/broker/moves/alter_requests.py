@@ -34,7 +34,7 @@ from mirrorlog.cluster.state.commands import LogAltered, MoveBegun, MoveCancelle
 from mirrorlog.cluster.state.placements import MovingQueue, Placement
 from mirrorlog.errors import BadRequest, LogUnavailable, MirrorlogError, QueueMoving, Refused
 from mirrorlog.queues.access import check_together, may_see
-from mirrorlog.queues.arguments import PLACING, SYNC_MODE, check_values, log_group_key
+from mirrorlog.queues.arguments import PLACING, SYNC_MODE, check_values, log_group_key, without_words
 from mirrorlog.queues.changes import QueueAltered, encode_change
 from mirrorlog.queues.limits.lifetime import is_transient
 from mirrorlog.queues.queue_table import Queue
@@ -298,6 +298,7 @@ def _altered(queue: Queue, changes: Mapping[str, Any]) -> dict[str, Any]:
         raise BadRequest(
             f"argument {unknown[0]!r} of a queue cannot be changed; those of its place can: {', '.join(PLACING)}"
         )
+    changes = without_words(changes)
     wanted = {**queue.arguments, **changes}
     if "copies" in changes and changes["copies"] is not None and "nodes" not in changes:
         wanted["nodes"] = None

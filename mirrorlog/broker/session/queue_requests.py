@@ -34,7 +34,7 @@ from mirrorlog.errors import (
     QueueMoving,
 )
 from mirrorlog.queues.access import check_together
-from mirrorlog.queues.arguments import check_declaration, log_group_key, log_group_of, version_needed
+from mirrorlog.queues.arguments import check_declaration, log_group_key, log_group_of, version_needed, without_words
 from mirrorlog.queues.changes import PositionCommitted
 from mirrorlog.queues.limits.lifetime import is_transient
 from mirrorlog.queues.queue_table import IDS_PER_LOG, Governs, Queue, no_such_queue, nobody_governs
@@ -114,12 +114,12 @@ class Requests:
         """By what is asked for; who answers more adds his own."""
 
     def named(self, message: DeclareQueue) -> DeclareQueue:
-        """A declaration that leaves the queue's name to the node has one now. Raises BadRequest for one of such a name
-        of a queue that is not there: the node alone gives them out."""
+        """A declaration as it is kept (`without_words`); one that leaves the queue's name to the node has one now.
+        Raises BadRequest for such a name of a queue that is not there: the node alone gives them out."""
+        message = replace(message, arguments=without_words(message.arguments))
         virtual_host, name = split(message.name)
         if not name:
-            made = f"{GENERATED}{secrets.token_urlsafe(16)}"
-            return replace(message, name=qualified(virtual_host, made))
+            return replace(message, name=qualified(virtual_host, f"{GENERATED}{secrets.token_urlsafe(16)}"))
         if name.startswith(RESERVED) and self._view.placed(message.name) is None and self._queue(message.name) is None:
             if name.startswith(GENERATED):
                 raise BadRequest(f"names that begin with {GENERATED} are given by nodes; declare with an empty name")
