@@ -42,6 +42,8 @@ COMMANDS = [
     *("vhosts", "vhost-add", "vhost-delete", "users", "user-set", "user-delete", "user-permissions", "user-limits"),
     *("doctor", "producers", "rates"),
     *("lease", "settle", "extend"),
+    *("set-policy", "clear-policy", "list-policies", "list-queues"),
+    *("set-operator-policy", "clear-operator-policy", "list-operator-policies"),
     *("receive", "purge", "redrive", "delete", "group-delete", "group-reset"),
 ]
 
@@ -63,7 +65,7 @@ def nobody() -> str:
 def test_every_command_has_help_with_an_example_that_parses(command: str) -> None:
     """Goal: help is worth reading. Method: find the example and ask the same command line for its help."""
     text = RUNNER.invoke(app, [command, "--help"]).stdout
-    example = re.search(rf"Example:\s+mqtool ({command}[^\n]*)", text)
+    example = re.search(rf"Example:\s+mqtool ({command.replace('-', '[-_]')}[^\n]*)", text)
     assert example is not None, text
     assert RUNNER.invoke(app, [*example.group(1).split(), "--help"]).exit_code == 0
 
