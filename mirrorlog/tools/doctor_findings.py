@@ -181,7 +181,7 @@ def _former(node: Status) -> Iterator[Diagnosis]:
         names = ", ".join(each.name or each.log_id for each in node.former[:_NAMED_MAX])
         text = (
             f"node {node.node_id} still holds {bytes_text(sum(each.size_bytes for each in node.former))} of "
-            f"{len(node.former)} logs that are none of its own any more: {names}"
+            f"{len(node.former)} log{'s' if len(node.former) != 1 else ''} that it is not named for any more: {names}"
         )
         yield _say("node", node.node_id, "former-copies", text)
 

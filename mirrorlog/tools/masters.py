@@ -90,8 +90,7 @@ def drain(
     async def ask(client: Client) -> str:
         drained = await client.admin.drain(node, draining=not undo, empty=empty)
         if wait:
-            left = still_held if empty else still_mastered
-            await until_nothing_left(client, lambda view: left(view, drained), timeout_s=timeout)
+            await until_drained(client, drained, empty=empty, timeout_s=timeout)
         return drained
 
     drained = session_of(context).run(ask)
@@ -107,6 +106,18 @@ def drain(
         typer.echo(f"node {drained} masters nothing any more")
     else:
         typer.echo(f"node {drained} drains: its logs are handed over, one after the other")
+
+
+async def until_drained(client: Client, node_id: str, *, empty: bool, timeout_s: float) -> None:
+    """Until it masters, or holds, nothing any more. Who is interrupted in that is told that it goes on. Raises
+    RequestTimeout with what is left."""
+    left = still_held if empty else still_mastered
+    try:
+        await until_nothing_left(client, lambda view: left(view, node_id), timeout_s=timeout_s)
+    except asyncio.CancelledError:
+        ends = f"mqtool drain {node_id} --undo ends it"
+        typer.echo(f"nobody waits any more, and the drain of node {node_id} goes on; {ends}", err=True)
+        raise
 
 
 def still_mastered(view: ClusterStatus, node_id: str) -> list[str]:

@@ -465,7 +465,11 @@ async def test_what_waits_says_why(node: Node) -> None:
     node.moves.given_up["q"] = "its last move was given up: no room"
     await node.passes(2)
     (row,) = await node.rows()
-    assert (row.stage, row.why, row.reason) == ("wanted", "copies = 1, not 2", "its last move was given up: no room")
+    assert (row.stage, row.why, row.reason) == (
+        "wanted",
+        "asks for copies 1, its log has 2",
+        "its last move was given up: no room",
+    )
     decided = len(node.decided)
     await node.passes(FIRST_S + 60)
     (row,) = await node.rows()

@@ -163,6 +163,8 @@ def test_a_queues_place_is_changed_and_its_move_is_listed_and_cancelled(apart: g
     for wrong in ({}, {"x-max-length": pb.Argument(integer=1)}):
         refusal = refused(admin(apart).AlterQueue, pb.AlterQueueRequest(name=name, arguments=wrong))
         assert refusal == (grpc.StatusCode.INVALID_ARGUMENT, "BAD_REQUEST")
+    unnamed = refused(admin(apart).CancelMove, pb.CancelMoveRequest())
+    assert unnamed == (grpc.StatusCode.INVALID_ARGUMENT, "BAD_REQUEST")
     nowhere = pb.AlterQueueRequest(name="nowhere", arguments=places)
     assert refused(admin(apart).AlterQueue, nowhere) == (grpc.StatusCode.NOT_FOUND, "NO_SUCH_QUEUE")
     stays = admin(apart).CancelMove(pb.CancelMoveRequest(name=name), timeout=TIMEOUT_S)

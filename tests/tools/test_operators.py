@@ -1,9 +1,14 @@
 """What the operators' commands print, from fixed answers."""
 
+import asyncio
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 from msgspec.structs import replace
 from rich.console import RenderableType
 
+from mirrorlog.client import Client
 from mirrorlog.errors import Refused
 from mirrorlog.tools.cluster import UnseenEvents, event_line, former_view, nodes_of
 from mirrorlog.tools.common.output import page
@@ -16,6 +21,7 @@ from mirrorlog.tools.masters import (
     rebalance_view,
     reports_of,
     still_held,
+    until_drained,
 )
 from mirrorlog.wire.messages.operators import (
     ClusterEvent,
@@ -195,3 +201,23 @@ def test_another_run_goes_on_where_the_last_one_was_left() -> None:
     new = [event(4, index=6, time_us=21), event(5, index=6, time_us=21), event(6, time_us=22)]
     found = fresh.take(answer("2", *known, *new))
     assert [each.number for each in found] == [4, 5, 6]
+
+
+async def test_who_ends_the_wait_for_a_drain_is_told_that_it_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    """Goal: Ctrl-C is not taken for an end of the drain. Method: a wait that is cancelled, as Ctrl-C does it, while the
+    node is asked."""
+    asked, silence = asyncio.Event(), asyncio.Event()
+
+    class Silent:
+        async def status(self) -> None:
+            asked.set()
+            await silence.wait()
+
+    client = cast("Client", SimpleNamespace(admin=Silent()))
+    waiting = asyncio.ensure_future(until_drained(client, "n1", empty=True, timeout_s=60.0))
+    await asked.wait()
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    told = capsys.readouterr().err
+    assert told == "nobody waits any more, and the drain of node n1 goes on; mqtool drain n1 --undo ends it\n"

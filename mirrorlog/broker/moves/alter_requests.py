@@ -309,6 +309,20 @@ def _altered(queue: Queue, changes: Mapping[str, Any]) -> dict[str, Any]:
     return wanted
 
 
+def _unlike_words(name: str, asked: Any, has: Any) -> str:
+    """What a queue asks for, and its log has instead."""
+    asks = f"names no {name}" if asked is None else f"asks for {name} {_listed(asked)}"
+    return f"{asks}, its log has {_listed(has) if has is not None else _UNNAMED.get(name, 'none')}"
+
+
+_UNNAMED: Final = {"nodes": "any", "copies": "another number", "min_in_sync": "the default"}
+"""What a log has by a rule that does not name it."""
+
+
+def _listed(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
 def _but_none(arguments: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if value is not None}
 
@@ -426,8 +440,8 @@ class MovingList:
     def _why(self, log: HostedLog, queue: Queue) -> str:
         """What the queue asks for that its log has not."""
         there = self._view.unlike(queue.effective, log.log_id)
-        words = [f"{name} = {queue.effective.get(name)!r}, not {has!r}" for name, has in there.items()]
-        return ", ".join(words) or "its log group goes there, or masters are evened out"
+        words = [_unlike_words(name, queue.effective.get(name), has) for name, has in there.items()]
+        return "; ".join(words) or "its log group goes there, or masters are evened out"
 
     def _name(self, log_id: str) -> str:
         facts = self._view.log_facts(log_id)

@@ -212,6 +212,8 @@ class AdminService(pb_grpc.AdminServicer):
         return _like(pb.AlterQueueResponse, altered)
 
     async def _cancel_move(self, client: Client, request: pb.CancelMoveRequest) -> pb.CancelMoveResponse:
+        if not request.name:
+            raise BadRequest("name is empty; say which queue shall stay where it is")
         stays = await client.admin.cancel_move(request.name)
         return _like(
             pb.CancelMoveResponse,

@@ -414,7 +414,8 @@ def _of_members(view: ClusterStatus) -> Iterator[str]:
         if node.draining and (left := mastered_by(view, node.node_id)):
             yield f"node {node.node_id} is draining and still masters {', '.join(left)}"
         if node.leaving and (kept := [log.name for log in view.logs if node.node_id in log.replicas]):
-            yield f"node {node.node_id} leaves and still holds {len(kept)} logs: {', '.join(kept[:10])}"
+            logs = f"{len(kept)} log{'s' if len(kept) != 1 else ''}"
+            yield f"node {node.node_id} leaves and still holds {logs}: {', '.join(kept[:10])}"
     if view.moving_paused:
         yield "no log goes to other nodes: moving is paused; mqtool rebalance --resume lets it go on"
 
