@@ -43,7 +43,7 @@ AT_ONCE_MAX: Final = 8
 
 
 _OF_PLACES: Final = frozenset((*PLACING, *OF_POLICIES))
-_NOWHERE: Final = ("",) * len(PLACING)
+_NOWHERE: Final = ("",) * len((*PLACING, *OF_POLICIES))
 
 
 class QueueEvening:
