@@ -145,6 +145,9 @@ def test_a_log_that_moves_is_told() -> None:
     history.tell(ReplicaAdded(log_id="log", seen=history.seen, node="c"))
     history.tell(InSyncGrown(log_id="log", seen=history.seen, holder=Holder("c", "1")))
     told += history.tell(ReplicaRetired(log_id="log", seen=history.seen, node="b"))
+    history.tell(LogAltered(log_id="log", seen=history.seen, placement=Placement(copies=1)))
+    history.tell(ReplicasWished(log_id="log", seen=history.seen, nodes=("a",)))
+    told += history.tell(ReplicaRetired(log_id="log", seen=history.seen, node="c"))
     told += history.tell(MovingPaused(paused=True), MovingPaused(paused=True), MovingPaused(paused=False))
     told += history.tell(NodeLeaving(node="b", leaving=True), NodeLeaving(node="b", leaving=False, by="ann"))
     told += history.tell(LogRemoved(log_id="log", seen=history.seen))
@@ -154,6 +157,7 @@ def test_a_log_that_moves_is_told() -> None:
         ("replicas_wished", "", "log main stays on a, b"),
         ("replicas_wished", "", "log main goes from a, b to a, c"),
         ("replica_retired", "b", "log main has no copy on b any more; 2 others are in sync"),
+        ("replica_retired", "c", "log main has no copy on c any more; 1 other is in sync"),
         ("moving_paused", "", "nothing moves any more"),
         ("moving_resumed", "", "moving goes on"),
         ("node_leaving", "b", "node b leaves: its copies go elsewhere"),
@@ -162,7 +166,7 @@ def test_a_log_that_moves_is_told() -> None:
     ]
     assert told[0].details == {"copies": 2}
     assert line_of(told[4]) == "replica_retired log=main node=b replicas=a,c whole=a,c staying=a,b,c"
-    assert line_of(told[5]) == "moving_paused"
+    assert line_of(told[6]) == "moving_paused"
     assert told[1].details == {"from": ["a", "b"], "to": ["c", "a"]}
 
 

@@ -346,9 +346,10 @@ def _replicas_wished(step: AppliedEntry, command: commands.ReplicasWished) -> It
 
 def _replica_retired(step: AppliedEntry, command: commands.ReplicaRetired) -> Iterator[Event]:
     log = step.after.logs[command.log_id]
+    others = f"{len(log.in_sync)} others are" if len(log.in_sync) != 1 else "1 other is"
     yield Event(
         kind="replica_retired",
-        text=f"log {log.name} has no copy on {command.node} any more; {len(log.in_sync)} others are in sync",
+        text=f"log {log.name} has no copy on {command.node} any more; {others} in sync",
         node=command.node,
         log=log.name,
         details={
