@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from mirrorlog.errors import BadInput, MirrorlogError, NoSuchQueue
-from mirrorlog.tools.common.cluster_status import of_queues, syncs_of
+from mirrorlog.tools.common.cluster_status import lefts_of, of_queues, syncs_of
 from mirrorlog.tools.common.options import (
     AckingGroup,
     AsJson,
@@ -67,12 +67,13 @@ def queues(
         metadata = await client.admin.metadata(keys or None)
         _refuse_missing(metadata)
         found = metadata if vhost is None else within(metadata, vhost)
-        return found, await syncs_of(client, found.queues)
+        return found, {**await syncs_of(client, found.queues), **await lefts_of(client, found.outages)}
 
     metadata, syncs = session_of(context).run(ask)
     rows = [queue_fields(queue, syncs.get(queue.name)) for queue in metadata.queues]
     views = [queues_view(metadata.queues), *former_view(list(syncs.values()))]
-    emit_with_outages(as_json, rows, Group(*views), metadata.outages)
+    formers = {name: {"former": msgspec.to_builtins(sync.spans)} for name, sync in syncs.items()}
+    emit_with_outages(as_json, rows, Group(*views), metadata.outages, formers)
 
 
 def queue_fields(queue: QueueInfo, sync: QueueSync | None) -> dict[str, Any]:

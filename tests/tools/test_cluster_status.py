@@ -21,6 +21,7 @@ from mirrorlog.tools.common.cluster_status import (
     UnreachedLog,
     authorities,
     gather,
+    left_behind,
     log_names,
     of_logs,
     select,
@@ -277,3 +278,27 @@ def test_records_in_former_logs_are_those_of_the_queue_that_is_asked_for() -> No
     of_log = select(whole, log="second")
     rows = page(offsets_view(of_log, log_names(whole))).split("RECORDS in former logs")[1].splitlines()[2:4]
     assert [row.split() for row in rows] == [[name, "second", "0", "5", "main"] for name in ("flights", "other")]
+
+
+def test_what_former_logs_keep_of_a_queue_that_nobody_answers_for_is_told_by_them() -> None:
+    """Goal: the only node of a queue goes down, and what others have of it is still listed. Method: two logs with
+    records of it, one where it has none any more, and its own log on a mirror."""
+    outage = QueueOutage(name="q", log_id="own", node="n3", reason="n3 is down")
+    logs = [
+        log_status(
+            log_id=f"l{first}",
+            name=f"log{first}",
+            left=[
+                LeftQueueStatus(queue=name, queue_id=1, begin=first, next=max(first, 9), moved_to="own")
+                for name in "pq"
+            ],
+        )
+        for first in (5, 0, 9)
+    ]
+    found = left_behind(cluster_status(node_status("n1", *logs)), outage)
+    assert (found.queue, found.log) == ("q", "own")
+    assert [(span.log, span.first, span.next, span.records) for span in found.spans] == [
+        ("log0", 0, 9, -1),
+        ("log5", 5, 9, -1),
+    ]
+    assert {span.unknown for span in found.spans} == {"n3 is down"}

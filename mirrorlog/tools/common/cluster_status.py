@@ -163,6 +163,37 @@ async def syncs_of(client: Client, queues: Iterable[QueueInfo]) -> dict[str, Que
     }
 
 
+async def lefts_of(client: Client, outages: Sequence[QueueOutage]) -> dict[str, QueueSync]:
+    """The same of queues that nobody can answer for, by name, from the nodes that have the former logs; without those
+    that nobody tells of, or this user may not hear of."""
+    try:
+        status = await gather(client) if outages else None
+    except MirrorlogError:
+        return {}
+    found = [left_behind(status, outage) for outage in outages] if status is not None else []
+    return {sync.queue: sync for sync in found if sync.spans}
+
+
+def left_behind(status: AllStatuses, outage: QueueOutage) -> QueueSync:
+    """What former logs have of a queue, as they tell; how many records that are, its own log alone knows. Pure."""
+    names = log_names(status)
+    spans = [
+        FormerSpan(
+            log=copy.log.name,
+            log_id=copy.log.log_id,
+            first=left.begin,
+            next=left.next,
+            records=-1,
+            unknown=outage.reason,
+        )
+        for copy in authorities(status)
+        for left in copy.log.left
+        if left.queue == outage.name and copy.log.log_id != outage.log_id and left.begin < left.next
+    ]
+    own = names.get(outage.log_id, outage.log_id)
+    return QueueSync(queue=outage.name, wished=False, log=own, spans=sorted(spans, key=lambda span: span.first))
+
+
 async def _log_names(client: Client) -> dict[str, str]:
     """By id, as far as this user may know."""
     try:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import io
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -70,10 +71,17 @@ def print_json_line(value: Any) -> None:
     sys.stdout.flush()
 
 
-def emit_with_outages(as_json: bool, rows: Sequence[Any], view: RenderableType, outages: Sequence[QueueOutage]) -> None:
+def emit_with_outages(
+    as_json: bool,
+    rows: Sequence[Any],
+    view: RenderableType,
+    outages: Sequence[QueueOutage],
+    known: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+) -> None:
     """A list, and below it the queues of which no node can tell what it lists, each with the reason; in JSON they have
-    `outage` in place of what a node would tell."""
-    emit(as_json, [*rows, *map(outage_fields, outages)], Group(view, *outages_view(outages)))
+    `outage` in place of what a node would tell. `known`: what programs are told of them besides, by name."""
+    lost = [{**outage_fields(outage), **known.get(outage.name, {})} for outage in outages]
+    emit(as_json, [*rows, *lost], Group(view, *outages_view(outages)))
 
 
 def outages_view(outages: Sequence[QueueOutage]) -> list[RenderableType]:

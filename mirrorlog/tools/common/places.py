@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from mirrorlog.tools.common.output import bytes_text, table
+from mirrorlog.tools.common.output import NOTHING, bytes_text, table
 from mirrorlog.wire.messages.queues import AlteredQueue, QueueSync, Stays
 from mirrorlog.wire.names import shown
 
@@ -89,7 +89,7 @@ def former_view(syncs: Sequence[QueueSync]) -> list[RenderableType]:
         (
             shown(sync.queue),
             span.log,
-            sync.log,
+            sync.log or NOTHING,
             str(span.first),
             str(span.next),
             str(span.records) if span.records >= 0 else "?",
