@@ -247,7 +247,7 @@ def set_policy(
     It holds at once; what has to move for it begins to, and is shown by rebalance --watch. Of several policies that
     fit a name the one with the highest priority counts, of equals the first by name. docs/policies.md has the keys.
 
-    Example: mqtool set_policy --priority 1 --apply-to queues ha-two '^orders' '{"ha-mode": "exactly", "ha-params": 2}'
+    Example: mqtool set-policy --priority 1 --apply-to queues ha-two '^orders' '{"ha-mode": "exactly", "ha-params": 2}'
     """
     _set_policy(context, name, pattern, definition, priority=priority, apply_to=apply_to, operator=False, vhost=vhost)
 
@@ -264,7 +264,7 @@ def set_operator_policy(
 ) -> None:
     """Set an operator's policy, which caps what arguments and other policies say. Needs the tag administrator.
 
-    Example: mqtool set_operator_policy short '.*' '{"max-length": 1000000}'
+    Example: mqtool set-operator-policy short '.*' '{"max-length": 1000000}'
     """
     _set_policy(context, name, pattern, definition, priority=priority, apply_to=apply_to, operator=True, vhost=vhost)
 
@@ -274,7 +274,7 @@ def clear_policy(context: typer.Context, name: PolicyName, vhost: VirtualHost = 
 
     Exit code 5 when there is none of that name.
 
-    Example: mqtool clear_policy ha-two
+    Example: mqtool clear-policy ha-two
     """
     _clear_policy(context, name, operator=False, vhost=vhost)
 
@@ -282,7 +282,7 @@ def clear_policy(context: typer.Context, name: PolicyName, vhost: VirtualHost = 
 def clear_operator_policy(context: typer.Context, name: PolicyName, vhost: VirtualHost = DEFAULT_VIRTUAL_HOST) -> None:
     """Take an operator's policy away. Exit code 5 when there is none of that name.
 
-    Example: mqtool clear_operator_policy short
+    Example: mqtool clear-operator-policy short
     """
     _clear_policy(context, name, operator=True, vhost=vhost)
 
@@ -290,7 +290,7 @@ def clear_operator_policy(context: typer.Context, name: PolicyName, vhost: Virtu
 def list_policies(context: typer.Context, vhost: OnlyVirtualHost = None, as_json: AsJson = False) -> None:
     """List the policies with the number of queues that each is the one of, and what ties with it.
 
-    Example: mqtool list_policies --json
+    Example: mqtool list-policies --json
     """
     _list_policies(context, vhost, operator=False, as_json=as_json)
 
@@ -298,7 +298,7 @@ def list_policies(context: typer.Context, vhost: OnlyVirtualHost = None, as_json
 def list_operator_policies(context: typer.Context, vhost: OnlyVirtualHost = None, as_json: AsJson = False) -> None:
     """List the policies of operators.
 
-    Example: mqtool list_operator_policies
+    Example: mqtool list-operator-policies
     """
     _list_policies(context, vhost, operator=True, as_json=as_json)
 
@@ -459,7 +459,7 @@ def list_queues(
 
     Queues of which no node can tell come last, with the reason.
 
-    Example: mqtool list_queues name policy pid slave_pids synchronised_slave_pids state
+    Example: mqtool list-queues name policy pid slave_pids synchronised_slave_pids state
     """
     wanted = columns or ["name", "messages"]
     if unknown := [each for each in wanted if each not in COLUMNS]:
