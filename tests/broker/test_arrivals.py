@@ -122,6 +122,7 @@ async def test_what_fails_for_a_reason_of_its_own_is_not_begun_again_at_once(tmp
         moves=lambda: {"q": MovingQueue(MOVE, str(log_id), "target")},
         log_facts=lambda log_id: None,
         lost_from=lambda log_id: None,
+        placed=lambda name: log_id,
         all_spans=dict,
         cluster_version=lambda: versions.PLACEMENTS,
         has_heard=lambda: True,
