@@ -41,6 +41,7 @@ from mirrorlog.tools.offsets import offsets
 from mirrorlog.tools.publish import publish
 from mirrorlog.tools.queue import (
     alter_queue,
+    cancel_sync_queue,
     declare,
     delete,
     find_offset,
@@ -76,11 +77,23 @@ _INTERRUPTED: Final = 130
 """As a shell has it for what Ctrl-C ended: 128 and the number of the signal."""
 
 
+_AS_RABBITMQ: Final = {
+    "cluster-status": "nodes",
+    "list-users": "users",
+    "list-vhosts": "vhosts",
+    "list-exchanges": "exchanges",
+    "list-bindings": "bindings",
+    "list-permissions": "users",
+}
+
+
 class _Commands(TyperGroup):
-    """Commands may be written as RabbitMQ's users write theirs, too: `set_policy` is `set-policy`."""
+    """Commands may be written as RabbitMQ's users write theirs, too: `set_policy` is `set-policy`, and what it calls
+    otherwise has its name besides."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        return super().get_command(ctx, cmd_name.replace("_", "-"))
+        name = cmd_name.replace("_", "-")
+        return super().get_command(ctx, _AS_RABBITMQ.get(name, name))
 
 
 app = typer.Typer(
@@ -149,6 +162,7 @@ for command in (
     *(find_offset, landing_end, group_delete, delete, alter_queue, sync_queue, group_reset, forget_node, free_former),
     *(
         list_queues,
+        cancel_sync_queue,
         set_policy,
         clear_policy,
         list_policies,

@@ -305,6 +305,19 @@ def sync_queue(
         emit(as_json, found, "\n".join(map(sync_text, found)))
 
 
+def cancel_sync_queue(
+    context: typer.Context,
+    names: Annotated[list[str], typer.Argument(metavar="QUEUE...", help="Queues that are being synced.")],
+    as_json: AsJson = False,
+    vhost: VirtualHost = DEFAULT_VIRTUAL_HOST,
+) -> None:
+    """Copy no more of what queues have left in former logs; what is copied stays. As sync-queue --cancel.
+
+    Example: mqtool cancel-sync-queue flights
+    """
+    sync_queue(context, names, cancel=True, as_json=as_json, vhost=vhost)
+
+
 def _show_syncs(found: Sequence[QueueSync], *, as_json: bool) -> None:
     if as_json:
         print_json_line(found)

@@ -42,7 +42,7 @@ COMMANDS = [
     *("vhosts", "vhost-add", "vhost-delete", "users", "user-set", "user-delete", "user-permissions", "user-limits"),
     *("doctor", "producers", "rates"),
     *("lease", "settle", "extend"),
-    *("set-policy", "clear-policy", "list-policies", "list-queues"),
+    *("set-policy", "clear-policy", "list-policies", "list-queues", "cancel-sync-queue"),
     *("set-operator-policy", "clear-operator-policy", "list-operator-policies"),
     *("receive", "purge", "redrive", "delete", "group-delete", "group-reset"),
 ]
@@ -196,3 +196,10 @@ def test_a_traceback_comes_only_when_asked_for(tmp_path: Path, capsys: pytest.Ca
     assert "Traceback" not in capsys.readouterr().err
     assert run("--debug", "verify", str(tmp_path)) == 2
     assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["cluster_status", "list_users", "list-vhosts", "set_policy", "sync_queue"])
+def test_commands_have_the_names_that_rabbitmq_gives_them(command: str) -> None:
+    """Goal: who comes from there types on. Method: help by that name."""
+    assert RUNNER.invoke(app, [command, "--help"]).exit_code == 0
+    assert RUNNER.invoke(app, [f"{command}x", "--help"]).exit_code != 0
