@@ -43,6 +43,7 @@ UNITS = {
     "ranges": "ranges",
     "failures": "times",
     "producers": "producers",
+    "consumers": "consumers",
     "timeouts": "times",
     "elections": "times",
     "epoch": "number",

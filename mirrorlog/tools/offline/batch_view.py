@@ -42,6 +42,7 @@ _STATES: Final = {
     "Q": (
         "QueueState",
         *("queue_id", "name", "incarnation", "arguments", "next_queue_offset", "positions", "declared_at", "used_at"),
+        "governed",
     ),
     "H": ("QueueHolds", "queue_id", "holds"),
     "A": ("GroupState", "queue_id", "group", "floor", "watermark", "void"),
