@@ -65,7 +65,7 @@ POWERLESS: Final = tuple(
     for event in (
         Event(0.3 + 1.5 * number, "alter", (number, 1)),
         *(
-            Event(0.3 + 1.5 * number, "ambush", (f"added {who}", "power", 0.9, 0.005, 0.5))
+            Event(0.3 + 1.5 * number, "ambush", (f"added {who}", "power", 0.9, 0.001, 0.5))
             for who in ("mirror", "target")
         ),
     )
