@@ -95,9 +95,7 @@ class NodeView:
     def members(self) -> Iterable[Member]:
         """All but witnesses, which no client has any use for."""
         nodes = self.known.nodes if self.known is not None else {}
-        return [
-            member_of(node, facts.addresses) for node, facts in nodes.items() if not facts.witness and not facts.leaving
-        ]
+        return [member_of(node, facts.addresses) for node, facts in nodes.items() if not facts.witness]
 
     def logs(self) -> Mapping[UUID, LogAssignment]:
         """All logs there are, in the order of their numbers."""
