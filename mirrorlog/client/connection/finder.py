@@ -231,7 +231,7 @@ class Finder:
                 return 0.0
             if outage is not None and any(each.address for each in found_queues):
                 return _UNKNOWN_S  # one that cannot hear the master calls it down; it may answer for itself
-            if not found_queues and outage is None and silent_about(queue, answers):
+            if silent_about(queue, answers) and outage is None:
                 return _LIST_S
             return _UNSETTLED_S if found_queues or outage is not None else _UNKNOWN_S
 
@@ -257,8 +257,7 @@ class Finder:
                 return _SETTLED_S
             if all(found_queues.values()):
                 return _UNSETTLED_S
-            missing = [queue for queue, found in found_queues.items() if not found]
-            return _LIST_S if any(silent_about(queue, answers) for queue in missing) else _UNKNOWN_S
+            return _LIST_S if any(silent_about(queue, answers) for queue in queues) else _UNKNOWN_S
 
         return self._learned(await ask_nodes(self._asks(queues), patience_s))
 

@@ -131,8 +131,10 @@ def _unheard_of(queues: Sequence[str], outages: Sequence[QueueOutage], silent: S
 
 
 def silent_about(queue: str, answers: Sequence[Metadata]) -> list[str]:
-    """The nodes that did not answer, of a queue that no answer has, though the cluster has placed it: by the one of
-    these, and there are some, that knows most. A silent one may be the queue's master, and slow."""
+    """The nodes that did not answer, of a queue that no answer has, though the cluster has placed it: by the one that
+    knows most of it. One of them may be its master, and slow."""
+    if not answers or found_in(queue, answers):
+        return []
     knows_most = max(answers, key=lambda answer: answer.version)
     if queue not in knows_most.placed:
         return []
