@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-from types import SimpleNamespace
 
 import msgspec
 import pytest
-from msgspec.structs import replace
 
 from mirrorlog.client.connection.backoff import BACKOFF_S_MAX, Backoff
-from mirrorlog.client.connection.finder import Finder
 from mirrorlog.client.connection.queue_metadata import FoundQueue, found_in, newest, settled, whole
-from mirrorlog.errors import LogUnavailable, NoSuchQueue
 from mirrorlog.wire.messages.queues import Metadata, NodeInfo, QueueInfo
 
 
@@ -63,34 +58,6 @@ def test_only_a_later_word_of_another_master_moves_anybody() -> None:
     assert not sighting("n2", "n2", version=2, epoch=9).replaces(now)
     assert not sighting("n2", "", version=4).replaces(now)
     assert not sighting("n2", "n1", version=4).replaces(now)
-
-
-async def test_a_queue_whose_node_is_slow_is_not_called_missing() -> None:
-    """Goal: whoever looks for a queue that there is hears nothing else, also while its node is busy, or has just come
-    back. Method: two of three nodes answer, which do not have it; the cluster has placed it, then not."""
-    slow = asyncio.Event()
-    placed = ["q"]
-
-    async def ask(address: str, queues: list[str] | None) -> Metadata:
-        if address == "n2:1":
-            await slow.wait()
-            return metadata("n2", "n2")
-        return replace(metadata(address[:2], ""), queues=[], missing=["q"], placed=placed)
-
-    nodes = SimpleNamespace(addresses=lambda: ["n1:1", "n2:1", "n3:1"], ask=ask, learn=lambda answer: None)
-    finder = Finder(nodes)
-    with pytest.raises(LogUnavailable, match="n2 did not"):
-        await finder.find("q")
-    looking = asyncio.ensure_future(finder.find("q"))
-    await asyncio.sleep(0)
-    slow.set()
-    assert (await looking).master == "n2"
-    slow.clear()
-    with pytest.raises(LogUnavailable, match="n2 did not"):
-        await finder.find("q")  # which it has found before
-    placed.clear()
-    with pytest.raises(NoSuchQueue):
-        await finder.find("q")
 
 
 def test_others_are_waited_for_until_the_matter_is_settled() -> None:

@@ -430,8 +430,7 @@ class Requests:
         a mirror that is behind has what was deleted."""
         found = [(log, queue) for log in self._logs if (queue := log.replica.queues.named(name)) is not None]
         found = [(log, queue) for log, queue in found if self.lifetimes.is_there(log, queue)]
-        moves = bool(found) and (found[0][0].replica.queues.moves.aside or self._view.spans(name))
-        if len(found) > 1 or moves or (found and not found[0][0].masters):
+        if len(found) > 1 or (found and (not found[0][0].masters or found[0][0].replica.queues.moves.aside)):
             placed = self._view.placed(name)
             if placed is not None and self._view.cluster_version() >= versions.PLACEMENTS:
                 found = [each for each in found if each[0].log_id == placed]  # a copy that is behind has what has moved

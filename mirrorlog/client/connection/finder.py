@@ -22,10 +22,9 @@ from mirrorlog.client.connection.queue_metadata import (
     newest,
     outage_of,
     settled,
-    silent_about,
     whole,
 )
-from mirrorlog.errors import ConnectionLost, LogUnavailable, MirrorlogError, NoSuchQueue, RequestTimeout
+from mirrorlog.errors import ConnectionLost, MirrorlogError, NoSuchQueue, RequestTimeout
 from mirrorlog.wire.messages.queues import Metadata
 
 # Asking several nodes the same: one that hangs delays nobody. Thin.
@@ -177,17 +176,13 @@ class Finder:
 
     async def find(self, queue: str) -> FoundQueue:
         """The queue as the node that knows most describes it. Raises NoSuchQueue, ConnectionLost, or LogUnavailable
-        naming the node that is down, or those that did not answer and may have it."""
+        naming the node that is down."""
         heard = await (self._surveyed(queue) if queue in self._seen else self._first_named(queue))
         found = newest(found_in(queue, heard.answers))
         if found is None:
             if (outage := outage_of(queue, heard.answers)) is not None:
                 raise outage
             self._check_ended(queue, heard.answers)
-            if silent := silent_about(queue, heard.answers):
-                raise LogUnavailable(
-                    f"queue {queue!r} is on none of the nodes that answer; {', '.join(silent)} did not"
-                )
             raise NoSuchQueue(f"no queue {queue!r}; make it with: mqtool declare {queue}", queue=queue)
         self._seen[queue] = found
         said = [answer for answer in heard.answers if answer.node_id == found.told_by]
@@ -231,8 +226,6 @@ class Finder:
                 return 0.0
             if outage is not None and any(each.address for each in found_queues):
                 return _UNKNOWN_S  # one that cannot hear the master calls it down; it may answer for itself
-            if silent_about(queue, answers) and outage is None:
-                return _LIST_S
             return _UNSETTLED_S if found_queues or outage is not None else _UNKNOWN_S
 
         return self._learned(await ask_nodes(self._asks([queue]), patience_s, head_start_s=HEAD_START_S))
@@ -255,9 +248,7 @@ class Finder:
             found_queues = {queue: found_in(queue, answers) for queue in queues}
             if all(settled(found_queues[queue], seen[queue]) for queue in queues):
                 return _SETTLED_S
-            if all(found_queues.values()):
-                return _UNSETTLED_S
-            return _LIST_S if any(silent_about(queue, answers) for queue in queues) else _UNKNOWN_S
+            return _UNSETTLED_S if all(found_queues.values()) else _UNKNOWN_S
 
         return self._learned(await ask_nodes(self._asks(queues), patience_s))
 

@@ -130,17 +130,6 @@ def _unheard_of(queues: Sequence[str], outages: Sequence[QueueOutage], silent: S
     ]
 
 
-def silent_about(queue: str, answers: Sequence[Metadata]) -> list[str]:
-    """The nodes that did not answer, of a queue that no answer has, though the cluster has placed it: by the one that
-    knows most of it. One of them may be its master, and slow."""
-    if not answers or found_in(queue, answers):
-        return []
-    knows_most = max(answers, key=lambda answer: answer.version)
-    if queue not in knows_most.placed:
-        return []
-    return sorted({node.node_id for node in knows_most.nodes} - {answer.node_id for answer in answers})
-
-
 def settled(found: Iterable[FoundQueue], before: FoundQueue | None) -> bool:
     """Whether others need not be waited for: a node names a master that `before` did not know of, or is one itself."""
     return any(
