@@ -102,6 +102,8 @@ _DEAD_LETTERING: Final = (_DEAD_LETTER_EXCHANGE, _DEAD_LETTER_KEY)
 _OF_RECORDS: Final = (_MESSAGE_TTL, _MAX_PRIORITY, _MAX_LENGTH, _MAX_LENGTH_BYTES, _OVERFLOW, *_DEAD_LETTERING)
 PLACING: Final = ("flush", "copies", _NODES, MIN_IN_SYNC, LOCATOR, _LOCATOR_OF_RABBITMQ)
 """What says where a queue is; these can be changed."""
+OF_PLACES: Final = (*PLACING, *OF_POLICIES)
+"""The same, with what policies alone say of it."""
 _KNOWN: Final = (
     *PLACING,
     *(*_LIMITS, _TIER_KEEP, _RETENTION),

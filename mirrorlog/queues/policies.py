@@ -25,9 +25,8 @@ from mirrorlog.queues.arguments import (
     DELIVERY_LIMIT_MAX,
     LOCATOR,
     MIN_IN_SYNC,
-    OF_POLICIES,
+    OF_PLACES,
     OVERFLOWS,
-    PLACING,
     REPLACE_AFTER,
     SYNC_MODE,
     fits,
@@ -35,7 +34,7 @@ from mirrorlog.queues.arguments import (
 )
 from mirrorlog.queues.limits.lifetime import is_transient
 from mirrorlog.wire.names import split
-from mirrorlog.wire.policies import ALTERNATE_EXCHANGE, APPLY_TO, Policy
+from mirrorlog.wire.policies import ALTERNATE_EXCHANGE, APPLY_TO, DECLARED, Policy
 
 _NUMBER_MAX: Final = 2**63 - 1
 _TIMEOUT_MS_MAX: Final = 366 * 24 * 3600 * 1000
@@ -45,8 +44,6 @@ _HA_PARAMS: Final = "ha-params"
 _SYNC_BATCH: Final = "ha-sync-batch-size"
 _NEED_HA_MODE: Final = (_HA_PARAMS, SYNC_MODE, _SYNC_BATCH, PROMOTE_ON_SHUTDOWN, PROMOTE_ON_FAILURE)
 _DELIVERY_LIMIT: Final = "delivery-limit"
-DECLARED: Final = "argument"
-"""Where a key comes from that no policy has said."""
 
 
 class _Key(NamedTuple):
@@ -232,7 +229,7 @@ def _govern(own: Effective, definition: Mapping[str, Any], source: str) -> None:
     elsewhere = _is_placed_otherwise(own)
     counted = bool(own.arguments.keys() & {"copies", "nodes"})
     for argument, value in _as_arguments(definition).items():
-        if (elsewhere and argument in _OF_PLACES) or (counted and argument in ("copies", "nodes")):
+        if (elsewhere and argument in OF_PLACES) or (counted and argument in ("copies", "nodes")):
             continue
         _set(own, argument, value, source, stricter=argument in _STRICTER)
 
@@ -240,7 +237,7 @@ def _govern(own: Effective, definition: Mapping[str, Any], source: str) -> None:
 def _cap(own: Effective, definition: Mapping[str, Any], source: str) -> None:
     elsewhere = _is_placed_otherwise(own)
     for argument, value in _as_arguments(definition).items():
-        if elsewhere and argument in _OF_PLACES:
+        if elsewhere and argument in OF_PLACES:
             continue
         _set(own, argument, value, source, stricter=True)
 
@@ -274,9 +271,6 @@ def _as_arguments(definition: Mapping[str, Any]) -> dict[str, Any]:
     if mode is not None:
         found.setdefault(SYNC_MODE, "automatic")
     return found
-
-
-_OF_PLACES: Final = frozenset({*PLACING, *OF_POLICIES})
 
 
 def _is_placed_otherwise(own: Effective) -> bool:

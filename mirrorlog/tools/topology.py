@@ -416,11 +416,6 @@ def _in_sync(queue: ListedQueue) -> list[str]:
     return [node for node in queue.info.mirrors if node in queue.copies_in_sync]
 
 
-def _made(queue: ListedQueue) -> dict[str, Any]:
-    info = queue.info
-    return {key: info.effective[key] for key, source in info.sources.items() if source != "argument"}
-
-
 COLUMNS: Final[Mapping[str, Callable[[ListedQueue], Any]]] = {
     "name": lambda queue: split(queue.info.name)[1],
     "vhost": lambda queue: split(queue.info.name)[0],
@@ -431,7 +426,7 @@ COLUMNS: Final[Mapping[str, Callable[[ListedQueue], Any]]] = {
     "arguments": lambda queue: queue.info.arguments,
     "policy": lambda queue: queue.info.policy,
     "operator_policy": lambda queue: queue.info.operator_policy,
-    "effective_policy_definition": _made,
+    "effective_policy_definition": lambda queue: queue.info.by_policies,
     "state": lambda queue: "down" if queue.info.reason or not queue.info.master else "running",
     "reason": lambda queue: queue.info.reason,
     **dict.fromkeys(("pid", "leader", "master"), lambda queue: queue.info.master),

@@ -17,6 +17,8 @@ BYTES_MAX: Final = 8 * 1024
 PATTERN_CHARS_MAX: Final = 1_000
 PRIORITY_MAX: Final = 2**31 - 1
 """As far below zero, too."""
+DECLARED: Final = "argument"
+"""Where a key comes from that no policy has said."""
 ALTERNATE_EXCHANGE: Final = "alternate-exchange"
 """The one key that is for exchanges."""
 

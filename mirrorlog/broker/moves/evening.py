@@ -27,7 +27,7 @@ from mirrorlog.cluster.coordination.balance import at_rest
 from mirrorlog.cluster.state.commands import MoveBegun
 from mirrorlog.cluster.state.state import ClusterState, holds_transient
 from mirrorlog.errors import MirrorlogError, Refused
-from mirrorlog.queues.arguments import OF_POLICIES, PLACING, fits, log_group_key
+from mirrorlog.queues.arguments import OF_PLACES, fits, log_group_key
 from mirrorlog.queues.limits.lifetime import is_transient
 from mirrorlog.queues.queue_table import Queue
 
@@ -42,8 +42,7 @@ AT_ONCE_MAX: Final = 8
 """Queues that begin to move together, each by itself."""
 
 
-_OF_PLACES: Final = frozenset((*PLACING, *OF_POLICIES))
-_NOWHERE: Final = ("",) * len((*PLACING, *OF_POLICIES))
+_NOWHERE: Final = ("",) * len(OF_PLACES)
 
 
 class QueueEvening:
@@ -209,9 +208,9 @@ class QueueEvening:
 def _place_of(queue: Queue) -> tuple[str, ...]:
     """What it says about that, to be compared."""
     of = queue.effective
-    if _OF_PLACES.isdisjoint(of):
+    if of.keys().isdisjoint(OF_PLACES):
         return _NOWHERE  # as most queues, of which there may be very many
-    return tuple(repr(of[name]) if name in of and fits(name, of[name]) else "" for name in (*PLACING, *OF_POLICIES))
+    return tuple(repr(of[name]) if name in of and fits(name, of[name]) else "" for name in OF_PLACES)
 
 
 def _mastered(state: ClusterState) -> Counter[str]:

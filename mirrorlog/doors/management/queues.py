@@ -92,8 +92,7 @@ def queue_row(info: QueueInfo, log: PlacedLog | None, told: QueueStatus | None) 
 def _policies(info: QueueInfo) -> Row:
     """Those that hold for it, and what they make of it."""
     said = {"policy": info.policy, "operator_policy": info.operator_policy}
-    made = {key: info.effective[key] for key, source in info.sources.items() if source != "argument"}
-    return {key: value for key, value in (*said.items(), ("effective_policy_definition", made)) if value}
+    return {key: value for key, value in (*said.items(), ("effective_policy_definition", info.by_policies)) if value}
 
 
 def outage_row(outage: QueueOutage) -> Row:

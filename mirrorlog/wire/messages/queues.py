@@ -8,6 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from mirrorlog.wire.messages.base import Message
+from mirrorlog.wire.policies import DECLARED
 
 
 class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,6 +95,11 @@ class QueueInfo(msgspec.Struct, frozen=True, kw_only=True):
     def next_log_at(self, queue_offset: int) -> int | None:
         """From where on records behind that one are in another log; None for one in the log that the queue is in."""
         return next((span.first for span in self.spans if span.first > queue_offset), None)
+
+    @property
+    def by_policies(self) -> dict[str, Any]:
+        """Of what holds for it, what policies have said."""
+        return {key: self.effective[key] for key, source in self.sources.items() if source != DECLARED}
 
     def was_in(self, log_id: str) -> bool:
         """Whether a position in that log is one of this queue."""
