@@ -38,7 +38,7 @@ DELIVERY_LIMIT_MAX: Final = 254
 """Attempts are counted up to one more."""
 
 _NUMBER_MAX: Final = 2**63 - 1
-_TIMEOUT_MS_MAX: Final = 366 * 24 * 3600 * 1000
+TIMEOUT_MS_MAX: Final = 366 * 24 * 3600 * 1000
 
 
 class _Number(NamedTuple):
@@ -77,23 +77,22 @@ REJECT_PUBLISH: Final = "reject-publish"
 REJECT_PUBLISH_DLX: Final = "reject-publish-dlx"
 """What becomes of a publish to a queue that is full: the oldest records go for it, or it is refused; the last one sends
 it to the queue's dead letters besides; without an exchange for them it is as the second, as in RabbitMQ."""
-OVERFLOWS: Final = (DROP_HEAD, REJECT_PUBLISH, REJECT_PUBLISH_DLX)
 
-_CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
+CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "flush": ("memory", "disk"),
     _RETENTION: ("limits", "work"),
-    _OVERFLOW: OVERFLOWS,
+    _OVERFLOW: (DROP_HEAD, REJECT_PUBLISH, REJECT_PUBLISH_DLX),
     **dict.fromkeys((LOCATOR, _LOCATOR_OF_RABBITMQ), ("min-masters", "client-local", "random")),
 }
-_NUMBERS: Final[Mapping[str, _Number]] = {
+NUMBERS: Final[Mapping[str, _Number]] = {
     _COPIES: _Number(1, COPIES_ASKED_MAX),
     MIN_IN_SYNC: _Number(1, COPIES_MAX),
     **dict.fromkeys(_LIMITS, _Number(1, _NUMBER_MAX, "that of the log")),
     _TIER_KEEP: _Number(0, _NUMBER_MAX // 1000),
-    _CONSUMER_TIMEOUT: _Number(1, _TIMEOUT_MS_MAX),
+    _CONSUMER_TIMEOUT: _Number(1, TIMEOUT_MS_MAX),
     _DELIVERY_LIMIT: _Number(0, DELIVERY_LIMIT_MAX, "no limit"),
     _MESSAGE_TTL: _Number(0, DURATION_MS_MAX),
-    EXPIRES: _Number(1, _TIMEOUT_MS_MAX),
+    EXPIRES: _Number(1, TIMEOUT_MS_MAX),
     _MAX_PRIORITY: _Number(0, PRIORITY_MAX),
     **dict.fromkeys((_MAX_LENGTH, _MAX_LENGTH_BYTES), _Number(0, _NUMBER_MAX)),
 }
@@ -120,7 +119,7 @@ _LIFETIMES: Final = (AUTO_DELETE, EXPIRES, DURABLE, EXCLUSIVE)
 _WITH_GROUPS: Final = frozenset({_SINGLE_ACTIVE, _CONSUMER_TIMEOUT, _DELIVERY_LIMIT, *_OF_RECORDS, *_LIFETIMES})
 _OF_PLACEMENTS: Final = frozenset({_NODES, MIN_IN_SYNC, LOCATOR, _LOCATOR_OF_RABBITMQ})
 _NODE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_TEXT: Final = re.compile(r"[^\x00-\x1f\x7f]{0,255}")
+TEXT: Final = re.compile(r"[^\x00-\x1f\x7f]{0,255}")
 """An exchange's name, or a routing key."""
 
 # What an error repeats of a name or a value that somebody else chose.
@@ -174,11 +173,11 @@ def check_names(arguments: Iterable[str], *, known: Container[str]) -> None:
 def check_values(arguments: Mapping[str, Any]) -> None:
     """Raises BadRequest for a value that its argument does not take."""
     for key, value in arguments.items():
-        if key in _CHOICES and value not in _CHOICES[key]:
-            *others, last = map(repr, _CHOICES[key])
+        if key in CHOICES and value not in CHOICES[key]:
+            *others, last = map(repr, CHOICES[key])
             raise BadRequest(f"argument {key!r} is {_shown(value)}, it must be {', '.join(others)} or {last}")
-        if key in _NUMBERS:
-            _check_number(key, value, _NUMBERS[key])
+        if key in NUMBERS:
+            _check_number(key, value, NUMBERS[key])
         if key in _FLAGS and type(value) is not bool:
             raise BadRequest(f"argument {key!r} is {_shown(value)}, it must be true or false")
     _check_dead_lettering(arguments)
@@ -257,7 +256,7 @@ def version_needed(arguments: Mapping[str, Any]) -> int:
 def log_group_of(arguments: Mapping[str, Any]) -> str:
     """Which queues it is in one log with, by a name that they have in common in their virtual host; empty: any."""
     group = arguments.get(_LOG_GROUP)
-    return group if isinstance(group, str) and _TEXT.fullmatch(group) else ""
+    return group if isinstance(group, str) and TEXT.fullmatch(group) else ""
 
 
 def log_group_key(name: str, arguments: Mapping[str, Any]) -> str:
@@ -269,7 +268,7 @@ def log_group_key(name: str, arguments: Mapping[str, Any]) -> str:
 def locator_of(arguments: Mapping[str, Any]) -> Locator | None:
     """How the home of a queue is chosen; None: as the cluster does."""
     locator = arguments.get(LOCATOR, arguments.get(_LOCATOR_OF_RABBITMQ))
-    return locator if locator in _CHOICES[LOCATOR] else None
+    return locator if locator in CHOICES[LOCATOR] else None
 
 
 def is_work_queue(arguments: Mapping[str, Any]) -> bool:
@@ -283,7 +282,7 @@ def lengths_of(arguments: Mapping[str, Any]) -> LengthLimits | None:
     if records is None and size is None:
         return None
     overflow = arguments.get(_OVERFLOW)
-    return LengthLimits(records, size, overflow if overflow in _CHOICES[_OVERFLOW] else DROP_HEAD)
+    return LengthLimits(records, size, overflow if overflow in CHOICES[_OVERFLOW] else DROP_HEAD)
 
 
 def message_ttl_ms(arguments: Mapping[str, Any]) -> int | None:
@@ -317,7 +316,7 @@ def _check_number(key: str, value: object, allowed: _Number) -> None:
 
 
 def _number_of(arguments: Mapping[str, Any], key: str) -> int | None:
-    allowed = _NUMBERS[key]
+    allowed = NUMBERS[key]
     value = arguments.get(key)
     return value if type(value) is int and allowed.least <= value <= allowed.most else None
 
@@ -340,7 +339,7 @@ def dead_letters_of(arguments: Mapping[str, Any]) -> DeadLetters | None:
 def _check_dead_lettering(arguments: Mapping[str, Any]) -> None:
     for key in _DEAD_LETTERING:
         value = arguments.get(key, "")
-        if not isinstance(value, str) or not _TEXT.fullmatch(value):
+        if not isinstance(value, str) or not TEXT.fullmatch(value):
             raise BadRequest(
                 f"argument {key!r} is {_shown(value)}, it must be a text of at most 255 characters without control "
                 "characters"

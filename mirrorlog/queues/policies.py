@@ -7,37 +7,35 @@ argument does, for it was asked for this one queue. What an operator's policy sa
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, Final, NamedTuple
 
 from msgspec.structs import replace
 
-from mirrorlog.cluster.state.placements import PROMOTE_ON_FAILURE, PROMOTE_ON_SHUTDOWN
+from mirrorlog.cluster.state.placements import ALWAYS, PROMOTE_ON_FAILURE, PROMOTE_ON_SHUTDOWN, WHEN_SYNCED
 from mirrorlog.cluster.state.topology import VirtualHost
-from mirrorlog.commitlog.format.attributes import DURATION_MS_MAX
 from mirrorlog.config import COPIES_MAX
 from mirrorlog.errors import BadRequest
 from mirrorlog.queues.access import check_expression, is_found_in
 from mirrorlog.queues.arguments import (
+    CHOICES,
     COPIES_ASKED_MAX,
-    DELIVERY_LIMIT_MAX,
     LOCATOR,
     MIN_IN_SYNC,
+    NUMBERS,
     OF_PLACES,
-    OVERFLOWS,
     REPLACE_AFTER,
     SYNC_MODE,
+    TEXT,
+    TIMEOUT_MS_MAX,
     fits,
     log_group_of,
 )
 from mirrorlog.queues.limits.lifetime import is_transient
 from mirrorlog.wire.names import split
-from mirrorlog.wire.policies import ALTERNATE_EXCHANGE, APPLY_TO, DECLARED, Policy
+from mirrorlog.wire.policies import ALTERNATE_EXCHANGE, DECLARED, Policy, wrong_apply_to
 
-_NUMBER_MAX: Final = 2**63 - 1
-_TIMEOUT_MS_MAX: Final = 366 * 24 * 3600 * 1000
 _SHOWN_CHARS: Final = 80
 _HA_MODE: Final = "ha-mode"
 _HA_PARAMS: Final = "ha-params"
@@ -53,56 +51,69 @@ class _Key(NamedTuple):
     check: Callable[[str, Any], str]
 
 
-def _text(key: str, value: Any) -> str:
-    fits = isinstance(value, str) and re.fullmatch(r"[^\x00-\x1f\x7f]{0,255}", value)
-    return "" if fits else f"{key} must be a text of at most 255 characters, got {shown(value)}"
+def _choice(*choices: str) -> Callable[[str, Any], str]:
+    def check(key: str, value: Any) -> str:
+        if isinstance(value, str) and value in choices:
+            return ""
+        *others, last = (f'"{each}"' for each in choices)
+        return f"{key} must be {', '.join(others)} or {last}, got {shown(value)}{_meant(value, choices)}"
+
+    return check
 
 
 def _number(least: int, most: int) -> Callable[[str, Any], str]:
     def check(key: str, value: Any) -> str:
-        fits = type(value) is int and least <= value <= most
-        return "" if fits else f"{key} takes an integer from {least} to {most}, {shown(value)} given"
+        fitting = type(value) is int and least <= value <= most
+        return "" if fitting else f"{key} takes an integer from {least} to {most}, {shown(value)} given"
 
     return check
 
 
-def _choice(*choices: str) -> Callable[[str, Any], str]:
-    def check(key: str, value: Any) -> str:
-        if value in choices and isinstance(value, str):
-            return ""
-        *others, last = (f'"{each}"' for each in choices)
-        near = get_close_matches(value[:_SHOWN_CHARS], choices, n=1) if isinstance(value, str) else []
-        meant = f'; did you mean "{near[0]}"?' if near else ""
-        return f"{key} must be {', '.join(others)} or {last}, got {shown(value)}{meant}"
-
-    return check
+def _text(key: str, value: Any) -> str:
+    fitting = isinstance(value, str) and TEXT.fullmatch(value)
+    return "" if fitting else f"{key} must be a text of at most 255 characters, got {shown(value)}"
 
 
 def _batch_size(key: str, value: Any) -> str:
-    fits = type(value) is int and value > 0
-    return "" if fits else f"{key} takes an integer greater than 0, {shown(value)} given"
+    fitting = type(value) is int and value > 0
+    return "" if fitting else f"{key} takes an integer greater than 0, {shown(value)} given"
+
+
+def _nothing_wrong(key: str, value: Any) -> str:
+    """What is wrong with it is told with its neighbours."""
+    return ""
+
+
+def _like(argument: str) -> _Key:
+    """What the argument takes."""
+    if argument in CHOICES:
+        return _Key(argument, _choice(*CHOICES[argument]))
+    if argument in NUMBERS:
+        least, most, or_else = NUMBERS[argument]
+        return _Key(argument, _number(-1 if or_else else least, most))
+    return _Key(argument, _text)
 
 
 _KEYS: Final[Mapping[str, _Key]] = {
-    _HA_MODE: _Key("", lambda key, value: ""),
-    _HA_PARAMS: _Key("", lambda key, value: ""),
+    _HA_MODE: _Key("", _nothing_wrong),
+    _HA_PARAMS: _Key("", _nothing_wrong),
     SYNC_MODE: _Key(SYNC_MODE, _choice("manual", "automatic")),
     _SYNC_BATCH: _Key("", _batch_size),
-    PROMOTE_ON_SHUTDOWN: _Key(PROMOTE_ON_SHUTDOWN, _choice("when-synced", "always")),
-    PROMOTE_ON_FAILURE: _Key(PROMOTE_ON_FAILURE, _choice("when-synced", "always")),
-    LOCATOR: _Key(LOCATOR, _choice("min-masters", "client-local", "random")),
-    "message-ttl": _Key("x-message-ttl", _number(0, DURATION_MS_MAX)),
-    "expires": _Key("x-expires", _number(1, _TIMEOUT_MS_MAX)),
-    "max-length": _Key("x-max-length", _number(0, _NUMBER_MAX)),
-    "max-length-bytes": _Key("x-max-length-bytes", _number(0, _NUMBER_MAX)),
-    "overflow": _Key("x-overflow", _choice(*OVERFLOWS)),
-    "dead-letter-exchange": _Key("x-dead-letter-exchange", _text),
-    "dead-letter-routing-key": _Key("x-dead-letter-routing-key", _text),
-    _DELIVERY_LIMIT: _Key("x-delivery-limit", _number(-1, DELIVERY_LIMIT_MAX)),
+    PROMOTE_ON_SHUTDOWN: _Key(PROMOTE_ON_SHUTDOWN, _choice(WHEN_SYNCED, ALWAYS)),
+    PROMOTE_ON_FAILURE: _Key(PROMOTE_ON_FAILURE, _choice(WHEN_SYNCED, ALWAYS)),
+    LOCATOR: _like(LOCATOR),
+    "message-ttl": _like("x-message-ttl"),
+    "expires": _like("x-expires"),
+    "max-length": _like("x-max-length"),
+    "max-length-bytes": _like("x-max-length-bytes"),
+    "overflow": _like("x-overflow"),
+    "dead-letter-exchange": _like("x-dead-letter-exchange"),
+    "dead-letter-routing-key": _like("x-dead-letter-routing-key"),
+    _DELIVERY_LIMIT: _like("x-delivery-limit"),
     ALTERNATE_EXCHANGE: _Key("", _text),
-    "flush": _Key("flush", _choice("memory", "disk")),
-    "min-in-sync": _Key(MIN_IN_SYNC, _number(1, COPIES_MAX)),
-    REPLACE_AFTER: _Key(REPLACE_AFTER, _number(1, _TIMEOUT_MS_MAX)),
+    "flush": _like("flush"),
+    "min-in-sync": _like(MIN_IN_SYNC),
+    REPLACE_AFTER: _Key(REPLACE_AFTER, _number(1, TIMEOUT_MS_MAX)),
 }
 KEYS: Final = tuple(_KEYS)
 """Of definitions."""
@@ -123,9 +134,7 @@ def check_policy(policy: Policy, *, operator: bool) -> None:
 
 
 def _wrong_form(policy: Policy) -> list[str]:
-    wrong = []
-    if policy.apply_to not in APPLY_TO:
-        wrong.append(f"apply-to '{policy.apply_to}' unrecognised; should be 'queues', 'exchanges' or 'all'")
+    wrong = [reason] if (reason := wrong_apply_to(policy.apply_to)) else []
     try:
         check_expression(policy.pattern)
     except BadRequest as error:
@@ -170,8 +179,7 @@ def _wrong_mirroring(definition: Mapping[str, Any]) -> list[str]:
         return [] if fits else [f'{_HA_MODE}="exactly" takes an integer from 1 to {COPIES_ASKED_MAX}, {given} given']
     if mode == "nodes":
         return _wrong_nodes(params, given)
-    near = get_close_matches(mode[:_SHOWN_CHARS], ("all", "exactly", "nodes"), n=1) if isinstance(mode, str) else []
-    meant = f'; did you mean "{near[0]}"?' if near else ""
+    meant = _meant(mode, ("all", "exactly", "nodes"))
     return [f'{shown(mode)} is not a valid {_HA_MODE} value; it must be "all", "exactly" or "nodes"{meant}']
 
 
@@ -200,15 +208,20 @@ class Effective(NamedTuple):
     sources: dict[str, str]
 
 
-def chosen(policies: Mapping[str, Policy], name: str, kind: str) -> str:
-    """The name of the policy for the queue or exchange (`kind`: queues, exchanges) of this name within its virtual
-    host; empty without one."""
+def _fitting(policies: Mapping[str, Policy], name: str, kind: str) -> list[str]:
+    """The names of those for an object of this name, the one that counts first."""
     found = [
         each
         for each, policy in policies.items()
         if policy.apply_to in (kind, "all") and is_found_in(policy.pattern, name)
     ]
-    return min(found, key=lambda each: (-policies[each].priority, each), default="")
+    return sorted(found, key=lambda each: (-policies[each].priority, each))
+
+
+def chosen(policies: Mapping[str, Policy], name: str, kind: str) -> str:
+    """The name of the policy for the queue or exchange (`kind`: queues, exchanges) of this name within its virtual
+    host; empty without one."""
+    return next(iter(_fitting(policies, name, kind)), "")
 
 
 def effective(host: VirtualHost | None, name: str, arguments: Mapping[str, Any]) -> Effective:
@@ -219,27 +232,20 @@ def effective(host: VirtualHost | None, name: str, arguments: Mapping[str, Any])
     within = split(name)[1]
     policy, operator = (chosen(each, within, "queues") for each in (host.policies, host.operator_policies))
     if policy:
-        _govern(own, host.policies[policy].definition, f"policy {policy}")
+        _apply(own, host.policies[policy].definition, f"policy {policy}", caps=False)
     if operator:
-        _cap(own, host.operator_policies[operator].definition, f"operator policy {operator}")
+        _apply(own, host.operator_policies[operator].definition, f"operator policy {operator}", caps=True)
     return own._replace(policy=policy, operator=operator)
 
 
-def _govern(own: Effective, definition: Mapping[str, Any], source: str) -> None:
+def _apply(own: Effective, definition: Mapping[str, Any], source: str, *, caps: bool) -> None:
+    """`caps`: whatever is stricter than what is there holds, and not of limits alone."""
     elsewhere = _is_placed_otherwise(own)
     counted = bool(own.arguments.keys() & {"copies", "nodes"})
     for argument, value in _as_arguments(definition).items():
         if (elsewhere and argument in OF_PLACES) or (counted and argument in ("copies", "nodes")):
             continue
-        _set(own, argument, value, source, stricter=argument in _STRICTER)
-
-
-def _cap(own: Effective, definition: Mapping[str, Any], source: str) -> None:
-    elsewhere = _is_placed_otherwise(own)
-    for argument, value in _as_arguments(definition).items():
-        if elsewhere and argument in OF_PLACES:
-            continue
-        _set(own, argument, value, source, stricter=True)
+        _set(own, argument, value, source, stricter=caps or argument in _STRICTER)
 
 
 def _set(own: Effective, argument: str, value: Any, source: str, *, stricter: bool) -> None:
@@ -284,18 +290,9 @@ def ties(policies: Mapping[str, Policy], names: Iterable[str]) -> dict[str, list
     it."""
     found: dict[str, set[str]] = {}
     for name in names:
-        first = chosen(policies, name, "queues")
-        others = {
-            each
-            for each, policy in policies.items()
-            if each != first
-            and first
-            and policy.priority == policies[first].priority
-            and policy.apply_to != "exchanges"
-            and is_found_in(policy.pattern, name)
-        }
-        if others:
-            found.setdefault(first, set()).update(others)
+        fitting = _fitting(policies, name, "queues")
+        if tied := [each for each in fitting[1:] if policies[each].priority == policies[fitting[0]].priority]:
+            found.setdefault(fitting[0], set()).update(tied)
     return {name: sorted(each) for name, each in found.items()}
 
 
@@ -315,6 +312,12 @@ def _alternate_of(host: VirtualHost, exchange: str) -> str:
     name = chosen(host.policies, exchange, "exchanges")
     alternate = host.policies[name].definition.get(ALTERNATE_EXCHANGE) if name else None
     return alternate if isinstance(alternate, str) else ""
+
+
+def _meant(value: Any, choices: Sequence[str]) -> str:
+    """What somebody may have meant, for people; empty when nothing is near."""
+    near = get_close_matches(value[:_SHOWN_CHARS], choices, n=1) if isinstance(value, str) else []
+    return f'; did you mean "{near[0]}"?' if near else ""
 
 
 def shown(value: object) -> str:

@@ -20,7 +20,7 @@ from mirrorlog.wire.messages.queues import Metadata, QueueInfo
 from mirrorlog.wire.messages.status import QueueStatus
 from mirrorlog.wire.messages.topology import Routing, VirtualHostInfo
 from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, split
-from mirrorlog.wire.policies import APPLY_TO, ApplyTo, NoSuchPolicy, PolicyRow
+from mirrorlog.wire.policies import APPLY_TO, ApplyTo, NoSuchPolicy, PolicyRow, wrong_apply_to
 from mirrorlog.wire.routing import PREDEFINED, Binding
 
 if TYPE_CHECKING:
@@ -361,7 +361,7 @@ def _applied(text: str) -> ApplyTo:
     for each in APPLY_TO:
         if each == text:
             return each  # type: ignore[no-any-return]
-    raise BadRequest(f"apply-to '{text}' unrecognised; should be 'queues', 'exchanges' or 'all'")
+    raise BadRequest(wrong_apply_to(text))
 
 
 def _clear_policy(context: typer.Context, name: str, *, operator: bool, vhost: str) -> None:
@@ -386,10 +386,7 @@ def _policy_fields(row: PolicyRow) -> dict[str, Any]:
     return {
         "vhost": row.virtual_host,
         "name": row.name,
-        "pattern": row.policy.pattern,
-        "apply-to": row.policy.apply_to,
-        "definition": row.policy.definition,
-        "priority": row.policy.priority,
+        **row.policy.value,
         "queues": row.queues,
         "ties": row.ties,
         "reason": row.reason,

@@ -23,6 +23,13 @@ ALTERNATE_EXCHANGE: Final = "alternate-exchange"
 """The one key that is for exchanges."""
 
 
+def wrong_apply_to(value: object) -> str:
+    """What is wrong with what a policy shall be for; empty if nothing is."""
+    if value in APPLY_TO:
+        return ""
+    return f"apply-to '{value!s:.80}' unrecognised; should be 'queues', 'exchanges' or 'all'"
+
+
 class NoSuchPolicy(MirrorlogError, grpc="NOT_FOUND", exit_code=5):
     """The virtual host has no policy of that name."""
 
@@ -37,6 +44,16 @@ class Policy(msgspec.Struct, frozen=True, omit_defaults=True):
     definition: Mapping[str, Any]
     apply_to: ApplyTo = "all"
     priority: int = 0
+
+    @property
+    def value(self) -> dict[str, Any]:
+        """As RabbitMQ's API and tools write it."""
+        return {
+            "pattern": self.pattern,
+            "apply-to": self.apply_to,
+            "definition": dict(self.definition),
+            "priority": self.priority,
+        }
 
     def check_size(self) -> None:
         """Whether it is one that every node can keep. Raises BadRequest, LimitReached."""

@@ -208,8 +208,8 @@ class QueueGovernor:
     def govern(self, log: HostedLog, queues: Iterable[Queue]) -> bool:
         """Let the log say what holds for these of its queues, where it does not yet. False when it takes nothing at the
         moment."""
-        found = [(queue, self.change(queue.queue_id, queue.name, queue.arguments, queue.governed)) for queue in queues]
-        changes = [change for queue, change in found if change is not None]
+        found = (self.change(queue.queue_id, queue.name, queue.arguments, queue.governed) for queue in queues)
+        changes = [change for change in found if change is not None]
         try:
             for at in range(0, len(changes), CHANGES_AT_ONCE):
                 some = changes[at : at + CHANGES_AT_ONCE]

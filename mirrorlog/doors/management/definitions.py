@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from mirrorlog import __version__
 from mirrorlog.doors.management.calls import NO_CONTENT, ApiAnswer, Call, Routes
 from mirrorlog.doors.management.overview import API_VERSION
-from mirrorlog.doors.management.policies import COMPONENT, all_policies, policy_of, policy_value, set_policy
+from mirrorlog.doors.management.policies import COMPONENT, all_policies, policy_of, set_policy
 from mirrorlog.doors.management.queues import declared_row, queue_arguments
 from mirrorlog.doors.management.shapes import ApiError, Row, bad_request, not_found, require, table, text
 from mirrorlog.doors.management.topology import ALTERNATE, binding_row, exchange_of, exchange_row
@@ -71,12 +71,12 @@ async def _export(call: Call) -> ApiAnswer:
             del row["properties_key"]
             document["bindings"].append(row)
     document["policies"] = [
-        {"vhost": row.virtual_host, "name": row.name, **policy_value(row.policy)}
+        {"vhost": row.virtual_host, "name": row.name, **row.policy.value}
         for row in await all_policies(call.client, operator=False)
         if row.virtual_host in vhosts
     ]
     document["parameters"] = [
-        {"vhost": row.virtual_host, "component": COMPONENT, "name": row.name, "value": policy_value(row.policy)}
+        {"vhost": row.virtual_host, "component": COMPONENT, "name": row.name, "value": row.policy.value}
         for row in await all_policies(call.client, operator=True)
         if row.virtual_host in vhosts
     ]

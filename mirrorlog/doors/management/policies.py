@@ -13,7 +13,7 @@ from mirrorlog.client import Client
 from mirrorlog.doors.management.calls import NO_CONTENT, ApiAnswer, Call, Page, Routes, written
 from mirrorlog.doors.management.shapes import ApiError, Row, bad_request, columns, not_found, require
 from mirrorlog.errors import BadRequest
-from mirrorlog.wire.policies import APPLY_TO, Policy, PolicyRow
+from mirrorlog.wire.policies import Policy, PolicyRow, wrong_apply_to
 
 COMPONENT: Final = "operator_policy"
 """Of the parameter that is an operator's policy."""
@@ -26,18 +26,8 @@ _OPTIONAL: Final = ("apply-to", "priority")
 
 def policy_row(row: PolicyRow) -> Row:
     """`mirrorlog_reason`: why it cannot be met now, if it cannot."""
-    found: Row = {"vhost": row.virtual_host, "name": row.name, **policy_value(row.policy)}
+    found: Row = {"vhost": row.virtual_host, "name": row.name, **row.policy.value}
     return found | ({"mirrorlog_reason": row.reason} if row.reason else {})
-
-
-def policy_value(policy: Policy) -> Row:
-    """As a body says it."""
-    return {
-        "pattern": policy.pattern,
-        "apply-to": policy.apply_to,
-        "definition": dict(policy.definition),
-        "priority": policy.priority,
-    }
 
 
 def policy_of(body: Mapping[str, Any]) -> Policy:
@@ -51,8 +41,8 @@ def policy_of(body: Mapping[str, Any]) -> Policy:
         wrong.append(f"pattern should be a binary but was {pattern!r:.80}")
     if not isinstance(definition, dict):
         wrong.append(f"definition should be an object, actually was {definition!r:.80}")
-    if apply_to not in APPLY_TO:
-        wrong.append(f"apply-to '{apply_to!s:.80}' unrecognised; should be 'queues', 'exchanges' or 'all'")
+    if reason := wrong_apply_to(apply_to):
+        wrong.append(reason)
     if isinstance(priority, bool) or not isinstance(priority, int):
         wrong.append(f"priority should be a whole number, actually was {priority!r:.80}")
     if wrong:
