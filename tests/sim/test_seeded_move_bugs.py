@@ -294,7 +294,7 @@ def test_a_bug_is_found(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.long_after(1)
-@pytest.mark.parametrize("seed", range(1, 4))
+@pytest.mark.parametrize("seed", [1, 2, 5])
 def test_a_move_whose_source_has_lost_something_loses_nothing_else(seed: int) -> None:
     """Seed 1 found that a copy forgot, at its next start, the gaps that a queue had come with: its sync never ended."""
     counts = attempt(next(plans(*CUT_OFF, first=seed, nodes=3, copies=1)))
