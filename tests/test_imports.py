@@ -57,6 +57,8 @@ PURE = [
     "mirrorlog/client/connection/queue_metadata.py",
     "mirrorlog/client/consumer/cursor.py",
     "mirrorlog/client/consumer/records.py",
+    "mirrorlog/client/definitions/plan.py",
+    "mirrorlog/client/definitions/rows.py",
     "mirrorlog/client/options.py",
     "mirrorlog/client/producer/batch.py",
     "mirrorlog/client/producer/bulk.py",

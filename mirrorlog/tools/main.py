@@ -53,23 +53,26 @@ from mirrorlog.tools.queue import (
     sync_queue,
 )
 from mirrorlog.tools.receive import extend, lease, receive, settle
-from mirrorlog.tools.topology import (
+from mirrorlog.tools.topology.definitions import export_definitions, import_definitions
+from mirrorlog.tools.topology.exchanges import (
     bind,
     bindings,
-    clear_operator_policy,
-    clear_policy,
     exchange_declare,
     exchange_delete,
     exchanges,
+    unbind,
+    vhost_add,
+    vhost_delete,
+    vhosts,
+)
+from mirrorlog.tools.topology.policies import (
+    clear_operator_policy,
+    clear_policy,
     list_operator_policies,
     list_policies,
     list_queues,
     set_operator_policy,
     set_policy,
-    unbind,
-    vhost_add,
-    vhost_delete,
-    vhosts,
 )
 from mirrorlog.tools.user import user_delete, user_limits, user_permissions, user_set, users
 
@@ -169,6 +172,8 @@ for command in (
         set_operator_policy,
         clear_operator_policy,
         list_operator_policies,
+        import_definitions,
+        export_definitions,
     ),
     recover_cluster,
 ):

@@ -9,13 +9,13 @@ import pytest
 from msgspec.structs import replace
 
 from mirrorlog import errors
+from mirrorlog.client.definitions.rows import flag, number, stored_hash, table, tags_of
 from mirrorlog.doors.http.lists import Statuses
 from mirrorlog.doors.management.api import ROUTES, RouteTable
 from mirrorlog.doors.management.calls import ClusterStatuses
 from mirrorlog.doors.management.queues import outage_row, queue_row
-from mirrorlog.doors.management.shapes import ApiError, error_of, flag, number, shaped, table
+from mirrorlog.doors.management.shapes import ApiError, error_of, shaped
 from mirrorlog.doors.management.topology import properties_key
-from mirrorlog.doors.management.users import stored_hash, tags_of
 from mirrorlog.errors import MirrorlogError
 from mirrorlog.wire.messages.queues import QueueInfo, QueueOutage
 from mirrorlog.wire.messages.status import QueueStatus
@@ -77,9 +77,9 @@ def test_values_that_do_not_fit_are_refused_by_name() -> None:
         lambda: number({"n": True}, "n", 0), lambda: table({"t": "x"}, "t"), lambda: tags_of({"tags": [1]}),
         lambda: stored_hash({"password_hash": "x", "hashing_algorithm": "md5"}),
     ):  # fmt: skip
-        with pytest.raises(ApiError, match=r"should be|is not known") as caught:
+        with pytest.raises(errors.BadRequest, match=r"should be|is not known") as caught:
             wrong()
-        assert caught.value.status == 400
+        assert error_of(caught.value).status == 400
     assert number({"n": "12"}, "n", 0) == 12
     assert table({"t": []}, "t") == table({}, "t") == {}
     assert tags_of({"tags": "a, b,"}) == ["a", "b"]

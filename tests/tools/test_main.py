@@ -44,6 +44,7 @@ COMMANDS = [
     *("lease", "settle", "extend"),
     *("set-policy", "clear-policy", "list-policies", "list-queues", "cancel-sync-queue"),
     *("set-operator-policy", "clear-operator-policy", "list-operator-policies"),
+    *("import-definitions", "export-definitions"),
     *("receive", "purge", "redrive", "delete", "group-delete", "group-reset"),
 ]
 
@@ -198,7 +199,7 @@ def test_a_traceback_comes_only_when_asked_for(tmp_path: Path, capsys: pytest.Ca
     assert "Traceback" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["cluster_status", "list_users", "list-vhosts", "set_policy", "sync_queue"])
+@pytest.mark.parametrize("command", ["cluster_status", "list_users", "list-vhosts", "import_definitions", "sync_queue"])
 def test_commands_have_the_names_that_rabbitmq_gives_them(command: str) -> None:
     """Goal: who comes from there types on. Method: help by that name."""
     assert RUNNER.invoke(app, [command, "--help"]).exit_code == 0

@@ -10,7 +10,7 @@ import pytest
 from mirrorlog.testing import Cluster
 from mirrorlog.tools.common.output import page
 from mirrorlog.tools.main import main
-from mirrorlog.tools.topology import bindings_view, exchanges_view, vhosts_view
+from mirrorlog.tools.topology.exchanges import bindings_view, exchanges_view, vhosts_view
 from mirrorlog.tools.user import limits_view, users_view
 from mirrorlog.wire.fairness.quotas import UserLimits
 from mirrorlog.wire.messages.topology import PermissionInfo, Routing, UserInfo, VirtualHostInfo

@@ -24,7 +24,7 @@ from starlette.types import Receive, Scope, Send
 
 from mirrorlog.doors.common.callers import Callers
 from mirrorlog.doors.http.answers import address_of, login_of
-from mirrorlog.doors.management import definitions, messages, overview, policies, queues, topology, users
+from mirrorlog.doors.management import definitions, messages, overview, queues, topology, users
 from mirrorlog.doors.management.calls import ApiAnswer, Call, ClusterFacts, Page, Routes
 from mirrorlog.doors.management.shapes import ApiError, bad_request, error_of
 from mirrorlog.errors import ConnectionLost, MirrorlogError
@@ -43,7 +43,7 @@ BODIES_BYTES_MAX: Final = 64 * 1024 * 1024
 
 ROUTES: Final[Routes] = {
     path: pages
-    for each in (overview, topology, queues, messages, users, policies, definitions)
+    for each in (overview, topology, queues, messages, users, definitions)
     for path, pages in each.ROUTES.items()
 }
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from mirrorlog.client import Client
+from mirrorlog.client.definitions.rows import Row
 from mirrorlog.doors.http.lists import Statuses, copy_of, placed_logs, statuses_of
-from mirrorlog.doors.management.shapes import ApiError, Query, Row, not_found, shaped
+from mirrorlog.doors.management.shapes import ApiError, Query, not_found, shaped
 from mirrorlog.wire.messages.queues import Metadata, QueueInfo, QueueOutage
 from mirrorlog.wire.messages.status import PlacedLog, QueueStatus, Status
 from mirrorlog.wire.messages.topology import Login

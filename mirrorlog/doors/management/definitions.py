@@ -1,289 +1,110 @@
-"""Definitions of the management API: all that is declared, written into one document and read from one; and parameters,
-of which there are none.
+"""Definitions of the management API: all that is declared, written into one document and read from one; policies, and
+those of operators: listed, set, cleared; and parameters, of which there are none.
 
-A document of RabbitMQ's is taken as far as it means something here, and what does not is told: each object or argument
-that is passed over stands in the answer (`ignored`) and in the door's log. What is there already stays as it is. What
-is refused does not hold up the rest: the answer is 400 and names it when all else is done. To read a document once more
-goes on where an attempt before ended, for most of it is there then.
-
-Users come last, administrators first: with the first one whoever has not logged in may do nothing any more. Their
-hashes are taken as RabbitMQ wrote them; nodes tell none, so users are written without.
+What is passed over of a document, and what means something else here, stands in the answer (`ignored`, `noted`) and in
+the door's log. What is refused does not hold up the rest: the answer is 400 and names it when all else is done. What is
+wrong with a policy is told as RabbitMQ tells it, `Validation failed` and lines below it, but all of it at once.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final
+from typing import Final
 
-from msgspec.structs import replace
-
-from mirrorlog import __version__
-from mirrorlog.doors.management.calls import NO_CONTENT, ApiAnswer, Call, Routes
-from mirrorlog.doors.management.overview import API_VERSION
-from mirrorlog.doors.management.policies import COMPONENT, all_policies, policy_of, set_policy
-from mirrorlog.doors.management.queues import declared_row, queue_arguments
-from mirrorlog.doors.management.shapes import ApiError, Row, bad_request, not_found, require, table, text
-from mirrorlog.doors.management.topology import ALTERNATE, binding_row, exchange_of, exchange_row
-from mirrorlog.doors.management.users import ADMINISTRATOR, permission_rows, stored_hash, tags_of, user_row
-from mirrorlog.errors import ExchangeExists, MirrorlogError, QueueExists
-from mirrorlog.wire.names import qualified
-from mirrorlog.wire.routing import KINDS, PREDEFINED, Binding
+from mirrorlog.client.definitions.plan import for_rabbitmq, plan, renamed_nodes
+from mirrorlog.client.definitions.rows import Row, policy_of
+from mirrorlog.client.definitions.transfer import all_policies, document_of, set_policy, take_in
+from mirrorlog.doors.management.calls import NO_CONTENT, ApiAnswer, Call, Page, Routes, written
+from mirrorlog.doors.management.shapes import bad_request, columns, not_found
+from mirrorlog.wire.policies import PolicyRow
 
 logger = logging.getLogger(__name__)
 
-AT_ONCE_MAX: Final = 16
-"""Objects that are declared at the same time."""
 TOLD_MAX: Final = 200
 """What is ignored, or refused, and stands in one answer or line of the log."""
 
-_NODES: Final = "ha-params"
-_KNOWN: Final = ("vhosts", "users", "permissions", "policies", "parameters", "exchanges", "queues", "bindings")
-_IGNORED: Final = ("topic_permissions", "global_parameters", "vhost_limits")
-
-
-# --- Written --------------------------------------------------------------------------------------------------------
-
 
 async def _export(call: Call) -> ApiAnswer:
-    """Of the virtual host that the path names, without naming it in each row; or of all."""
-    vhosts, metadata = await call.vhosts(), await call.queues()
-    queues = [declared_row(info) for info in metadata.queues]
-    document: Row = {
-        "rabbit_version": API_VERSION,
-        "rabbitmq_version": API_VERSION,
-        "product_name": "mirrorlog",
-        "product_version": __version__,
-        "parameters": [],
-        "policies": [],
-        "queues": [row for row in queues if not row.pop("exclusive")],
-        "exchanges": [],
-        "bindings": [],
-    }
-    for vhost in vhosts:
-        routing = await call.client.admin.topology.routing(virtual_host=vhost)
-        for name, exchange in sorted(routing.exchanges.items()):
-            document["exchanges"].append(exchange_row(vhost, name, exchange))
-        for binding in routing.bindings:
-            row = binding_row(vhost, binding)
-            del row["properties_key"]
-            document["bindings"].append(row)
-    document["policies"] = [
-        {"vhost": row.virtual_host, "name": row.name, **row.policy.value}
-        for row in await all_policies(call.client, operator=False)
-        if row.virtual_host in vhosts
-    ]
-    document["parameters"] = [
-        {"vhost": row.virtual_host, "component": COMPONENT, "name": row.name, "value": row.policy.value}
-        for row in await all_policies(call.client, operator=True)
-        if row.virtual_host in vhosts
-    ]
+    """Of the virtual host that the path names, or of all; `for=rabbitmq`: as that takes it as a whole."""
     if "vhost" in call.names:
-        for section in ("policies", "parameters", "queues", "exchanges", "bindings"):
-            for row in document[section]:
-                del row["vhost"]
-    else:
-        users = await call.client.admin.topology.users()
-        document |= {
-            "users": [user_row(user) for user in users],
-            "vhosts": [{"name": name} for name in vhosts],
-            "permissions": permission_rows(users),
-            "topic_permissions": [],
-            "global_parameters": [{"name": "cluster_name", "value": metadata.cluster_name}],
-        }
+        await call.check_vhost()
+    nodes = _nodes(call)
+    document = await document_of(call.client, call.names.get("vhost"))
+    if (reader := call.query.get("for", "mirrorlog")) not in ("mirrorlog", "rabbitmq"):
+        raise bad_request(f"for {reader[:80]!r} should be mirrorlog or rabbitmq")
+    if reader == "mirrorlog":
+        return ApiAnswer(body=document)
+    document, left = for_rabbitmq(document, nodes=nodes)
+    if left:
+        logger.info("definitions_left_out count=%d what=%r", len(left), "; ".join(left[:TOLD_MAX]))
     return ApiAnswer(body=document)
 
 
-# --- Read -----------------------------------------------------------------------------------------------------------
-
-
-class _Import:
-    """One document on its way in."""
-
-    def __init__(self, call: Call, document: Mapping[str, Any]) -> None:
-        self._client = call.client
-        self._topology, self._admin = call.client.admin.topology, call.client.admin
-        self._document = document
-        self._vhost = call.names.get("vhost")
-        self._nodes = renamed_nodes(call.query.get("map-node", ""))
-        self._turns = asyncio.Semaphore(AT_ONCE_MAX)
-        self.ignored: list[str] = []
-        self.failed: list[str] = []
-
-    async def run(self) -> None:
-        """Raises ApiError before anything is done, for a document that is none."""
-        sections = {name: self._rows(name) for name in (*_KNOWN, *_IGNORED)}
-        for name in _IGNORED:
-            self.ignored += [f"{name}: {each.get('name') or each.get('user', '')}" for each in sections[name]]
-        if self._vhost is None:
-            await self._each("vhost", sections["vhosts"], self._add_vhost)
-        # Before queues: these are declared where their policies want them.
-        await self._each("policy", sections["policies"], self._add_policy)
-        await self._each("parameter", sections["parameters"], self._add_parameter)
-        await self._each("exchange", sections["exchanges"], self._add_exchange)
-        await self._each("queue", sections["queues"], self._add_queue)
-        await self._add_bindings(sections["bindings"])
-        if self._vhost is None:
-            users = sorted(sections["users"], key=lambda row: ADMINISTRATOR not in str(row.get("tags")))
-            for row in users:
-                await self._each("user", [row], self._add_user)
-            await self._each("permission", sections["permissions"], self._add_permission)
-
-    def _rows(self, section: str) -> list[Row]:
-        rows = self._document.get(section) or []
-        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-            raise bad_request(f"{section} should be a list of objects")
-        return rows
-
-    async def _each(self, what: str, rows: list[Row], add: Callable[[Row], Awaitable[None]]) -> None:
-        async def one(row: Row) -> None:
-            name = f"{what} {row.get('name') or row.get('user') or row.get('source', '')!s:.80}"
-            async with self._turns:
-                try:
-                    await add(row)
-                except (QueueExists, ExchangeExists) as error:
-                    self.ignored.append(f"{name}: it is there: {error}")
-                except (ApiError, MirrorlogError) as error:
-                    self.failed.append(f"{name}: {error}")
-
-        await asyncio.gather(*(one(row) for row in rows))
-
-    def _where(self, row: Row) -> str:
-        """Raises ApiError."""
-        if self._vhost is not None:
-            return self._vhost
-        require(row, "vhost")
-        return text(row, "vhost")
-
-    async def _add_vhost(self, row: Row) -> None:
-        require(row, "name")
-        await self._topology.add_virtual_host(text(row, "name"))
-
-    async def _add_policy(self, row: Row) -> None:
-        require(row, "name")
-        policy = policy_of(row)
-        nodes = policy.definition.get(_NODES)
-        if isinstance(nodes, list):
-            named = [self._nodes.get(node, node) if isinstance(node, str) else node for node in nodes]
-            policy = replace(policy, definition={**policy.definition, _NODES: named})
-        await set_policy(self._client, self._where(row), text(row, "name"), policy, operator=False)
-
-    async def _add_parameter(self, row: Row) -> None:
-        require(row, "component", "name", "value")
-        name, component = text(row, "name"), text(row, "component")
-        if component != COMPONENT:
-            self.ignored.append(f"parameter {name}: component {component} is not there")
-            return
-        await set_policy(self._client, self._where(row), name, policy_of(table(row, "value")), operator=True)
-
-    async def _add_exchange(self, row: Row) -> None:
-        require(row, "name", "type")
-        name, vhost, kind = text(row, "name"), self._where(row), text(row, "type")
-        if not name or name in PREDEFINED:
-            return
-        if kind not in KINDS:
-            self.ignored.append(f"exchange {name} in virtual host {vhost}: type {kind!r} is not there")
-            return
-        arguments = table(row, "arguments")
-        for unknown in sorted(arguments.keys() - {ALTERNATE}):
-            self.ignored.append(f"exchange {name} in virtual host {vhost}: argument {unknown}")
-        kept = {key: value for key, value in arguments.items() if key == ALTERNATE}
-        exchange = exchange_of({**row, "arguments": kept})
-        await self._topology.declare_exchange(
-            name,
-            exchange.kind,
-            durable=exchange.durable,
-            auto_delete=exchange.auto_delete,
-            internal=exchange.internal,
-            alternate=exchange.alternate,
-            virtual_host=vhost,
-        )
-
-    async def _add_queue(self, row: Row) -> None:
-        require(row, "name")
-        name, vhost = text(row, "name"), self._where(row)
-        arguments, ignored = queue_arguments(row)
-        self.ignored += [f"queue {name} in virtual host {vhost}: argument {each}" for each in ignored]
-        await self._admin.declare(qualified(vhost, name), arguments)
-
-    async def _add_bindings(self, rows: list[Row]) -> None:
-        """All of a virtual host at once; if that is refused, one by one."""
-        by_vhost: dict[str, list[tuple[Row, Binding]]] = defaultdict(list)
-
-        async def read(row: Row) -> None:
-            require(row, "source", "destination")
-            if text(row, "source"):
-                by_vhost[self._where(row)].append((row, _binding_of(row)))
-
-        await self._each("binding", rows, read)
-        for vhost, found in by_vhost.items():
-            try:
-                await self._topology.bind_all([binding for _, binding in found], virtual_host=vhost)
-            except MirrorlogError:
-
-                async def bind(row: Row, where: str = vhost) -> None:
-                    await self._topology.bind_all([_binding_of(row)], virtual_host=where)
-
-                await self._each("binding", [row for row, _ in found], bind)
-
-    async def _add_user(self, row: Row) -> None:
-        require(row, "name")
-        name, stored = text(row, "name"), stored_hash(row)
-        if stored is None:
-            there = {user.name for user in await self._topology.users()}
-            stored = None if name in there else ""
-            becomes = "nobody logs in as this" if stored == "" else "the password stays as it is"
-            self.ignored.append(f"user {name}: without a password_hash {becomes}")
-        await self._topology.set_user(name, password_hash=stored, tags=tags_of(row))
-
-    async def _add_permission(self, row: Row) -> None:
-        require(row, "user", "vhost", "configure", "write", "read")
-        await self._topology.set_permissions(
-            text(row, "user"),
-            configure=text(row, "configure"),
-            write=text(row, "write"),
-            read=text(row, "read"),
-            virtual_host=text(row, "vhost"),
-        )
-
-
-def renamed_nodes(words: str) -> dict[str, str]:
-    """`rabbit@a=n1,rabbit@b=n2`: what nodes that policies name are called here. Raises ApiError. Pure."""
-    pairs = [pair.rpartition("=") for pair in words.split(",") if pair]
-    if not all(theirs and ours for theirs, _, ours in pairs):
-        raise bad_request(f"map-node {words[:80]!r} should be pairs of names, rabbit@a=n1,rabbit@b=n2")
-    return {theirs: ours for theirs, _, ours in pairs}
-
-
-def _binding_of(row: Row) -> Binding:
-    """Raises ApiError."""
-    kind = text(row, "destination_type", "queue")
-    if kind not in ("queue", "exchange"):
-        raise bad_request(f"destination_type should be queue or exchange, actually was {kind!r:.80}")
-    return Binding(
-        text(row, "source"),
-        text(row, "destination"),
-        text(row, "routing_key"),
-        to_exchange=kind == "exchange",
-        arguments=table(row, "arguments"),
-    )
+def _nodes(call: Call) -> dict[str, str]:
+    """Raises BadRequest."""
+    return renamed_nodes(call.query.get("map-node", "").split(","))
 
 
 async def _import(call: Call) -> ApiAnswer:
     if "vhost" in call.names:
         await call.check_vhost()
-    reading = _Import(call, call.body)
-    await reading.run()
-    if reading.ignored:
-        told = reading.ignored[:TOLD_MAX]
-        logger.info("definitions_ignored count=%d what=%r", len(reading.ignored), "; ".join(told))
-    if reading.failed:
-        failed = "; ".join(reading.failed[:TOLD_MAX])
-        logger.warning("definitions_refused count=%d what=%r", len(reading.failed), failed)
-        raise bad_request(f"{len(reading.failed)} objects were refused, the others are there: {failed}")
-    return ApiAnswer(body={"ignored": reading.ignored[:TOLD_MAX]}) if reading.ignored else NO_CONTENT
+    found = await take_in(call.client, plan(call.body, vhost=call.names.get("vhost"), nodes=_nodes(call)))
+    told = {"ignored": found.ignored, "noted": found.noted}
+    for kind, words in told.items():
+        if words:
+            logger.info("definitions_%s count=%d what=%r", kind, len(words), "; ".join(words[:TOLD_MAX]))
+    if found.refused:
+        refused = "; ".join(found.refused[:TOLD_MAX])
+        logger.warning("definitions_refused count=%d what=%r", len(found.refused), refused)
+        raise bad_request(f"{len(found.refused)} objects were refused, the others are there: {refused}")
+    body = {kind: words[:TOLD_MAX] for kind, words in told.items() if words}
+    return ApiAnswer(body=body) if body else NO_CONTENT
+
+
+# --- Policies -------------------------------------------------------------------------------------------------------
+
+
+def policy_row(row: PolicyRow) -> Row:
+    """`mirrorlog_reason`: why it cannot be met now, if it cannot."""
+    found: Row = {"vhost": row.virtual_host, "name": row.name, **row.policy.value}
+    return found | ({"mirrorlog_reason": row.reason} if row.reason else {})
+
+
+def _pages(path: str, *, operator: bool) -> dict[str, dict[str, Page]]:
+    """Of the one sort or the other."""
+
+    async def all_(call: Call) -> ApiAnswer:
+        vhosts = await call.vhosts()
+        rows = await all_policies(call.client, operator=operator)
+        return call.listed([policy_row(row) for row in rows if row.virtual_host in vhosts])
+
+    async def found(call: Call) -> PolicyRow | None:
+        rows = await all_policies(call.client, operator=operator)
+        sought = call.vhost, call.names["name"]
+        return next((row for row in rows if (row.virtual_host, row.name) == sought), None)
+
+    async def one(call: Call) -> ApiAnswer:
+        if (row := await found(call)) is None:
+            raise not_found()
+        return ApiAnswer(body=columns([policy_row(row)], call.query)[0])
+
+    async def set_(call: Call) -> ApiAnswer:
+        policy, before = policy_of(call.body), await found(call)
+        await set_policy(call.client, call.vhost, call.names["name"], policy, operator=operator)
+        return written(before is None)
+
+    async def clear(call: Call) -> ApiAnswer:
+        if await found(call) is None:
+            raise not_found()
+        topology = call.client.admin.topology
+        await topology.clear_policy(call.names["name"], operator=operator, virtual_host=call.vhost)
+        return NO_CONTENT
+
+    return {
+        path: {"GET": all_},
+        f"{path}/:vhost": {"GET": all_},
+        f"{path}/:vhost/:name": {"GET": one, "PUT": set_, "DELETE": clear},
+    }
 
 
 # --- Parameters, and the cluster's order ----------------------------------------------------------------------------
@@ -327,6 +148,8 @@ _LIST: Final = {"GET": _parameters}
 _ONE: Final = {"GET": _none_such, "PUT": _refused, "DELETE": _none_such}
 
 ROUTES: Final[Routes] = {
+    **_pages("policies", operator=False),
+    **_pages("operator-policies", operator=True),
     "definitions": {"GET": _export, "POST": _import},
     "definitions/:vhost": {"GET": _export, "POST": _import},
     "parameters": _LIST,

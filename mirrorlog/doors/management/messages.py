@@ -19,8 +19,9 @@ from typing import Any, Final
 import msgspec
 
 from mirrorlog.client import Client
+from mirrorlog.client.definitions.rows import Row, keys_missing, number, require, table, text
 from mirrorlog.doors.management.calls import ApiAnswer, Call, Routes
-from mirrorlog.doors.management.shapes import Row, bad_request, keys_missing, not_found, number, require, table, text
+from mirrorlog.doors.management.shapes import bad_request, not_found
 from mirrorlog.errors import NoSuchQueue, Unroutable
 from mirrorlog.wire.names import qualified
 from mirrorlog.wire.routing import as_bytes

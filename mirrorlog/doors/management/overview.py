@@ -10,16 +10,14 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from mirrorlog import __version__
+from mirrorlog.client.definitions.rows import API_VERSION, Row
 from mirrorlog.doors.http.lists import copy_of
 from mirrorlog.doors.management.calls import ApiAnswer, Call, ClusterStatuses, Routes
-from mirrorlog.doors.management.shapes import ApiError, Row, bad_request, columns, not_found
+from mirrorlog.doors.management.shapes import ApiError, bad_request, columns, not_found
 from mirrorlog.errors import MirrorlogError
 from mirrorlog.wire.messages.queues import NodeInfo
 from mirrorlog.wire.messages.status import ClusterStatus, NodeStatus, QueueStatus, Status
 from mirrorlog.wire.routing import KINDS, PREDEFINED
-
-API_VERSION: Final = "3.10.8"
-"""Of RabbitMQ, whose management API this is as: tools look at it to know what they may ask for."""
 
 _UNITS_S: Final = {"days": 86_400, "weeks": 7 * 86_400, "months": 30 * 86_400, "years": 365 * 86_400}
 

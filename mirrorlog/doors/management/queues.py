@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
+from mirrorlog.client.definitions.rows import Row, declared_row, queue_arguments, require, text
 from mirrorlog.config import split_address
 from mirrorlog.doors.management.calls import (
     NO_CONTENT,
@@ -21,17 +21,7 @@ from mirrorlog.doors.management.calls import (
     Routes,
     written,
 )
-from mirrorlog.doors.management.shapes import (
-    ApiError,
-    Row,
-    bad_request,
-    columns,
-    flag,
-    not_found,
-    require,
-    table,
-    text,
-)
+from mirrorlog.doors.management.shapes import ApiError, bad_request, columns, not_found
 from mirrorlog.errors import AccessRefused, BadRequest, ConfigError, MirrorlogError, NoSuchQueue
 from mirrorlog.wire.messages.groups import ConsumerInfo, GroupInfo
 from mirrorlog.wire.messages.queues import QueueInfo, QueueOutage
@@ -47,31 +37,8 @@ CONSUMERS_AT_ONCE: Final = 16
 CONSUMED_MAX: Final = 1_000
 """Queues whose consumers one list has."""
 
-MEANINGLESS: Final = frozenset({
-    "x-queue-type", "x-queue-mode", "x-queue-version", "x-max-in-memory-length", "x-max-in-memory-bytes",
-    "x-quorum-initial-group-size", "x-initial-cluster-size", "x-queue-leader-locator",
-})  # fmt: skip
-"""Arguments of RabbitMQ's about its own ways to store a queue, of which there is one here: taken, and passed over."""
-
-_FLAGS: Final = ("durable", "auto-delete", "exclusive")
-
 
 # --- Rows -----------------------------------------------------------------------------------------------------------
-
-
-def declared_row(info: QueueInfo) -> Row:
-    """What it was declared with, as exports have it. Pure."""
-    vhost, name = split(info.name)
-    given = info.arguments
-    return {
-        "name": name,
-        "vhost": vhost,
-        "type": "classic",
-        "durable": given.get("durable", True),
-        "auto_delete": given.get("auto-delete", False),
-        "exclusive": given.get("exclusive", False),
-        "arguments": {key: value for key, value in given.items() if key not in _FLAGS},
-    }
 
 
 def queue_row(info: QueueInfo, log: PlacedLog | None, told: QueueStatus | None) -> Row:
@@ -228,20 +195,6 @@ async def _declare(call: Call) -> ApiAnswer:
     if ignored:
         logger.info("arguments_ignored queue=%r arguments=%s", call.queue, ",".join(ignored))
     return written(is_new, ignored)
-
-
-def queue_arguments(body: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """As the node takes them, and the names of those that mean nothing here. Raises ApiError. Pure."""
-    given = table(body, "arguments")
-    ignored = sorted(given.keys() & MEANINGLESS)
-    arguments = {name: value for name, value in given.items() if name not in ignored}
-    if not flag(body, "durable", default=True):
-        arguments["durable"] = False
-    if flag(body, "auto_delete"):
-        arguments["auto-delete"] = True
-    if flag(body, "exclusive"):
-        raise bad_request("an exclusive queue goes with its connection, and calls have none")
-    return arguments, ignored
 
 
 async def _is_there(call: Call) -> bool:

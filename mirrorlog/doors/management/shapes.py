@@ -1,5 +1,4 @@
-"""Shapes of RabbitMQ's management API: its errors, values in bodies as its tools send them, and its lists with pages,
-sorting and columns. Pure.
+"""Shapes of RabbitMQ's management API: its errors, and its lists with pages, sorting and columns. Pure.
 
 Tools look at the status, and at `error` and `reason` of a body; `rabbitmqadmin` prints the reason. So each outcome has
 RabbitMQ's status and word, and the reason is what the node says, unless its tools compare the text. One difference:
@@ -12,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from mirrorlog.client.definitions.rows import Row
 from mirrorlog.errors import (
     AccessRefused,
     BadInput,
@@ -40,7 +40,6 @@ _FILTER_CHARS_MAX: Final = 255
 _REPEATS_MAX: Final = 2
 """In an expression that names are searched for, which somebody else chose and this process' loop waits for."""
 
-Row = dict[str, Any]
 Query = Mapping[str, str]
 
 # --- Errors -------------------------------------------------------------------------------------------------------
@@ -63,10 +62,6 @@ def bad_request(reason: str) -> ApiError:
 def not_found() -> ApiError:
     """What the path names is not there. Tools compare these words."""
     return ApiError(404, "Object Not Found", "Not Found")
-
-
-def keys_missing(names: Iterable[str]) -> ApiError:
-    return bad_request(f"[{','.join(f'{{key_missing,{name}}}' for name in names)}]")
 
 
 _BASIC: Final = {"WWW-Authenticate": 'Basic realm="mirrorlog", charset="UTF-8"'}
@@ -92,53 +87,6 @@ def error_of(error: MirrorlogError) -> ApiError:  # noqa: PLR0911  (one line per
     if error.retriable or isinstance(error, _LATER):
         return ApiError(503, "service_unavailable", str(error))
     return ApiError(500, "internal_error", str(error))
-
-
-# --- Values in bodies -----------------------------------------------------------------------------------------------
-
-
-def flag(body: Mapping[str, Any], name: str, default: bool = False) -> bool:
-    """`rabbitmqadmin` sends texts. Raises ApiError."""
-    value = body.get(name, default)
-    if isinstance(value, bool):
-        return value
-    if value in ("true", "false"):
-        return bool(value == "true")
-    raise bad_request(f"{name} should be true or false, actually was {value!r:.80}")
-
-
-def text(body: Mapping[str, Any], name: str, default: str = "") -> str:
-    """Raises ApiError for what is none."""
-    value = body.get(name, default)
-    if not isinstance(value, str):
-        raise bad_request(f"{name} should be a string, actually was {value!r:.80}")
-    return value
-
-
-def number(body: Mapping[str, Any], name: str, default: int, *, least: int = 0) -> int:
-    """A whole one, or its text. Raises ApiError."""
-    value = body.get(name, default)
-    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 16:
-        value = int(value)
-    if type(value) is not int or value < least:
-        raise bad_request(f"{name} should be a whole number from {least} on, actually was {value!r:.80}")
-    return value
-
-
-def table(body: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Raises ApiError for what is none; an empty list stands for an empty one, as some clients write it."""
-    value = body.get(name)
-    if value in (None, [], ""):
-        return {}
-    if not isinstance(value, dict):
-        raise bad_request(f"{name} should be an object, actually was {value!r:.80}")
-    return value
-
-
-def require(body: Mapping[str, Any], *names: str) -> None:
-    """Raises ApiError naming all that are missing."""
-    if missing := [name for name in names if name not in body]:
-        raise keys_missing(missing)
 
 
 # --- Lists ----------------------------------------------------------------------------------------------------------

@@ -14,8 +14,9 @@ from collections.abc import Iterable
 from typing import Final
 from urllib.parse import quote, quote_plus, unquote_plus
 
+from mirrorlog.client.definitions.rows import Row, binding_row, exchange_of, exchange_row, table, text
 from mirrorlog.doors.management.calls import NO_CONTENT, ApiAnswer, Call, Routes, written
-from mirrorlog.doors.management.shapes import ApiError, Row, bad_request, columns, flag, not_found, table, text
+from mirrorlog.doors.management.shapes import ApiError, columns, not_found
 from mirrorlog.errors import NoSuchUser
 from mirrorlog.wire.messages.topology import Routing
 from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, qualified, split
@@ -23,7 +24,6 @@ from mirrorlog.wire.routing import DIRECT, PREDEFINED, Binding, Exchange
 
 DEFAULT_EXCHANGE: Final = "amq.default"
 """What the default exchange, which has no name, is called in paths."""
-ALTERNATE: Final = "alternate-exchange"
 _OF_VHOSTS: Final = frozenset({"description", "tags", "default_queue_type", "tracing"})
 """What RabbitMQ keeps of a virtual host, and is kept nowhere here."""
 _NO_ARGUMENTS: Final = "~"
@@ -34,28 +34,8 @@ _KINDS: Final = {"e": True, "q": False, "exchange": True, "queue": False}
 # --- Rows -----------------------------------------------------------------------------------------------------------
 
 
-def exchange_row(vhost: str, name: str, exchange: Exchange) -> Row:
-    return {
-        "name": name,
-        "vhost": vhost,
-        "type": exchange.kind,
-        "durable": exchange.durable,
-        "auto_delete": exchange.auto_delete,
-        "internal": exchange.internal,
-        "arguments": {ALTERNATE: exchange.alternate} if exchange.alternate else {},
-    }
-
-
-def binding_row(vhost: str, binding: Binding) -> Row:
-    return {
-        "source": binding.source,
-        "vhost": vhost,
-        "destination": binding.destination,
-        "destination_type": "exchange" if binding.to_exchange else "queue",
-        "routing_key": binding.key,
-        "arguments": dict(binding.arguments),
-        "properties_key": properties_key(binding),
-    }
+def keyed_row(vhost: str, binding: Binding) -> Row:
+    return {**binding_row(vhost, binding), "properties_key": properties_key(binding)}
 
 
 def properties_key(binding: Binding) -> str:
@@ -70,21 +50,6 @@ def properties_key(binding: Binding) -> str:
 def all_exchanges(routing: Routing) -> dict[str, Exchange]:
     """With those that every virtual host has."""
     return {"": Exchange(DIRECT), **PREDEFINED, **routing.exchanges}
-
-
-def exchange_of(body: Row) -> Exchange:
-    """Raises ApiError."""
-    arguments = table(body, "arguments")
-    alternate = text(arguments, ALTERNATE)
-    if unknown := sorted(arguments.keys() - {ALTERNATE}):
-        raise bad_request(f"exchanges have no argument {', '.join(map(repr, unknown))}; there is {ALTERNATE}")
-    return Exchange(
-        text(body, "type", DIRECT),
-        flag(body, "durable", default=True),
-        flag(body, "auto_delete"),
-        flag(body, "internal"),
-        alternate,
-    )
 
 
 # --- Exchanges ------------------------------------------------------------------------------------------------------
@@ -167,7 +132,7 @@ async def _all_bindings(call: Call, vhosts: Iterable[str]) -> dict[str, list[Bin
 
 async def _bindings(call: Call) -> ApiAnswer:
     found = await _all_bindings(call, await call.vhosts())
-    return call.listed([binding_row(vhost, each) for vhost, bindings in found.items() for each in bindings])
+    return call.listed([keyed_row(vhost, each) for vhost, bindings in found.items() for each in bindings])
 
 
 async def _queue_bindings(call: Call) -> ApiAnswer:
@@ -193,7 +158,7 @@ async def _exchange_bindings(call: Call) -> ApiAnswer:
 
 
 def _listed_bindings(call: Call, bindings: Iterable[Binding]) -> ApiAnswer:
-    return call.listed([binding_row(call.vhost, each) for each in bindings])
+    return call.listed([keyed_row(call.vhost, each) for each in bindings])
 
 
 async def _between(call: Call) -> list[Binding]:
@@ -253,7 +218,7 @@ async def _named_binding(call: Call) -> Binding:
 
 
 async def _binding(call: Call) -> ApiAnswer:
-    return ApiAnswer(body=binding_row(call.vhost, await _named_binding(call)))
+    return ApiAnswer(body=keyed_row(call.vhost, await _named_binding(call)))
 
 
 async def _unbind(call: Call) -> ApiAnswer:

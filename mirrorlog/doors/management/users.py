@@ -8,64 +8,26 @@ everything, and the first user that is made is an administrator, or refused: fro
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
+from mirrorlog.client.definitions.rows import (
+    ADMINISTRATOR,
+    MAX_CONNECTIONS,
+    Row,
+    number,
+    permission_rows,
+    require,
+    stored_hash,
+    tags_of,
+    text,
+    user_row,
+)
 from mirrorlog.doors.management.calls import NO_CONTENT, ApiAnswer, Call, Routes, written
-from mirrorlog.doors.management.shapes import Row, bad_request, not_found, number, require, text
+from mirrorlog.doors.management.shapes import bad_request, not_found
 from mirrorlog.errors import AccessRefused, NoSuchUser
 from mirrorlog.wire.auth.passwords import hashed
 from mirrorlog.wire.messages.topology import UserInfo
-
-ADMINISTRATOR: Final = "administrator"
-MAX_CONNECTIONS: Final = "max-connections"
-_ALGORITHMS: Final = ("rabbit_password_hashing_sha256", "rabbit_password_hashing_sha512")
-
-
-def user_row(user: UserInfo) -> Row:
-    limit = user.limits.max_connections
-    return {
-        "name": user.name,
-        "tags": user.tags,
-        "limits": {} if limit is None else {MAX_CONNECTIONS: limit},
-    }
-
-
-def permission_rows(users: Sequence[UserInfo]) -> list[Row]:
-    return [
-        {
-            "user": user.name,
-            "vhost": each.virtual_host,
-            "configure": each.configure,
-            "write": each.write,
-            "read": each.read,
-        }
-        for user in users
-        for each in user.permissions
-    ]
-
-
-def stored_hash(body: Mapping[str, Any]) -> str | None:
-    """A hash as nodes take it, of RabbitMQ's or ours; empty: nobody can log in; None: the body says none. Raises
-    ApiError. Pure."""
-    if (given := body.get("password_hash")) is None:
-        return None
-    words = text(body, "password_hash")
-    if not given or "$" in words:
-        return words
-    algorithm = text(body, "hashing_algorithm", _ALGORITHMS[0])
-    if algorithm not in _ALGORITHMS:
-        raise bad_request(f"hashing_algorithm {algorithm!r:.80} is not known; there are {', '.join(_ALGORITHMS)}")
-    return f"{algorithm}${words}"
-
-
-def tags_of(body: Mapping[str, Any]) -> list[str]:
-    """A list, or a text with commas. Raises ApiError. Pure."""
-    tags = body.get("tags", [])
-    found = tags.split(",") if isinstance(tags, str) else tags
-    if not isinstance(found, list) or not all(isinstance(tag, str) for tag in found):
-        raise bad_request(f"tags should be a list of strings, actually was {tags!r:.80}")
-    return [tag.strip() for tag in found if tag.strip()]
 
 
 async def _hash_of(body: Mapping[str, Any]) -> str | None:

@@ -1,0 +1,1 @@
+"""Definitions: all that a cluster has declared, as one document of RabbitMQ's form; planned, read and written."""
