@@ -155,6 +155,7 @@ class Server:
             records=self.former_records,
             pace=pace,
             log_bytes_max=settings.log.retention_bytes,
+            tell=self._tell,
         )
         self._evening = QueueEvening(settings.node.id, self.logs, view)
         self._governor = QueueGovernor(self.logs, view)

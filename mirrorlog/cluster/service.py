@@ -34,7 +34,7 @@ from mirrorlog.cluster.raft.messages import AnyMessage, Appended, HardState, Sna
 from mirrorlog.cluster.raft.store import RaftStore
 from mirrorlog.cluster.requests import Joined
 from mirrorlog.cluster.state.commands import Command, NodeStarted
-from mirrorlog.cluster.state.events import MOVES, events_of, line_of
+from mirrorlog.cluster.state.events import LOGGED, events_of, line_of
 from mirrorlog.cluster.state.machine import AppliedEntry, Machine
 from mirrorlog.cluster.state.state import ClusterState, NodeFacts, Outcome, advice
 from mirrorlog.cluster.state.topology import ClusterTopology
@@ -370,7 +370,7 @@ class ClusterService:
             self.chronicle.applied(step)
         if step.after.cluster_version != step.before.cluster_version:
             logger.info("cluster_version_raised version=%s", step.after.cluster_version)
-        if isinstance(step.command, MOVES):
+        if isinstance(step.command, LOGGED):
             for event in events_of(step):
                 logger.info("%s", line_of(event))
         if isinstance(step.command, NodeStarted) and step.command.start_id == self.identity.start_id:

@@ -313,6 +313,16 @@ class Mastership:
             if node != self.own
         }
 
+    @property
+    def filling(self) -> dict[str, int]:
+        """How far each copy is, in the log, that follows and is no whole member of the set."""
+        starts = self._in_sync.starts
+        return {
+            node: self.progress.held(node).written
+            for node, link in self.links.items()
+            if link.proven and link.start_id == starts.get(node) and self._wanted_in(node)
+        }
+
     def _ready(self) -> list[Candidate]:
         """Copies that may be let in; while one is awaited, that one alone."""
         awaited, confirmed = self.awaited, self.progress.confirmed

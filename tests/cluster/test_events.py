@@ -29,6 +29,8 @@ from mirrorlog.cluster.state.commands import (
     OffsetJumpConfirmed,
     Promoted,
     QueuesPlaced,
+    QueueSyncWished,
+    RecordsCopied,
     ReplicaAdded,
     ReplicaRemoved,
     ReplicaRetired,
@@ -37,13 +39,15 @@ from mirrorlog.cluster.state.commands import (
     StartKind,
     VersionRaised,
 )
-from mirrorlog.cluster.state.events import Event, events_of, line_of
+from mirrorlog.cluster.state.events import LOGGED, Event, events_of, line_of
 from mirrorlog.cluster.state.machine import Machine
 from mirrorlog.cluster.state.placements import Placement
 from mirrorlog.cluster.state.state import ClusterState, encode_state
 from mirrorlog.cluster.state.topology_commands import (
     PermissionsCleared,
     PermissionsSet,
+    PolicyCleared,
+    PolicySet,
     UserLimitsSet,
     UserRemoved,
     UserSet,
@@ -52,6 +56,7 @@ from mirrorlog.cluster.state.topology_commands import (
 )
 from mirrorlog.versions import run_id
 from mirrorlog.wire.fairness.quotas import UserLimits
+from mirrorlog.wire.policies import Policy
 
 
 class History:
@@ -249,6 +254,41 @@ def test_what_a_user_asked_for_says_so() -> None:
     assert told[6].details == {"user": "ann", "max_connections": 3, "read_byte_rate": 70, "by": "root"}
     assert "by" not in told[8].details
     assert all("HASH" not in str(each) and "OTHER" not in str(each) for each in told)
+
+
+def test_policies_are_told_with_what_they_say() -> None:
+    """Goal: one can tell which policy came when, from whom, and what it said. Method: a policy that is set, set once
+    more as it was, changed, and cleared twice; one of operators."""
+    two = Policy("^q", {"ha-mode": "exactly", "ha-params": 2}, "queues", 1)
+    told = History().tell(
+        PolicySet(virtual_host="/", name="two", policy=two, by="ann"),
+        PolicySet(virtual_host="/", name="two", policy=two),
+        PolicySet(virtual_host="/", name="cap", policy=Policy(".", {"max-length": 5}, "queues"), operator=True),
+        PolicyCleared(virtual_host="/", name="two", by="ann"),
+        PolicyCleared(virtual_host="/", name="two"),
+    )
+    definition = '{"ha-mode":"exactly","ha-params":2}'
+    assert [(each.kind, each.text) for each in told] == [
+        (
+            "policy_set",
+            f"policy two of virtual host / was set: queues that fit '^q', priority 1: {definition}; ann asked for it",
+        ),
+        ("policy_set", "operator policy cap of virtual host / was set: queues that fit '.', priority 0: "
+                       '{"max-length":5}'),
+        ("policy_cleared", "policy two of virtual host / was cleared; ann asked for it"),
+    ]  # fmt: skip
+    assert line_of(told[0]) == (
+        "policy_set policy=two virtual_host=/ operator=False pattern=^q apply_to=queues priority=1 "
+        f"definition={definition} by=ann"
+    )
+    assert line_of(told[2]) == "policy_cleared policy=two virtual_host=/ operator=False by=ann"
+
+
+def test_every_node_logs_what_concerns_mirrors_and_policies() -> None:
+    """Goal: one line for each, whoever's log is read. Method: the kinds of commands that are logged beside the ring."""
+    assert {PolicySet, PolicyCleared, ReplicaAdded, ReplicaRetired, QueueSyncWished, RecordsCopied, Promoted} <= {
+        *LOGGED
+    }
 
 
 async def test_a_command_is_signed_where_its_request_came_in_and_nowhere_else() -> None:

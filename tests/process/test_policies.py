@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from mirrorlog.errors import BadRequest, MirrorlogError, QueueFull, Unroutable
 from mirrorlog.testing import Cluster
 from mirrorlog.tools.main import app
 from mirrorlog.wire.messages.queues import QueueInfo
-from tests.process.clusters import fast_cluster
+from tests.process.clusters import eventually, fast_cluster, log_lines
 from tests.process.test_moves import values
 from tests.process.test_syncs import fill, numbers, synced, until
 
@@ -70,6 +71,25 @@ async def test_a_policy_moves_a_queue_fills_its_history_and_lets_it_go_back(clie
     await topology.clear_policy("two")
     await once(client, "orders", lambda info: not info.policy and len(info.mirrors) == 2)
     assert numbers(await values(client, "orders")) == list(range(50))
+    events = (await client.admin.events()).events
+    assert [event.kind for event in events if event.details.get("policy") == "two"] == ["policy_set", "policy_cleared"]
+    of_queue = {event.kind for event in events if event.details.get("queue") == "orders"}
+    assert {"move_begun", "queue_moved", "sync_begun", "sync_ended"} <= of_queue
+
+
+async def test_every_nodes_log_has_a_line_for_policies_moves_of_mirrors_and_promotions(
+    cluster: Cluster, client: Client
+) -> None:
+    """Goal: one line for each in our form, whoever's log is read. Method: a policy that is set and cleared; the line
+    in the logs of all nodes, with what it says."""
+    await client.admin.topology.set_policy("lined", "^lined$", {"max-length": 5})
+    await client.admin.topology.clear_policy("lined")
+    for node in cluster.nodes.values():
+        cleared = partial(log_lines, node, "policy_cleared policy=lined")
+        await asyncio.to_thread(eventually, cleared, "the node knows")
+        (line,) = log_lines(node, "policy_set policy=lined")
+        assert line.endswith('apply_to=all priority=0 definition={"max-length":5}')
+        assert log_lines(node, "promoted")
 
 
 async def test_a_queue_is_born_under_its_policy(client: Client) -> None:

@@ -144,6 +144,15 @@ async def test_a_sync_shows_how_far_it_is_and_is_cancelled_and_goes_on() -> None
             done = await client.admin.queue_sync("orders")
             assert done.done_records == 60
             assert numbers(await values(client, "orders")) == list(range(70))
+            events = (await client.admin.events(node_id="n2")).events
+            told_ = [event for event in events if event.kind.startswith("sync_")]
+            kinds = [event.kind for event in told_ if event.kind != "sync_progressed"]
+            assert kinds == ["sync_begun", "sync_cancelled", "sync_begun", "sync_ended"]
+            percents = [event.details["percent"] for event in told_ if event.kind == "sync_progressed"]
+            assert percents == sorted(percents)
+            assert percents[-1] == 100
+            assert 2 <= len(percents) <= 11
+            assert len(log_lines(cluster.nodes["n2"], "sync_progressed")) == len(percents)
 
 
 async def test_a_queue_is_synced_while_it_is_used() -> None:

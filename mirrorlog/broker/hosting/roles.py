@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from typing import Final, Protocol
@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from mirrorlog import __version__
 from mirrorlog.broker.consumer_groups.coordinator import Deliverer
 from mirrorlog.broker.dead_letters.forwarder import DeadLetterForwarder
+from mirrorlog.broker.hosting.in_sync_keeper import InSyncKeeper
 from mirrorlog.broker.hosting.status import (
     hold_infos,
     master_status,
@@ -35,22 +36,18 @@ from mirrorlog.broker.log.maintenance import StateKeeper
 from mirrorlog.broker.log.publish import LogPublisher
 from mirrorlog.broker.log.refusals import ElsewhereLog
 from mirrorlog.broker.log.replica import Replica
-from mirrorlog.broker.ports import ClusterView
 from mirrorlog.broker.resources.disk_limits import DiskReport, DiskState
 from mirrorlog.broker.retention.holds import HoldKeeper
 from mirrorlog.broker.retention.length_limits import QueueLengths
 from mirrorlog.broker.retention.queue_retention import QueueRetention, Retention
-from mirrorlog.cluster.state.commands import Command, Holder, InSyncGrown, InSyncShrunk, Seen
 from mirrorlog.cluster.state.state import ClusterState
 from mirrorlog.commitlog.epochs import ENTRIES_MAX
 from mirrorlog.commitlog.retention import RetentionLimits
 from mirrorlog.config import Member, Settings
-from mirrorlog.errors import MirrorlogError
 from mirrorlog.ha.accept import MasteredLog
 from mirrorlog.ha.client import HAClient
 from mirrorlog.ha.client_service import HAClientService
-from mirrorlog.ha.group_transfer import Answer
-from mirrorlog.ha.in_sync import Grow, InSyncSet, Wish
+from mirrorlog.ha.in_sync import InSyncSet
 from mirrorlog.ha.links import DeclaredLoss
 from mirrorlog.ha.mastership import Mastership
 from mirrorlog.queues.changes import EpochStarted, encode_change
@@ -155,7 +152,12 @@ class MasterRole:
             losses=losses,
         )
         self._in_sync = InSyncKeeper(
-            str(replica.log_id), replica.log.epochs.current, self.mastership, host.view, self.mastered.progressed
+            str(replica.log_id),
+            replica.log.epochs.current,
+            self.mastership,
+            host.view,
+            self.mastered.progressed,
+            tell=host.tell,
         )
         self._state = StateKeeper(replica, self.publisher, batch_bytes_max=settings.limits.max_batch_bytes)
         self.retention = _retention(host, replica, self.publisher)
@@ -412,71 +414,6 @@ def _limits_of(settings: Settings) -> RetentionLimits:
     return RetentionLimits(
         max_age_us=age_ms * 1000 if age_ms is not None else None, max_bytes=settings.log.retention_bytes
     )
-
-
-# Brings to the cluster what a master wishes for its in-sync set, and back what came of it. What may be wished, and who
-# is waited for meanwhile, is `ha.mastership`'s and `ha.in_sync`'s to say.
-
-
-class InSyncKeeper:
-    """The in-sync set of one mastership. `tick` from time to time; `stop` when the mastership ends."""
-
-    def __init__(
-        self,
-        log_id: str,
-        epoch: int,
-        mastership: Mastership,
-        cluster: ClusterView,
-        progressed: Callable[[Iterable[Answer]], None],
-    ) -> None:
-        """`progressed`: is given the waits that a wish's end has answered, or that of a copy's catching up."""
-        self._log_id = log_id
-        self._epoch = epoch
-        self._mastership = mastership
-        self._cluster = cluster
-        self._progressed = progressed
-        self._asking: asyncio.Task[None] | None = None
-
-    def tick(self, now: float) -> None:
-        """`now`: the loop's clock in s."""
-        if self._mastership.at_rest:
-            return
-        if self._asking is None and (wish := self._mastership.wish(now)) is not None:
-            self._asking = asyncio.ensure_future(self._ask(wish))
-        self._catch_up(now)
-
-    def stop(self) -> None:
-        """Nothing is wished any more; what is under way may still be decided, by its version for this epoch alone."""
-        if self._asking is not None:
-            self._asking.cancel()
-
-    def _catch_up(self, now: float) -> None:
-        before, answers = self._mastership.awaited, self._mastership.catch_up(now)
-        awaited = self._mastership.awaited
-        if awaited == before:
-            return
-        self._progressed(answers)
-        event, copy = ("mirror_catching_up", awaited) if awaited is not None else ("mirror_caught_up_in_vain", before)
-        assert copy is not None
-        logger.info("%s log=%s node=%s run=%s", event, self._log_id, copy.node, copy.start_id)
-
-    async def _ask(self, wish: Wish) -> None:
-        try:
-            outcome = await self._cluster.decide_once(self._command(wish))
-        except MirrorlogError as error:
-            logger.info("in_sync_unknown log=%s wish=%s reason=%r", self._log_id, wish, str(error))
-            self._mastership.wish_unknown(wish)
-        else:
-            logger.info("in_sync_asked log=%s wish=%s refusal=%r", self._log_id, wish, outcome.refusal)
-            self._progressed(self._mastership.wish_ended(wish, refused=bool(outcome.refusal)))
-        finally:
-            self._asking = None
-
-    def _command(self, wish: Wish) -> Command:
-        seen = Seen(self._epoch, wish.version)
-        if isinstance(wish, Grow):
-            return InSyncGrown(log_id=self._log_id, seen=seen, holder=Holder(wish.node, wish.start_id))
-        return InSyncShrunk(log_id=self._log_id, seen=seen, nodes=wish.nodes)
 
 
 def in_sync_set(state: ClusterState, log_id: str) -> InSyncSet:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,6 +28,7 @@ from typing import Final
 from mirrorlog import versions
 from mirrorlog.broker.hosting.hosted_log import HostedLog
 from mirrorlog.broker.hosting.hosted_logs import HostedLogs
+from mirrorlog.broker.log.progress import Milestones
 from mirrorlog.broker.log.publish import LogPublisher
 from mirrorlog.broker.moves.background import ToldOnce
 from mirrorlog.broker.moves.former_records import FormerRecords
@@ -35,6 +36,7 @@ from mirrorlog.broker.ports import ClusterView
 from mirrorlog.broker.session.queue_deletion import confirmed, publisher_of
 from mirrorlog.cluster.requests import AskHeld, AskRecords, HeldTold, RecordsTold
 from mirrorlog.cluster.state.commands import RecordsCopied
+from mirrorlog.cluster.state.events import Event, line_of
 from mirrorlog.cluster.state.placements import Span
 from mirrorlog.commitlog.format.header import read_header
 from mirrorlog.errors import LogUnavailable, MirrorlogError
@@ -42,6 +44,7 @@ from mirrorlog.ha.pace import MovePace
 from mirrorlog.queues.changes import SpanCopied, encode_change
 from mirrorlog.queues.checkpoint_states import GapsState, encode_checkpoint, encode_state
 from mirrorlog.wire.messages.queues import FormerSpan, QueueSync
+from mirrorlog.wire.names import shown
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +76,9 @@ class SyncProgress:
     waits: str = ""
     steps: deque[tuple[float, int]] = field(default_factory=deque)
     """(when, bytes so far), s of the loop's clock."""
+    whole: int = 0
+    """Records that there were to copy when this began."""
+    milestones: Milestones | None = None
 
     def copied(self, now: float, records: int, size: int) -> None:
         """So much more."""
@@ -92,7 +98,7 @@ class SyncProgress:
 
 class SyncService:
     """Of one node. `records`: what it says of its own logs; `pace`: of all that is sent or copied for a move
-    here; `log_bytes_max`: what a log keeps, None for no limit."""
+    here; `log_bytes_max`: what a log keeps, None for no limit; `tell`: the node's chronicle."""
 
     def __init__(
         self,
@@ -102,12 +108,14 @@ class SyncService:
         records: FormerRecords,
         pace: MovePace,
         log_bytes_max: int | None,
+        tell: Callable[[Event], None],
     ) -> None:
         self._logs = logs
         self._view = view
         self._records = records
         self._pace = pace
         self._log_bytes_max = log_bytes_max
+        self._tell_event = tell
         self._look_at = 0.0
         self._failures = ToldOnce()
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -217,6 +225,8 @@ class SyncService:
             return
         first, size = await self._copy(log, name, span, at, epoch=epoch)
         progress.copied(self._now(), at - first, size)
+        oldest = next(each.first for each in spans if not each.ended)
+        self._tell_progress(log, name, progress, first - max(oldest, replica.index.begin(queue_id)))
         if first < border and self._now() >= self._told_at.get(name, 0.0):
             self._told_at[name] = self._now() + TELL_S
             await self._check_whole(log, queue_id, first, border)
@@ -298,7 +308,20 @@ class SyncService:
         outcome = await self._view.decide_once(RecordsCopied(name=name, log_id=span.log_id, first=first, span=seen))
         if outcome.refusal:
             raise LogUnavailable(outcome.refusal)
-        logger.info("records_copied log=%s queue=%r from=%s first=%s", log.name, name, span.log_id, first)
+
+    def _tell_progress(self, log: HostedLog, name: str, progress: SyncProgress, left: int) -> None:
+        """`left`: records."""
+        now = self._now()
+        if progress.milestones is None:
+            progress.whole, progress.milestones = progress.records + left, Milestones(now)
+        percent = 100 * (progress.whole - left) // max(1, progress.whole)
+        if left and not progress.milestones.due(percent, now):
+            return
+        facts = {"queue": name, "percent": percent, "records": progress.records, "bytes": progress.size}
+        text = f"{percent} % of what former logs have of queue {shown(name)} is copied, {left} records are left"
+        event = Event(kind="sync_progressed", text=text, log=log.name, details={**facts, "left_records": left})
+        logger.info("%s", line_of(event))
+        self._tell_event(event)
 
     async def told(self, name: str) -> QueueSync:
         """How far a queue is, whose log this node masters. Raises NoSuchQueue, or QueueMoving."""

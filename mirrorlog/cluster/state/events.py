@@ -55,15 +55,13 @@ def events_of(step: AppliedEntry) -> list[Event]:
     return [_asked_for(event, by) for event in found] if by else found
 
 
-MOVES: Final = (
-    commands.ReplicasWished,
-    commands.ReplicaRetired,
-    commands.LogAltered,
-    commands.LogRemoved,
-    commands.NodeLeaving,
-    commands.MovingPaused,
+LOGGED: Final = (
+    *(commands.ReplicasWished, commands.ReplicaAdded, commands.ReplicaRetired, commands.Promoted),
+    *(commands.LogAltered, commands.LogRemoved, commands.NodeLeaving, commands.MovingPaused),
+    *(commands.QueueSyncWished, commands.RecordsCopied),
+    *(topology_commands.PolicySet, topology_commands.PolicyCleared),
 )
-"""What each node logs besides: where copies go is decided by no one of them."""
+"""What each node logs besides: where copies go, and what policies say, is decided by no one of them."""
 
 
 def line_of(event: Event) -> str:
@@ -230,14 +228,32 @@ def _queues_removed(step: AppliedEntry, command: commands.QueuesRemoved) -> Iter
 # Exchanges and bindings are no events: some clients make and delete one for each answer that they wait for.
 
 
-def _host_made(step: AppliedEntry, command: topology_commands.VirtualHostMade) -> Iterator[Event]:
-    text = f"virtual host {command.name} was added"
-    yield Event(kind="virtual_host_added", text=text, details={"virtual_host": command.name})
+def _host_changed(
+    step: AppliedEntry, command: topology_commands.VirtualHostMade | topology_commands.VirtualHostRemoved
+) -> Iterator[Event]:
+    does = "added" if isinstance(command, topology_commands.VirtualHostMade) else "deleted"
+    text = f"virtual host {command.name} was {does}"
+    yield Event(kind=f"virtual_host_{does}", text=text, details={"virtual_host": command.name})
 
 
-def _host_removed(step: AppliedEntry, command: topology_commands.VirtualHostRemoved) -> Iterator[Event]:
-    text = f"virtual host {command.name} was deleted"
-    yield Event(kind="virtual_host_deleted", text=text, details={"virtual_host": command.name})
+def _policy_set(step: AppliedEntry, command: topology_commands.PolicySet) -> Iterator[Event]:
+    policy, definition = command.policy, msgspec.json.encode(command.policy.definition).decode()
+    what = "queues and exchanges" if policy.apply_to == "all" else policy.apply_to
+    told = f"was set: {what} that fit {policy.pattern!r}, priority {policy.priority}: {definition}"
+    facts = {"pattern": policy.pattern, "apply_to": policy.apply_to, "priority": policy.priority}
+    yield _of_policy("policy_set", command, told, facts | {"definition": definition})
+
+
+def _policy_cleared(step: AppliedEntry, command: topology_commands.PolicyCleared) -> Iterator[Event]:
+    yield _of_policy("policy_cleared", command, "was cleared", {})
+
+
+def _of_policy(
+    kind: str, command: topology_commands.PolicySet | topology_commands.PolicyCleared, told: str, facts: dict[str, Any]
+) -> Event:
+    text = f"{'operator ' * command.operator}policy {command.name} of virtual host {command.virtual_host} {told}"
+    details = {"policy": command.name, "virtual_host": command.virtual_host, "operator": command.operator, **facts}
+    return Event(kind=kind, text=text, details=details)
 
 
 def _user_set(
@@ -466,8 +482,10 @@ _TELLERS: Final[Mapping[type[commands.Command], Callable[[AppliedEntry, Any], It
     commands.LossEndFound: _loss_end_found,
     commands.VersionRaised: _raised,
     commands.QueuesRemoved: _queues_removed,
-    topology_commands.VirtualHostMade: _host_made,
-    topology_commands.VirtualHostRemoved: _host_removed,
+    topology_commands.VirtualHostMade: _host_changed,
+    topology_commands.VirtualHostRemoved: _host_changed,
+    topology_commands.PolicySet: _policy_set,
+    topology_commands.PolicyCleared: _policy_cleared,
     topology_commands.UserSet: _user_set,
     topology_commands.FirstUserMade: _user_set,
     topology_commands.PasswordRenewed: _password_renewed,
