@@ -30,9 +30,10 @@ ALLOWED: dict[str, set[str]] = {
     **{layer: {*SERVER[:height], *BOTTOM} for height, layer in enumerate(SERVER)},
     **dict.fromkeys(BOTTOM, BOTTOM),
     "client": {"wire", *BATCHES, *BOTTOM},
-    "doors": {"client", "wire", *BATCHES, *BOTTOM},
+    "diagnosis": {"client", "wire", *BOTTOM},
+    "doors": {"client", "diagnosis", "wire", *BATCHES, *BOTTOM},
     # Offline, on the disks of nodes that are stopped.
-    "tools": {"client", "wire", "commitlog", "cluster.membership.recovering", *BOTTOM},
+    "tools": {"client", "diagnosis", "wire", "commitlog", "cluster.membership.recovering", *BOTTOM},
     # Offline too: of queues it knows what their changes in the log mean, and nothing of who makes them.
     "spark": {"client", "wire", "commitlog", "queues.changes", "queues.checkpoint_states", *BOTTOM},
     # Starts nodes as processes, so it needs nothing of their inside.
@@ -94,6 +95,8 @@ PURE = [
     "mirrorlog/commitlog/index/row_chunks.py",
     "mirrorlog/commitlog/retention.py",
     "mirrorlog/commitlog/segments/scan.py",
+    "mirrorlog/diagnosis/cells.py",
+    "mirrorlog/diagnosis/findings.py",
     "mirrorlog/doors/management/shapes.py",
     "mirrorlog/ha/actions.py",
     "mirrorlog/ha/client.py",

@@ -12,8 +12,8 @@ import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from mirrorlog.errors import ConnectionLost, NodeStopping, Refused, RequestTimeout
-from mirrorlog.tools.common.cluster_status import (
+from mirrorlog.diagnosis.cells import NOTHING, bytes_text, time_text
+from mirrorlog.diagnosis.cluster_status import (
     AllStatuses,
     gather,
     held_by,
@@ -22,8 +22,9 @@ from mirrorlog.tools.common.cluster_status import (
     warnings,
     with_waits,
 )
+from mirrorlog.errors import ConnectionLost, NodeStopping, Refused, RequestTimeout
 from mirrorlog.tools.common.options import AsJson, parse_time
-from mirrorlog.tools.common.output import NOTHING, bytes_text, emit, print_json, print_json_line, table, time_text
+from mirrorlog.tools.common.output import emit, print_json, print_json_line, table
 from mirrorlog.tools.common.session import session_of
 from mirrorlog.versions import version_of
 from mirrorlog.wire.messages.operators import ClusterEvent, Events, FormerFreed

@@ -1,29 +1,22 @@
-"""`mqtool doctor`: what keeps queues, logs and groups from making progress. Thin: `doctor_findings` decides."""
+"""`mqtool doctor`: what keeps queues, logs and groups from making progress. Thin: `diagnosis.findings` decides."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from mirrorlog.errors import AccessRefused, MirrorlogError, NoSuchQueue, QueueExclusive, RequestTimeout
-from mirrorlog.tools.common.cluster_status import NODE_SECONDS, gather, key_of, of_logs, syncs_of
+from mirrorlog.diagnosis.cluster_status import key_of
+from mirrorlog.diagnosis.facts import facts_of
+from mirrorlog.diagnosis.findings import STOPS, Diagnosis, findings
 from mirrorlog.tools.common.options import AsJson, OnlyVirtualHost
 from mirrorlog.tools.common.output import emit
 from mirrorlog.tools.common.session import session_of
-from mirrorlog.tools.doctor_findings import STOPS, Diagnosis, Facts, findings
-from mirrorlog.wire.messages.groups import GroupsFound
-from mirrorlog.wire.messages.queues import Metadata, MoveOfQueue
-from mirrorlog.wire.names import shown
 
 if TYPE_CHECKING:
     from mirrorlog.client import Client
 
-_AT_ONCE: Final = 64
-_NOT_FOR_US: Final = (QueueExclusive, AccessRefused, NoSuchQueue)
-"""A queue is another client's, or not for this user to read, or was deleted since it was listed: nothing is wrong."""
 _STOPPED: Final = 1
 
 
@@ -50,62 +43,6 @@ def doctor(
     emit(as_json, found, text_of(found))
     if any(each.weight == STOPS for each in found):
         raise typer.Exit(_STOPPED)
-
-
-async def facts_of(client: Client, queue: str | None = None) -> Facts:
-    """All that the nodes tell, of one queue (its key) or of all. Raises NoSuchQueue, and as `gather`."""
-    metadata = await client.admin.metadata(None if queue is None else [queue])
-    turns = asyncio.Semaphore(_AT_ONCE)
-    lost = {outage.name for outage in metadata.outages}
-    if missing := [name for name in metadata.missing if name not in lost]:
-        raise NoSuchQueue(f"no queue {', '.join(map(shown, missing))}; `mqtool queues` lists them")
-
-    async def groups(name: str) -> GroupsFound | MirrorlogError:
-        async with turns:
-            try:
-                async with asyncio.timeout(NODE_SECONDS):
-                    return await client.admin.groups(name)
-            except TimeoutError:
-                return RequestTimeout(f"no answer within {NODE_SECONDS:g} s")
-            except MirrorlogError as error:
-                return error
-
-    names = [each.name for each in metadata.queues if each.name not in lost]
-    asked = asyncio.gather(*map(groups, names))
-    status = await gather(client, metadata)
-    if queue is not None:
-        status = of_logs(status, queue, _logs_of(metadata))
-    answers = dict(zip(names, await asked, strict=True))
-    syncs = await syncs_of(client, [each for each in metadata.queues if each.name not in lost])
-    return Facts(
-        status=status,
-        queues=metadata.queues,
-        outages=metadata.outages,
-        syncs=syncs,
-        moves=[move for move in await _moves(client) if queue in (None, move.queue)],
-        members=[node.node_id for node in metadata.nodes],
-        groups={name: each for name, each in answers.items() if isinstance(each, GroupsFound)},
-        unasked={
-            name: each.message
-            for name, each in answers.items()
-            if isinstance(each, MirrorlogError) and not isinstance(each, _NOT_FOR_US)
-        },
-    )
-
-
-def _logs_of(metadata: Metadata) -> set[str]:
-    """Ids of all logs that have records of these queues."""
-    found = {log_id for each in metadata.queues for log_id in (each.log_id, *(span.log_id for span in each.spans))}
-    return found | {outage.log_id for outage in metadata.outages}
-
-
-async def _moves(client: Client) -> list[MoveOfQueue]:
-    """None while nobody tells, or all nodes are older than moves are."""
-    try:
-        async with asyncio.timeout(NODE_SECONDS):
-            return (await client.admin.moves()).moves
-    except (MirrorlogError, TimeoutError):
-        return []
 
 
 def text_of(found: Sequence[Diagnosis]) -> str:

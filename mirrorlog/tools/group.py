@@ -11,11 +11,11 @@ import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from mirrorlog.diagnosis.cells import NOTHING, printable
+from mirrorlog.diagnosis.cluster_status import authorities, gather, select
 from mirrorlog.errors import AccessRefused, BadInput, NoSuchGroup, UnsupportedVersion
-from mirrorlog.tools.common.cluster_status import authorities, gather, select
 from mirrorlog.tools.common.options import AsJson, QueueName, VirtualHost, parse_time
-from mirrorlog.tools.common.output import NOTHING, emit, emit_with_outages, table, yes_no
-from mirrorlog.tools.common.records import printable
+from mirrorlog.tools.common.output import emit, emit_with_outages, table, yes_no
 from mirrorlog.tools.common.session import session_of
 from mirrorlog.wire.messages.groups import GroupInfo, GroupMove, GroupsFound, GroupsReset
 from mirrorlog.wire.messages.queues import Position, QueueOutage

@@ -15,10 +15,11 @@ import typer
 from rich.console import RenderableType
 from typer.core import TyperCommand
 
+from mirrorlog.diagnosis.cells import NOTHING, bytes_text
+from mirrorlog.diagnosis.cluster_status import of_queues
 from mirrorlog.errors import MissingDependency, NoSuchHold
-from mirrorlog.tools.common.cluster_status import of_queues
 from mirrorlog.tools.common.options import AsJson, OnlyVirtualHost, VirtualHost
-from mirrorlog.tools.common.output import NOTHING, bytes_text, emit_with_outages, table
+from mirrorlog.tools.common.output import emit_with_outages, table
 from mirrorlog.tools.common.session import session_of
 from mirrorlog.wire.messages.queues import HoldInfo
 from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, qualified, shown

@@ -15,19 +15,11 @@ from rich.live import Live
 from rich.text import Text
 
 from mirrorlog import versions
+from mirrorlog.diagnosis.cells import NOTHING, bytes_text, offset_text
+from mirrorlog.diagnosis.cluster_status import AllStatuses, copies, gather, mastered_by
 from mirrorlog.errors import BadInput, ConnectionLost, MirrorlogError, Refused, RequestTimeout
-from mirrorlog.tools.common.cluster_status import AllStatuses, copies, gather, mastered_by
 from mirrorlog.tools.common.options import AsJson
-from mirrorlog.tools.common.output import (
-    NOTHING,
-    bytes_text,
-    emit,
-    offset_text,
-    print_json,
-    print_json_line,
-    table,
-    terminal_console,
-)
+from mirrorlog.tools.common.output import emit, print_json, print_json_line, table, terminal_console
 from mirrorlog.tools.common.session import ToolSession, session_of
 from mirrorlog.wire.messages.operators import CopyMoves, CopyPromoted, CopyReport, MasterMove, PlannedMove, Rebalanced
 from mirrorlog.wire.messages.queues import MoveOfQueue, MovesFound

@@ -12,9 +12,8 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from mirrorlog.errors import AccessRefused, LoginFailed, MirrorlogError
-from mirrorlog.tools.cluster import former_row, former_table
-from mirrorlog.tools.common.cluster_status import (
+from mirrorlog.diagnosis.cells import NOTHING, ago_text, bytes_text, offset_text
+from mirrorlog.diagnosis.cluster_status import (
     AllStatuses,
     LogCopy,
     Unreachable,
@@ -27,18 +26,10 @@ from mirrorlog.tools.common.cluster_status import (
     newest_view,
     select,
 )
+from mirrorlog.errors import AccessRefused, LoginFailed, MirrorlogError
+from mirrorlog.tools.cluster import former_row, former_table
 from mirrorlog.tools.common.options import AsJson, OnlyVirtualHost
-from mirrorlog.tools.common.output import (
-    NOTHING,
-    ago_text,
-    bytes_text,
-    emit,
-    offset_text,
-    print_json_line,
-    table,
-    terminal_console,
-    yes_no,
-)
+from mirrorlog.tools.common.output import emit, print_json_line, table, terminal_console, yes_no
 from mirrorlog.tools.common.session import ToolSession, session_of
 from mirrorlog.tools.group import groups_view
 from mirrorlog.wire.messages.status import MirrorStatus, PlacedLog

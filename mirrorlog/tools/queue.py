@@ -12,8 +12,10 @@ import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from mirrorlog.diagnosis.cells import NOTHING, bytes_text
+from mirrorlog.diagnosis.cluster_status import lefts_of, of_queues, syncs_of
+from mirrorlog.diagnosis.places import altered_text, nodes_note, stays_text, sync_text
 from mirrorlog.errors import BadInput, MirrorlogError, NoSuchQueue
-from mirrorlog.tools.common.cluster_status import lefts_of, of_queues, syncs_of
 from mirrorlog.tools.common.options import (
     AckingGroup,
     AsJson,
@@ -23,16 +25,7 @@ from mirrorlog.tools.common.options import (
     parse_arguments,
     parse_time,
 )
-from mirrorlog.tools.common.output import (
-    NOTHING,
-    bytes_text,
-    emit,
-    emit_with_outages,
-    print_json,
-    print_json_line,
-    table,
-)
-from mirrorlog.tools.common.places import altered_text, former_view, nodes_note, stays_text, sync_text
+from mirrorlog.tools.common.output import emit, emit_with_outages, print_json, print_json_line, table
 from mirrorlog.tools.common.session import session_of
 from mirrorlog.wire.messages.groups import REDRIVE_MAX
 from mirrorlog.wire.messages.queues import AlteredQueue, Metadata, QueueInfo, QueueSync
@@ -465,3 +458,26 @@ def find_offset(
     append_time_us = parse_time(time)
     found = session_of(context).run(lambda client: client.admin.find_offset(qualified(vhost, queue), append_time_us))
     emit(as_json, {"queue": queue, "append_time_us": append_time_us, "queue_offset": found}, str(found))
+
+
+def former_view(syncs: Sequence[QueueSync]) -> list[RenderableType]:
+    """What former logs keep of queues that have moved; nothing when none does. Pure."""
+    rows = [
+        (
+            shown(sync.queue),
+            span.log,
+            sync.log or NOTHING,
+            str(span.first),
+            str(span.next),
+            str(span.records) if span.records >= 0 else "?",
+            bytes_text(span.size) if span.size >= 0 else "?",
+        )
+        for sync in syncs
+        for span in sync.spans
+    ]
+    untold = {(sync.queue, span.log): span.unknown for sync in syncs for span in sync.spans if span.unknown}
+    numbers = ("first", "next", "records", "bytes")
+    columns = ("queue", "kept by log", "is in log", *numbers)
+    title = "FORMER LOGS that keep records, until retention frees them or mqtool sync-queue copies them"
+    notes = [Text(f"log {log} of queue {shown(queue)}: {reason}") for (queue, log), reason in untold.items()]
+    return [Text(), table(title, columns, rows, numbers=numbers), *notes] if rows else []

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 from rich.console import RenderableType
 
+from mirrorlog.diagnosis.cells import NOTHING
 from mirrorlog.errors import NoSuchUser
 from mirrorlog.tools.common.options import AsJson, UserName, VirtualHost
-from mirrorlog.tools.common.output import NOTHING, emit, table
+from mirrorlog.tools.common.output import emit, table
 from mirrorlog.tools.common.session import password_from, session_of
 from mirrorlog.wire.auth.passwords import check_hash, hashed
 from mirrorlog.wire.fairness.quotas import UserLimits

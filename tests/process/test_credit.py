@@ -11,10 +11,10 @@ from mirrorlog.client import Client
 from mirrorlog.client.producer.batch import Receipt
 from mirrorlog.client.producer.deliveries import Delivery
 from mirrorlog.client.producer.pipeline import UNLIMITED
+from mirrorlog.diagnosis.facts import facts_of
+from mirrorlog.diagnosis.findings import findings, reasons
 from mirrorlog.errors import MirrorlogError, Overloaded
 from mirrorlog.testing import Cluster
-from mirrorlog.tools.doctor import facts_of
-from mirrorlog.tools.doctor_findings import findings, reasons
 from mirrorlog.wire.frames import Level
 from mirrorlog.wire.messages.status import LogStatus, ProducerStatus
 from tests.process.clusters import declare, eventually, facts, fast_cluster, log_lines, log_of

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from mirrorlog.client import Client
+from mirrorlog.diagnosis.facts import facts_of
+from mirrorlog.diagnosis.findings import NOTED, STOPS, Diagnosis, findings
 from mirrorlog.errors import ConsumerTimedOut, QueueFull
 from mirrorlog.testing import Cluster
-from mirrorlog.tools.doctor import facts_of
-from mirrorlog.tools.doctor_findings import NOTED, STOPS, Diagnosis, findings
 from mirrorlog.tools.main import main
 from tests.process.clusters import fast_cluster
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from mirrorlog.diagnosis.cluster_status import AllStatuses
+from mirrorlog.diagnosis.findings import Facts, findings, reasons
 from mirrorlog.errors import MirrorlogError, Overloaded
 from mirrorlog.testing import Node
-from mirrorlog.tools.common.cluster_status import AllStatuses
-from mirrorlog.tools.doctor_findings import Facts, findings, reasons
 from mirrorlog.wire.messages.operators import Events, GetEvents
 from mirrorlog.wire.messages.queues import CommitPosition, Done, Position
 from mirrorlog.wire.messages.status import MemoryStatus

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from mirrorlog.tools.common.cluster_status import AllStatuses, Unreachable
+from mirrorlog.diagnosis.cluster_status import AllStatuses, Unreachable
 from mirrorlog.wire.messages.queues import Position
 from mirrorlog.wire.messages.status import ClusterStatus as View
 from mirrorlog.wire.messages.status import (

@@ -6,17 +6,7 @@ import msgspec
 import pytest
 
 from mirrorlog.client import Client
-from mirrorlog.errors import (
-    AccessRefused,
-    BadInput,
-    ConnectionLost,
-    LoginFailed,
-    LogUnavailable,
-    MirrorlogError,
-    NoSuchLog,
-    NoSuchQueue,
-)
-from mirrorlog.tools.common.cluster_status import (
+from mirrorlog.diagnosis.cluster_status import (
     AllStatuses,
     UnreachedLog,
     authorities,
@@ -26,6 +16,16 @@ from mirrorlog.tools.common.cluster_status import (
     of_logs,
     select,
     syncs_of,
+)
+from mirrorlog.errors import (
+    AccessRefused,
+    BadInput,
+    ConnectionLost,
+    LoginFailed,
+    LogUnavailable,
+    MirrorlogError,
+    NoSuchLog,
+    NoSuchQueue,
 )
 from mirrorlog.tools.common.output import page
 from mirrorlog.tools.offsets import offsets_view

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from mirrorlog.tools.common.cluster_status import newest_view, role_of, warnings
+from mirrorlog.diagnosis.cluster_status import newest_view, role_of, warnings
 from mirrorlog.tools.masters import still_away, still_mastered
 from mirrorlog.wire.messages.operators import MasterMove
 from mirrorlog.wire.messages.status import LossStatus, PlacedLog

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from mirrorlog.diagnosis.findings import NOTED, STOPS, Diagnosis, Facts, findings, reasons
 from mirrorlog.tools.doctor import text_of
-from mirrorlog.tools.doctor_findings import NOTED, STOPS, Diagnosis, Facts, findings, reasons
 from mirrorlog.wire.messages.groups import GroupInfo, GroupsFound, LeaseInfo
 from mirrorlog.wire.messages.queues import FormerSpan, HoldInfo, MoveOfQueue, QueueInfo, QueueOutage, QueueSync
 from mirrorlog.wire.messages.status import (

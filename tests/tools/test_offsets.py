@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from mirrorlog.client import Client
+from mirrorlog.diagnosis.cluster_status import AllStatuses
 from mirrorlog.testing import Cluster
-from mirrorlog.tools.common.cluster_status import AllStatuses
 from mirrorlog.wire.messages.queues import Position
 from tests.tools.conftest import SEGMENT_BYTES, Tool
 

@@ -4,8 +4,8 @@ import msgspec
 import pytest
 from rich.console import RenderableType
 
+from mirrorlog.diagnosis.cluster_status import Unreachable
 from mirrorlog.tools.cluster import nodes_of, nodes_view
-from mirrorlog.tools.common.cluster_status import Unreachable
 from mirrorlog.tools.common.output import PAGE_COLUMNS, page
 from mirrorlog.tools.offsets import offsets_view
 from mirrorlog.tools.queue import queues_view

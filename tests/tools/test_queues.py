@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from mirrorlog.diagnosis.places import altered_text, nodes_note, sync_text
 from mirrorlog.tools.common.output import outage_fields, outages_view, page
-from mirrorlog.tools.common.places import altered_text, former_view, nodes_note, sync_text
-from mirrorlog.tools.queue import queue_fields, queues_view, within
+from mirrorlog.tools.queue import former_view, queue_fields, queues_view, within
 from mirrorlog.wire.messages.queues import (
     AlteredQueue,
     FormerSpan,

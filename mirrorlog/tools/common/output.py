@@ -10,7 +10,6 @@ import io
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -23,9 +22,7 @@ from rich.text import Text
 from mirrorlog.wire.messages.queues import QueueOutage
 
 PAGE_COLUMNS: Final = 100
-NOTHING: Final = "-"
 
-_UNITS: Final = ("KiB", "MiB", "GiB", "TiB", "PiB")
 _JSON: Final = msgspec.json.Encoder(enc_hook=str)
 
 
@@ -108,39 +105,6 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, 
         # As text, never as markup: a queue's name may hold brackets.
         made.add_row(*(Text(cell) for cell in row))
     return made
-
-
-# --- Cells ----------------------------------------------------------------------------------------------------------
-
-
-def offset_text(offset: int) -> str:
-    """A log or queue offset; none yet is -1 in messages."""
-    return NOTHING if offset < 0 else str(offset)
-
-
-def bytes_text(size: float) -> str:
-    """A size for people: `512 B`, `1.5 KiB`."""
-    if size < 1024:
-        return f"{size:.0f} B"
-    power = 0
-    while size >= 1024 and power < len(_UNITS):
-        size /= 1024
-        power += 1
-    return f"{size:.1f} {_UNITS[power - 1]}"
-
-
-def ago_text(time_us: int | None, now_us: int) -> str:
-    """How long ago, in seconds; clocks of two nodes may differ, so never negative."""
-    return NOTHING if time_us is None else f"{max(0, now_us - time_us) / 1e6:.1f} s ago"
-
-
-def time_text(time_us: int) -> str:
-    """µs UTC as ISO 8601 with milliseconds; beyond what a calendar has, the number."""
-    try:
-        moment = datetime.fromtimestamp(time_us / 1e6, UTC)
-    except (OverflowError, ValueError, OSError):
-        return f"{time_us} µs"
-    return moment.strftime("%Y-%m-%dT%H:%M:%S.") + f"{moment.microsecond // 1000:03d}Z"
 
 
 def yes_no(answer: bool) -> str:

@@ -13,8 +13,9 @@ import typer
 from mirrorlog.commitlog.format.attributes import NO_ATTRIBUTES, Attributes, asked_attributes, attributes_of
 from mirrorlog.commitlog.format.codec import open_body
 from mirrorlog.commitlog.format.header import BatchHeader
+from mirrorlog.diagnosis.cells import NOTHING, printable, time_text
 from mirrorlog.errors import BadInput
-from mirrorlog.tools.common.output import NOTHING, print_json_line, time_text
+from mirrorlog.tools.common.output import print_json_line
 
 _BODY_BYTES_MAX: Final = 2**28
 """Of a compressed body when opened: as much as one fetch of a consumer may bring."""
@@ -117,11 +118,6 @@ def _cell(content: bytes | memoryview | None) -> str:
     if content is None:
         return NOTHING
     return printable(bytes(content).decode("utf-8", errors="backslashreplace"))
-
-
-def printable(text: str) -> str:
-    """What would break a line, or move a terminal's cursor, is escaped."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def _bytes_field(name: str, content: bytes | memoryview | None) -> dict[str, str | None]:

@@ -25,8 +25,8 @@ from mirrorlog.commitlog.format.header import (
     is_envelope,
     is_inner,
 )
+from mirrorlog.diagnosis.cells import NOTHING, time_text
 from mirrorlog.errors import BadBatch
-from mirrorlog.tools.common.output import NOTHING, time_text
 from mirrorlog.tools.common.records import attributes_text
 
 _LAYOUT: Final = "{:>14} {:>6} {:<11} {:>6} {:>12} {:>8} {:>9} {:<24}  {}"

@@ -21,9 +21,10 @@ from mirrorlog.commitlog.log_directory import LogDirectory, read_log_directory
 from mirrorlog.commitlog.recovery.damage import Range
 from mirrorlog.commitlog.recovery.recovery import FILE_NAME as LOSS_NAME
 from mirrorlog.commitlog.segments.scan import OnBatch, ignore_batch
+from mirrorlog.diagnosis.cells import bytes_text
 from mirrorlog.errors import BadBatch, IndexDoubtful, LogCorrupt, MirrorlogError
 from mirrorlog.tools.common.options import AsJson, LogPath
-from mirrorlog.tools.common.output import bytes_text, print_json
+from mirrorlog.tools.common.output import print_json
 from mirrorlog.tools.offline.index_check import IndexReport, TableCheck, check_index
 from mirrorlog.tools.offline.log_directory import Inventory, find_log, set_aside, take_inventory
 from mirrorlog.tools.offline.order import FAULTS_MAX, Order

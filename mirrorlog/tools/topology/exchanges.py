@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import RenderableType
 
+from mirrorlog.diagnosis.cells import NOTHING
 from mirrorlog.tools.common.options import AsJson, VirtualHost, parse_arguments
-from mirrorlog.tools.common.output import NOTHING, emit, table
+from mirrorlog.tools.common.output import emit, table
 from mirrorlog.tools.common.session import session_of
 from mirrorlog.wire.messages.topology import Routing, VirtualHostInfo
 from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST

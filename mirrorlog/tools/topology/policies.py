@@ -10,10 +10,11 @@ import msgspec
 import typer
 from rich.console import RenderableType
 
+from mirrorlog.diagnosis.cells import NOTHING
+from mirrorlog.diagnosis.cluster_status import AllStatuses, gather, newest_view
 from mirrorlog.errors import BadRequest
-from mirrorlog.tools.common.cluster_status import AllStatuses, gather, newest_view
 from mirrorlog.tools.common.options import AsJson, OnlyVirtualHost, VirtualHost
-from mirrorlog.tools.common.output import NOTHING, emit, emit_with_outages, table
+from mirrorlog.tools.common.output import emit, emit_with_outages, table
 from mirrorlog.tools.common.session import session_of
 from mirrorlog.wire.messages.queues import Metadata, QueueInfo
 from mirrorlog.wire.messages.status import QueueStatus

@@ -15,10 +15,9 @@ from typing import Any, Final
 
 import msgspec
 
-from mirrorlog.tools.common.cluster_status import AllStatuses, LogCopy, UnreachedLog, authorities, newest_view
-from mirrorlog.tools.common.output import bytes_text
-from mirrorlog.tools.common.places import absent_nodes
-from mirrorlog.tools.common.records import printable
+from mirrorlog.diagnosis.cells import bytes_text, printable
+from mirrorlog.diagnosis.cluster_status import AllStatuses, LogCopy, UnreachedLog, authorities, newest_view
+from mirrorlog.diagnosis.places import absent_nodes
 from mirrorlog.wire.messages.groups import GroupInfo, GroupsFound
 from mirrorlog.wire.messages.queues import MoveOfQueue, QueueInfo, QueueOutage, QueueSync
 from mirrorlog.wire.messages.status import LogStatus, MirrorStatus, PlacedLog, QueueStatus, Status

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from rich.console import RenderableType
-from rich.text import Text
-
-from mirrorlog.tools.common.output import NOTHING, bytes_text, table
+from mirrorlog.diagnosis.cells import bytes_text
 from mirrorlog.wire.messages.queues import AlteredQueue, QueueSync, Stays
 from mirrorlog.wire.names import shown
 
@@ -81,26 +78,3 @@ def sync_text(found: QueueSync) -> str:
     pace = f", {bytes_text(found.bytes_per_s)}/s" if found.bytes_per_s else ""
     time_left = f", {found.seconds_left:.0f} s left" if found.seconds_left >= 0 else ""
     return f"{name}: {left}; {done}{pace}{time_left}"
-
-
-def former_view(syncs: Sequence[QueueSync]) -> list[RenderableType]:
-    """What former logs keep of queues that have moved; nothing when none does. Pure."""
-    rows = [
-        (
-            shown(sync.queue),
-            span.log,
-            sync.log or NOTHING,
-            str(span.first),
-            str(span.next),
-            str(span.records) if span.records >= 0 else "?",
-            bytes_text(span.size) if span.size >= 0 else "?",
-        )
-        for sync in syncs
-        for span in sync.spans
-    ]
-    untold = {(sync.queue, span.log): span.unknown for sync in syncs for span in sync.spans if span.unknown}
-    numbers = ("first", "next", "records", "bytes")
-    columns = ("queue", "kept by log", "is in log", *numbers)
-    title = "FORMER LOGS that keep records, until retention frees them or mqtool sync-queue copies them"
-    notes = [Text(f"log {log} of queue {shown(queue)}: {reason}") for (queue, log), reason in untold.items()]
-    return [Text(), table(title, columns, rows, numbers=numbers), *notes] if rows else []

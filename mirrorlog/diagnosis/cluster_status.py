@@ -90,15 +90,20 @@ async def gather(client: Client, metadata: Metadata | None = None) -> AllStatuse
     user how it is, and one of them for that reason: a node that refuses is not down."""
     metadata = metadata or await client.admin.metadata()
     answers = await asyncio.gather(*(_ask(client, node) for node in metadata.nodes))
-    refused = [answer for answer in answers if isinstance(answer, _REFUSALS)]
+    return put_together(metadata, {node.node_id: answer for node, answer in zip(metadata.nodes, answers, strict=True)})
+
+
+def put_together(metadata: Metadata, answers: Mapping[str, Status | MirrorlogError]) -> AllStatuses:
+    """`answers`: by node, of those that were asked. Raises as `gather`. Pure."""
+    refused = [answer for answer in answers.values() if isinstance(answer, _REFUSALS)]
     # One that knows the users of yesterday may refuse whom the others let in: it hides nothing of them.
-    if refused and not any(isinstance(answer, Status) for answer in answers):
+    if refused and not any(isinstance(answer, Status) for answer in answers.values()):
         raise refused[0]
-    nodes = [answer for answer in answers if isinstance(answer, Status)]
+    nodes = [answer for answer in answers.values() if isinstance(answer, Status)]
     unreachable = [
         Unreachable(node_id=node.node_id, client=node.client, error=answer.code, message=answer.message)
-        for node, answer in zip(metadata.nodes, answers, strict=True)
-        if isinstance(answer, MirrorlogError)
+        for node in metadata.nodes
+        if isinstance(answer := answers.get(node.node_id), MirrorlogError)
     ]
     return AllStatuses(
         cluster_id=metadata.cluster_id,

@@ -1,0 +1,44 @@
+"""Numbers and names as text for people, in tables, findings and pages. Pure."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Final
+
+NOTHING: Final = "-"
+_UNITS: Final = ("KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def offset_text(offset: int) -> str:
+    """A log or queue offset; none yet is -1 in messages."""
+    return NOTHING if offset < 0 else str(offset)
+
+
+def bytes_text(size: float) -> str:
+    """A size for people: `512 B`, `1.5 KiB`."""
+    if size < 1024:
+        return f"{size:.0f} B"
+    power = 0
+    while size >= 1024 and power < len(_UNITS):
+        size /= 1024
+        power += 1
+    return f"{size:.1f} {_UNITS[power - 1]}"
+
+
+def ago_text(time_us: int | None, now_us: int) -> str:
+    """How long ago, in seconds; clocks of two nodes may differ, so never negative."""
+    return NOTHING if time_us is None else f"{max(0, now_us - time_us) / 1e6:.1f} s ago"
+
+
+def time_text(time_us: int) -> str:
+    """µs UTC as ISO 8601 with milliseconds; beyond what a calendar has, the number."""
+    try:
+        moment = datetime.fromtimestamp(time_us / 1e6, UTC)
+    except (OverflowError, ValueError, OSError):
+        return f"{time_us} µs"
+    return moment.strftime("%Y-%m-%dT%H:%M:%S.") + f"{moment.microsecond // 1000:03d}Z"
+
+
+def printable(text: str) -> str:
+    """What would break a line, or move a terminal's cursor, is escaped."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
