@@ -59,7 +59,7 @@ class HttpSettings(ListenSettings):
     """The HTTP door of the node: health, metrics, lists, and the management API."""
 
     enabled: bool = True
-    management: bool = Field(True, description="RabbitMQ's management API, under /api")
+    management: bool = Field(True, description="RabbitMQ's management API under /api, and the page under /page")
     metrics: Literal["login", "open"] = Field(
         "login", description="open: for everybody; login: where there are users, for those with a tag that may look"
     )

@@ -19,6 +19,8 @@ from mirrorlog.doors.http.lists import ClusterLists
 from mirrorlog.doors.http.routes import make_app
 from mirrorlog.doors.http.server import HttpServer, address_of, bind_socket
 from mirrorlog.doors.management.api import ManagementApi
+from mirrorlog.doors.management.calls import ClusterFacts
+from mirrorlog.doors.management.page.app import ManagementPage
 from mirrorlog.wire.renewal import Renewal
 
 
@@ -37,7 +39,7 @@ class HttpDoor:
         management: bool = True,
     ) -> None:
         """`token`: by which the node knows its doors; `open_metrics`: whoever asks gets them, as health; `management`:
-        whether there is the management API."""
+        whether there are the management API and its page."""
         self._bind = bind
         to_nodes, port = tls.to_nodes(), tls.port()
         self.renewal = Renewal([each for each in (to_nodes, port) if each is not None])
@@ -48,8 +50,10 @@ class HttpDoor:
         failures = Failures()
         source = StatusSource(partial(ask_node, self._client, node), failures=failures)
         sources = source if open_metrics else CallerSources(self._callers, node, failures)
-        api = ManagementApi(self._callers, node) if management else None
-        app = make_app(source, sources, ClusterLists(self._callers), api)
+        facts = ClusterFacts()
+        api = ManagementApi(self._callers, node, facts) if management else None
+        page = ManagementPage(self._callers, node, facts) if management else None
+        app = make_app(source, sources, ClusterLists(self._callers), api, page)
         self._server = HttpServer(app, self._tell_started, tls=port)
 
     def stop(self) -> None:
@@ -72,7 +76,7 @@ class HttpDoor:
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--open-metrics", action="store_true", help="metrics are for everybody, also where users are")
-    parser.add_argument("--no-management", action="store_true", help="without the management API under /api")
+    parser.add_argument("--no-management", action="store_true", help="without /api and /page")
 
 
 def _make(given: DoorArguments) -> HttpDoor:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import html
 import http.client
 import json
+import re
 from base64 import b64encode
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
+from urllib.parse import urlencode
 
 from mirrorlog.config import split_address
 from mirrorlog.testing.asking import wait_for
@@ -81,3 +84,64 @@ class Api:
         told = self.call(method, path, body)
         assert told.status in (200, 201, 204), (path, told)
         return told.status
+
+
+class Shown(NamedTuple):
+    """A page. Names of headers are in small letters."""
+
+    status: int
+    text: str
+    headers: dict[str, str]
+
+
+class Pages:
+    """The management page at an address of an HTTP door, as a user, or as nobody; without a script."""
+
+    def __init__(self, address: str, user: str | None = None, password: str = "guest") -> None:
+        self.address = address
+        self._headers = {}
+        if user is not None:
+            self._headers["Authorization"] = f"Basic {b64encode(f'{user}:{password}'.encode()).decode()}"
+
+    def get(self, path: str, **query: object) -> Shown:
+        """`path`: behind /page/."""
+        return self._call("GET", f"/page/{path}{'?' + urlencode(query) if query else ''}", None, {})
+
+    def browse(self, path: str) -> Shown:
+        """As somebody who types an address into a browser."""
+        return self._call("GET", path, None, {"Accept": "text/html,*/*;q=0.8"})
+
+    def text(self, path: str, **query: object) -> str:
+        """Of a page that is there, as who reads it: without tags, blanks as one."""
+        shown = self.get(path, **query)
+        assert shown.status == 200, (path, shown)
+        return words_of(shown.text)
+
+    def act(self, do: str, headers: dict[str, str] | None = None, **fields: object) -> Shown:
+        """As a browser sends a form of the page; the answer to that alone."""
+        body = urlencode({"do": do, **fields}, doseq=True).encode()
+        own = {"Origin": f"http://{self.address}"} if headers is None else headers
+        return self._call("POST", "/page/act", body, {"Content-Type": "application/x-www-form-urlencoded", **own})
+
+    def done(self, do: str, **fields: object) -> str:
+        """The page to which that leads, as who reads it."""
+        told = self.act(do, **fields)
+        assert told.status == 303, told
+        shown = self._call("GET", told.headers["location"], None, {})
+        assert shown.status == 200, shown
+        return words_of(shown.text)
+
+    def _call(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> Shown:
+        connection = http.client.HTTPConnection(*split_address(self.address), timeout=DEADLINE_S)
+        try:
+            connection.request(method, path, body, {**self._headers, **headers})
+            answer = connection.getresponse()
+            text = answer.read().decode()
+            return Shown(answer.status, text, {name.lower(): each for name, each in answer.headers.items()})
+        finally:
+            connection.close()
+
+
+def words_of(page: str) -> str:
+    """What is read of a page."""
+    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", page)).split())

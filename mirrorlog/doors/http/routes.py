@@ -12,8 +12,8 @@ from typing import Final
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import Mount, Route
+from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp
 
 from mirrorlog.doors.http.answers import CallerSources, StatusScrape, StatusSource
@@ -30,12 +30,15 @@ def make_app(
     metrics: StatusSource | CallerSources | None = None,
     lists: ClusterLists | None = None,
     management: ASGIApp | None = None,
+    page: ASGIApp | None = None,
 ) -> Starlette:
     """The application of one node's door. `metrics`: where they come from, if not from where health does; `lists`: of
-    the whole cluster; `management`: what is below /api."""
-    pages = _Pages(source, metrics or source)
+    the whole cluster; `management`: what is below /api; `page`: what is below /page."""
+    pages = _Pages(source, metrics or source, to_page=page is not None)
     listed = [Route(f"/{what}", answer) for what, answer in lists.pages.items()] if lists is not None else []
-    mounted = [Mount("/api", management)] if management is not None else []
+    mounted: list[BaseRoute] = [Mount("/api", management)] if management is not None else []
+    if page is not None:
+        mounted += [Route("/page", _to_page), Mount("/page", page)]
     app = Starlette(
         routes=[
             Route("/", pages.index),
@@ -61,16 +64,20 @@ def make_app(
 class _Pages:
     """What is served at each path."""
 
-    def __init__(self, source: StatusSource, metrics: StatusSource | CallerSources) -> None:
+    def __init__(self, source: StatusSource, metrics: StatusSource | CallerSources, *, to_page: bool) -> None:
         self._source = source
+        self._to_page = to_page
         self._metrics = metrics
         self._rendered: tuple[StatusScrape, bytes] | None = None
 
     async def index(self, request: Request) -> Response:
+        """People who come with a browser are sent to the page."""
+        if self._to_page and "text/html" in request.headers.get("accept", ""):
+            return await _to_page(request)
         return PlainTextResponse(
             "mirrorlog: /metrics is for Prometheus, /health is 200 while this node answers; "
             "/queues, /offsets, /groups and /moves are lists of the whole cluster; "
-            "/api is RabbitMQ's management API, unless http.management is false\n"
+            "/api is RabbitMQ's management API and /page the management page, unless http.management is false\n"
         )
 
     async def metrics(self, request: Request) -> Response:
@@ -89,6 +96,10 @@ class _Pages:
         if self._rendered is None or self._rendered[0] is not answer:
             self._rendered = (answer, metrics_text(answer))
         return self._rendered[1]
+
+
+async def _to_page(request: Request) -> Response:
+    return RedirectResponse("/page/")
 
 
 async def _not_served(request: Request, error: Exception) -> Response:

@@ -13,8 +13,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import msgspec
@@ -29,6 +29,8 @@ from mirrorlog.doors.management.calls import ApiAnswer, Call, ClusterFacts, Page
 from mirrorlog.doors.management.shapes import ApiError, bad_request, error_of
 from mirrorlog.errors import ConnectionLost, MirrorlogError
 from mirrorlog.wire.messages.topology import Login
+
+_T = TypeVar("_T")
 
 logger = logging.getLogger(__name__)
 
@@ -77,12 +79,12 @@ class RouteTable:
 class ManagementApi:
     """An ASGI application, to be mounted at /api."""
 
-    def __init__(self, callers: Callers, node: str) -> None:
-        """`node`: the native address of the node whose door this is."""
+    def __init__(self, callers: Callers, node: str, facts: ClusterFacts) -> None:
+        """`node`: the native address of the node whose door this is; `facts`: which the page has, too."""
         self._callers = callers
         self._node = node
         self._routes = RouteTable(ROUTES)
-        self._facts = ClusterFacts()
+        self._facts = facts
         self._turns = asyncio.Semaphore(AT_ONCE_MAX)
         self._bodies_bytes = 0
 
@@ -99,7 +101,7 @@ class ManagementApi:
         await _response(answer)(scope, receive, send)
 
     async def _answered(self, request: Request) -> ApiAnswer:
-        _check_origin(request)
+        check_origin(request)
         page, names = self._page(request)
         try:
             async with asyncio.timeout(LIMIT_S):
@@ -132,7 +134,7 @@ class ManagementApi:
                 async with self._turns:
                     query = dict(request.query_params)
                     call = Call(client, login, self._facts, self._node, names, query, _json(body))
-                    return await _insisted(page, call) if request.method in ("GET", "HEAD") else await page(call)
+                    return await insisted(page, call) if request.method in ("GET", "HEAD") else await page(call)
             finally:
                 self._bodies_bytes -= taken
                 self._changed(request, login)
@@ -160,7 +162,7 @@ class ManagementApi:
         return b"".join(parts)
 
 
-async def _insisted(page: Page, call: Call) -> ApiAnswer:
+async def insisted(page: Callable[[Call], Awaitable[_T]], call: Call) -> _T:
     """What changes nothing is asked for again where a connection was lost: with the first user each node closes those
     that have not logged in, as they are used."""
     for _ in range(ATTEMPTS - 1):
@@ -176,7 +178,7 @@ def _path(request: Request) -> str:
     return path.removesuffix("/")
 
 
-def _check_origin(request: Request) -> None:
+def check_origin(request: Request) -> None:
     """A page of another site must not drive this one through the browser of somebody who is let in. Raises ApiError."""
     origin = request.headers.get("origin")
     if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):

@@ -135,7 +135,7 @@ async def _one(call: Call) -> ApiAnswer:
     if isinstance(info, QueueOutage):
         return ApiAnswer(body=outage_row(info))
     row = _row(info, await call.statuses())
-    groups = await _groups(call, info.name)
+    groups = await groups_of(call, info.name)
     if groups is not None:
         own = next((group for group in groups if group.group == OWN_GROUP and group.kind == "acking"), None)
         # Asked for now, and of one queue: not older than this call.
@@ -175,7 +175,7 @@ async def _sync(call: Call, queue: str) -> Row:
     return row | ({"state": "syncing", "sync_messages": found.done_records} if found.wished and left else {})
 
 
-async def _groups(call: Call, queue: str) -> list[GroupInfo] | None:
+async def groups_of(call: Call, queue: str) -> list[GroupInfo] | None:
     """None where the caller may not read the queue, or nobody can tell."""
     try:
         return (await call.client.admin.groups(queue)).groups
@@ -251,7 +251,7 @@ async def _consumers(call: Call) -> ApiAnswer:
 
     async def of(info: QueueInfo) -> list[Row]:
         async with turns:
-            groups = await _groups(call, info.name) or []
+            groups = await groups_of(call, info.name) or []
         return [_consumer(info.name, group, each) for group in groups for each in group.consumers]
 
     found = await asyncio.gather(*(of(info) for info in taken))

@@ -1,0 +1,175 @@
+"""The management page over HTTP, as a browser without a script has it: what it shows, does, and refuses.
+
+One cluster of three nodes, without users but for the last test, which makes some.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from mirrorlog.testing import Cluster
+from mirrorlog.testing.asking import wait_for
+from tests.doors.http_door import get
+from tests.doors.management import Api, Pages
+from tests.process.clusters import fast_cluster
+
+pytestmark = pytest.mark.process
+
+EVERY = ("", "queues", "logs", "nodes", "doctor")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with fast_cluster(3, http=True, min_in_sync=2) as found:
+        found.wait_in_sync()
+        yield found
+
+
+@pytest.fixture(scope="module")
+def api(cluster: Cluster) -> Api:
+    return Api(cluster.nodes["n1"].http)
+
+
+@pytest.fixture(scope="module")
+def pages(cluster: Cluster) -> Pages:
+    return Pages(cluster.nodes["n1"].http)
+
+
+def test_pages_load_nothing_but_this_doors_own_files_and_may_not_be_framed(api: Api, pages: Pages) -> None:
+    """Goal: the strictest policy of contents, and nothing that it would stop. Method: every page, and both files."""
+    api.put("queues/%2f/strict")
+    for path in EVERY:
+        shown = pages.get(path)
+        assert shown.status == 200, (path, shown)
+        policy = shown.headers["content-security-policy"]
+        for part in ("default-src 'none'", "script-src 'self'", "frame-ancestors 'none'", "form-action 'self'"):
+            assert part in policy
+        assert "unsafe" not in policy
+        assert "style=" not in shown.text
+        assert "<script>" not in shown.text
+        assert "onclick" not in shown.text
+        assert "http://" not in shown.text
+    assert pages.get("page.css").headers["content-type"].startswith("text/css")
+    assert pages.get("page.js").headers["content-type"].startswith("text/javascript")
+    assert pages.get("nowhere").status == 404
+    assert pages.get("queue", name="nowhere").status == 404
+    assert pages.get("queues", page="x").status == 400
+
+
+def test_a_browser_is_led_to_the_page_and_others_are_told_of_it(pages: Pages) -> None:
+    plain = get(pages.address, "/")
+    assert (plain.status, "/page the management page" in plain.text) == (200, True)
+    assert get(pages.address, "/page").status == 307
+    assert pages.browse("/").headers["location"] == "/page/"
+
+
+def test_the_overview_shows_queues_nodes_and_that_nothing_stands_still(api: Api, pages: Pages) -> None:
+    api.put("queues/%2f/seen")
+    api.until("queues/%2f/seen", lambda row: len(row["synchronised_slave_nodes"]) == 2)
+    text = pages.text("")
+    assert "nothing stands still" in text
+    assert "nodes that answer 3 of 3" in text
+    listed = pages.text("queues", q="SEE")
+    assert "1 queue;" in listed
+    assert "seen / running n1 +2" in listed
+
+
+def test_a_queues_page_shows_all_its_copies_and_takes_what_its_forms_send(api: Api, pages: Pages) -> None:
+    """Goal: publish, purge, delete by forms, with redirect after each. Method: a queue in a virtual host of its own."""
+    api.put("vhosts/by%2Fhand")
+    api.put("queues/by%2Fhand/a%26b%3F")
+    where = {"vhost": "by/hand", "name": "a&b?"}
+    assert "published, and confirmed" in pages.done("publish", payload="<i>one</i>", **where)
+    text = pages.text("queue", **where)
+    assert "ready 1 unacknowledged 0" in text
+    for copy in ("n1 master", "n2 mirror", "n3 mirror"):
+        assert copy in text
+    assert "mqtool purge 'a&b?' --vhost by/hand" in text
+    assert "Not done: nothing was done: say that you are sure" in pages.done("purge", **where)
+    assert "1 ready records are settled" in pages.done("purge", sure="yes", **where)
+    assert "is deleted" in pages.done("delete", sure="yes", **where)
+    assert pages.get("queue", **where).status == 404
+
+
+def test_what_an_action_is_refused_is_told_in_a_line(pages: Pages) -> None:
+    told = pages.act("sync", vhost="/", name="missing")
+    assert told.status == 303
+    shown = get(pages.address, told.headers["location"])
+    assert (shown.status, "Not done: " in shown.text) == (404, True)
+    assert pages.act("no-such", vhost="/", name="x").status == 400
+
+
+def test_forms_are_taken_from_this_page_alone(api: Api, pages: Pages) -> None:
+    """Goal: no other site drives the cluster through somebody's browser. Method: the headers that a browser sends."""
+    api.put("queues/%2f/guarded")
+    api.post("exchanges/%2f/amq.default/publish", {"routing_key": "guarded", "payload": "x", "properties": {}})
+    fields = {"vhost": "/", "name": "guarded", "sure": "yes"}
+    own = f"http://{pages.address}"
+    for headers in (
+        {},
+        {"Origin": "null"},
+        {"Origin": "http://elsewhere.example"},
+        {"Origin": "http://elsewhere.example", "Sec-Fetch-Site": "same-origin"},
+        {"Origin": own, "Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+        {"Sec-Fetch-Site": "none"},
+    ):
+        assert pages.act("purge", headers, **fields).status == 403, headers
+    assert api.get("queues/%2f/guarded")["messages_ready"] == 1
+    assert pages.get("act").status == 404
+    assert pages.act("purge", {"Sec-Fetch-Site": "same-origin"}, **fields).status == 303
+    assert api.get("queues/%2f/guarded")["messages_ready"] == 0
+
+
+def test_a_mirror_that_is_gone_is_red_and_first(cluster: Cluster, api: Api, pages: Pages) -> None:
+    """Goal: what is wrong is seen first, on the overview, in the list and at the queue. Method: a mirror is stopped."""
+    api.put("queues/%2f/aaa")
+    cluster.nodes["n3"].stop()
+    try:
+        wait_for(
+            lambda: "answer 2 of 3" in pages.text(""), timeout=30, what=lambda: "n3 to be missed: " + pages.text("")
+        )
+        text = pages.text("")
+        assert text.index("node n3 (") < text.index("nodes that answer 2 of 3")
+        wait_for(
+            lambda: "+1 +1 not in sync" in pages.text("queues", q="aaa"), timeout=30, what=lambda: "n3 to fall out"
+        )
+        assert "mirror n3 of log main is not connected" in pages.text("queue", name="aaa")
+        assert "n3 away" in pages.text("logs")
+        assert "node n3 (" in pages.text("doctor")
+    finally:
+        cluster.nodes["n3"].start()
+        cluster.wait_in_sync()
+
+
+def test_where_there_are_users_a_page_shows_and_does_what_its_user_may(cluster: Cluster, api: Api) -> None:
+    """Goal: the page has no rights of its own. Method: users are made; nobody, one without a tag, one who may only
+    look, and an administrator each ask for pages and send a form. Last: it makes the cluster have users."""
+    address = cluster.nodes["n1"].http
+    api.put("queues/%2f/ours")
+    api.put("users/boss", {"password": "guest", "tags": "administrator"})
+    boss = Api(address, "boss")
+    boss.until("users", bool)
+    boss.put("permissions/%2f/boss", {"configure": ".*", "write": ".*", "read": ".*"})
+    for user, tag in (("looker", "monitoring"), ("nobody", "")):
+        boss.put(f"users/{user}", {"password": "guest", "tags": tag})
+        boss.put(f"permissions/%2f/{user}", {"configure": "", "write": "", "read": ""})
+    strangers = Pages(address)
+    for path in EVERY:
+        shown = strangers.get(path)
+        assert shown.status == 401
+        assert shown.headers["www-authenticate"].startswith("Basic")
+    assert strangers.act("delete", vhost="/", name="ours", sure="yes").status in (303, 401)
+    assert Pages(address, "boss", "wrong").get("").status == 401
+    assert Pages(address, "nobody").get("").status == 403
+    looker = Pages(address, "looker")
+    assert "ours" in looker.text("queues")
+    text = looker.text("queue", name="ours")
+    assert "Its groups are not told to this user" in text
+    assert "Browse its records" not in text
+    assert "Not done: " in looker.done("purge", name="ours", sure="yes")
+    assert "Not done: " in looker.done("delete", name="ours", sure="yes")
+    assert "ours" in Pages(address, "boss").text("queues")
+    assert "is deleted" in Pages(address, "boss").done("delete", name="ours", sure="yes")
