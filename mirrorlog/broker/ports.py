@@ -19,6 +19,7 @@ from mirrorlog.config import LogAssignment, Member
 from mirrorlog.errors import LogUnavailable, MirrorlogError
 from mirrorlog.queues.delivery.group import Settlement
 from mirrorlog.queues.policies import Effective
+from mirrorlog.queues.queue_table import Queue
 from mirrorlog.wire.endpoint import Endpoint
 from mirrorlog.wire.frames import Credit, Settle
 from mirrorlog.wire.messages.queues import QueueOutage
@@ -102,8 +103,8 @@ class ClusterView(Protocol):
     def rule_for(self, arguments: Mapping[str, Any]) -> Placement:
         """The one that a queue with these asks for. Raises BadRequest."""
 
-    def unlike(self, arguments: Mapping[str, Any], log_id: UUID, *, governed: bool = False) -> Mapping[str, Any]:
-        """Where a queue with these asks for another place than that log's, and what the log has instead; see
+    def unlike(self, queue: Queue, log_id: UUID) -> Mapping[str, Any]:
+        """Where what holds for a queue asks for another place than that log's, and what the log has instead; see
         `placing.unlike`."""
 
     def policies_version(self) -> int:

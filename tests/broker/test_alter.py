@@ -54,7 +54,7 @@ from mirrorlog.errors import (
     Refused,
     UnsupportedVersion,
 )
-from mirrorlog.queues.changes import QueueHandedOver, encode_change
+from mirrorlog.queues.changes import QueueGoverned, QueueHandedOver, encode_change
 from mirrorlog.queues.moving import come_back, leave
 from mirrorlog.queues.queue_table import Queue
 from mirrorlog.versions import OWN, PLACEMENTS
@@ -593,6 +593,27 @@ async def test_a_queue_that_asks_for_nothing_is_left_where_it_is(node: Node) -> 
     node.declare("locator", **{"queue-master-locator": "random"})
     await node.passes(60)
     assert (node.begun(), (await node.rows())) == ([], [])
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_a_queue_whose_policy_is_cleared_goes_back_unless_somebody_stops_it(node: Node, cancelled: bool) -> None:
+    """Goal: what a policy has moved goes to where it would be without. It asks for nothing itself, so its log
+    is listed as what it does not name; and who stops it has it stay for good."""
+    queue_id = node.declare("q")
+    node.declare("other")
+    cleared = QueueGoverned(queue_id=queue_id, version=2, policy="", operator_policy="", arguments={})
+    node.log.say(encode_change(cleared))
+    node.log.confirm()
+    node.apply(MovingPaused(paused=True))
+    await node.passes(5)
+    (row,) = await node.rows()
+    assert (row.queue, row.stage, row.why) == ("q", "wanted", "names no copies, its log has 2")
+    if cancelled:
+        answer = await node.ask(CancelMove(name="q"))
+        assert answer == Stays(queues=["q"], log="here", cancelled=False, arguments={"copies": 2})
+    node.apply(MovingPaused(paused=False))
+    await node.passes(60)
+    assert len(node.begun()) == (0 if cancelled else 1)
 
 
 async def test_a_move_is_told_by_the_master_of_its_log(node: Node) -> None:

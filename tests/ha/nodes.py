@@ -39,6 +39,7 @@ from mirrorlog.config import (
 from mirrorlog.errors import LogUnavailable, MirrorlogError, NotLeader
 from mirrorlog.ha.accept import MasteredLog
 from mirrorlog.ha.client_service import HAClientService
+from mirrorlog.queues.queue_table import Queue
 from mirrorlog.testing.ports import HOST, free_ports
 from mirrorlog.wire.messages.queues import QueueOutage
 from mirrorlog.wire.messages.status import ClusterStatus
@@ -133,7 +134,7 @@ class Assigned:
     def placed(self, queue: str) -> UUID | None:
         return next(iter(self.logs()))
 
-    def unlike(self, arguments: Mapping[str, Any], log_id: UUID, *, governed: bool = False) -> Mapping[str, Any]:
+    def unlike(self, queue: Queue, log_id: UUID) -> Mapping[str, Any]:
         return {}
 
     def policies_version(self) -> int:

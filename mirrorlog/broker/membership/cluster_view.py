@@ -47,6 +47,7 @@ from mirrorlog.errors import BadRequest, LogUnavailable, MirrorlogError, NoSuchV
 from mirrorlog.queues.arguments import log_group_key
 from mirrorlog.queues.limits.lifetime import is_transient
 from mirrorlog.queues.policies import Effective, effective
+from mirrorlog.queues.queue_table import Queue
 from mirrorlog.wire.messages.queues import QueueOutage
 from mirrorlog.wire.messages.status import ClusterStatus
 from mirrorlog.wire.names import qualified, shown, split
@@ -344,13 +345,14 @@ class NodeView:
         """See `ports.ClusterView`."""
         return rule_for(arguments, self._cluster_service().state, self._placing)
 
-    def unlike(self, arguments: Mapping[str, Any], log_id: UUID, *, governed: bool = False) -> Mapping[str, Any]:
+    def unlike(self, queue: Queue, log_id: UUID) -> Mapping[str, Any]:
         """See `ports.ClusterView`."""
         state, key = self._cluster_service().state, str(log_id)
         if key not in state.logs:
             return {}
         made = state.placing.place(key).rule is not None
-        return unlike(arguments, state.rule(key), made=made, default=self._placing if governed else None)
+        default = self._placing if queue.governed is not None else None
+        return unlike(queue.effective, state.rule(key), made=made, default=default)
 
     def policies_version(self) -> int:
         """See `ports.ClusterView`."""

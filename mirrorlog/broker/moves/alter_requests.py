@@ -145,7 +145,7 @@ class AlterRequests:
                 await self._are_back(log, names)
             for each in names:
                 if (there := queues.get(each)) is not None:
-                    unlike = self._view.unlike(there.effective, log.log_id).items()
+                    unlike = self._view.unlike(there, log.log_id).items()
                     stays = {**there.arguments, **{each: has for each, has in unlike if each in PLACING}}
                     await self._log_arguments(log, there, _but_none(stays))
                     self.stays(queues.find(each))
@@ -402,7 +402,7 @@ class MovingList:
         for name, each in self._wanted.astray.items():
             log = self._logs.held(str(each.log_id))
             queue = log.replica.queues.get(name) if log is not None else None
-            if name in moving or log is None or queue is None or not self._view.unlike(queue.effective, log.log_id):
+            if name in moving or log is None or queue is None or not self._view.unlike(queue, log.log_id):
                 continue
             target, futile = self._rule(queue)
             yield MoveOfQueue(
@@ -439,7 +439,7 @@ class MovingList:
 
     def _why(self, log: HostedLog, queue: Queue) -> str:
         """What the queue asks for that its log has not."""
-        there = self._view.unlike(queue.effective, log.log_id)
+        there = self._view.unlike(queue, log.log_id)
         words = [_unlike_words(name, queue.effective.get(name), has) for name, has in there.items()]
         return "; ".join(words) or "its log group goes there, or masters are evened out"
 

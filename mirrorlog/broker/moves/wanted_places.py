@@ -118,12 +118,11 @@ class WantedPlaces:
             queue = log.replica.queues.by_id.get(queue_id)
             if queue is None:
                 continue
-            governed = queue.governed is not None
             here = self._view.placed(queue.name) == log.log_id
-            if not here or not self._view.unlike(queue.effective, log.log_id, governed=governed):
+            if not here or not self._view.unlike(queue, log.log_id):
                 self.astray.pop(queue.name, None)
             elif queue.name not in self.astray:
-                first_s = 0.0 if governed else FIRST_S
+                first_s = 0.0 if queue.governed is not None else FIRST_S
                 self.astray[queue.name] = Astray(log.log_id, 0, now + first_s, "")
 
     def _begin_one(self, now: float) -> None:
