@@ -70,11 +70,19 @@ class Outside:
         """Whether what stood there in that epoch may be lost, and was reported: by where a loss starts. Its end is what
         copies have told that came back, each up to where it held the log: one that had left the set, or was set back,
         does not know how far the log had gone."""
-        if queue in self.places.copied:  # it may have been lost where it was, or where it was copied to
+        if self.may_have_moved(queue):  # it may have been lost where it was, or where it was copied to
             return self.lost_since(self.logs_of(queue), 0.0)
         log = self.log_at(queue, queue_offset)
         reported = any(loss.epoch > epoch and loss.start <= log_offset for loss in log.losses)
         return reported and self.log_may_lose(log)
+
+    def may_have_moved(self, queue: str) -> bool:
+        """Whether records of it may be elsewhere by now than where they were read: in another log, or in their own one
+        behind what came after them."""
+        if queue in self.places.copied or not self.observer.recopied:
+            return queue in self.places.copied
+        logs = self.logs
+        return any(log_id in logs and logs[log_id].name in self.observer.recopied for log_id in self.logs_of(queue))
 
     def logs_of(self, queue: str) -> set[str]:
         """Ids of all logs that it was ever in: it takes what it knows from one to the next."""
@@ -436,8 +444,8 @@ def positions_only_go_forward(outside: Outside) -> None:
 
 
 def _lasting(outside: Outside, queue: str, seen: Seen) -> Seen:
-    """Without its place in a log, of a queue whose records were copied to another one."""
-    return replace(seen, log_offset=0, epoch=0) if queue in outside.places.copied else seen
+    """Without its place in a log, of a queue whose records may have got another one."""
+    return replace(seen, log_offset=0, epoch=0) if outside.may_have_moved(queue) else seen
 
 
 def _by_queue(readings: Iterable[Reading]) -> dict[str, list[Reading]]:

@@ -55,7 +55,8 @@ class Observer:
     run; `master`: by log, the node that opened the last epoch; `coordinator`: the node that coordinated last;
     `coordinators`: all that did, and since when; `registered`: by node, the last run that the cluster knew;
     `counts`: log lines by their first word, and rare branches; `retired`: copies that were taken away: log, node, how
-    many whole ones stayed, and how many nodes that do not leave."""
+    many whole ones stayed, and how many nodes that do not leave; `recopied`: logs in which batches that are alive were
+    appended once more, for their segments to be freed."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -67,6 +68,7 @@ class Observer:
         self.coordinator = ""
         self.without_master: set[str] = set()
         self.retired: set[tuple[str, str, int, int]] = set()
+        self.recopied: set[str] = set()
         self._epochs: dict[str, int] = {}
         self._term = 0
 
@@ -113,6 +115,9 @@ class Observer:
     def _replica_retired(self, at: float, who: str, facts: Mapping[str, str]) -> None:
         whole, staying = (len(facts[name].split(",")) for name in ("whole", "staying"))
         self.retired.add((facts["log"], facts["node"], whole, staying))
+
+    def _live_batches_copied(self, at: float, who: str, facts: Mapping[str, str]) -> None:
+        self.recopied.add(facts["log"])
 
     def _coordinating(self, at: float, who: str, facts: Mapping[str, str]) -> None:
         self.coordinators.append((at, facts["node"]))

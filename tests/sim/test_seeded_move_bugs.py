@@ -82,6 +82,15 @@ CUT_OFF: Final = tuple(
 )
 """All of a queue has come, and its target can tell nobody; then its source loses its power, and with it that the queue
 has left."""
+SOURCE_POWERLESS: Final = tuple(
+    event
+    for number in range(5)
+    for event in (
+        Event(0.3 + 1.5 * number, "alter", (number, 1)),
+        Event(0.3 + 1.5 * number, "ambush", ("added source", "power", 0.9, 0.001, 0.5)),
+    )
+)
+"""A queue has just gone elsewhere, and where it was the power goes."""
 CALLED_OFF: Final = (
     *MOVING,
     *(Event(0.3 + 0.5 * number, "call_off", ("arrived", 0.4, 0.0)) for number in range(5)),
@@ -301,6 +310,14 @@ def test_a_move_whose_source_has_lost_something_loses_nothing_else(seed: int) ->
     assert not isinstance(counts, Failure), counts.reason
     assert counts["branch: a loss is declared"]
     assert counts["moves: come about"]
+
+
+def test_what_others_leave_in_a_segment_is_not_missed_once_it_stands_behind_it() -> None:
+    """Found by seed 10: a queue has gone, the segment that it was in is freed, and what another queue has there is
+    appended once more. A reader who was told of its former place is no witness of a loss."""
+    counts = attempt(next(plans(*SOURCE_POWERLESS, first=10, nodes=3, copies=1)))
+    assert not isinstance(counts, Failure), counts.reason
+    assert counts["moves: come about"] >= 3
 
 
 def test_a_plan_in_which_nothing_moves_is_told_from_one_in_which_something_does() -> None:
