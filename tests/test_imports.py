@@ -97,6 +97,8 @@ PURE = [
     "mirrorlog/commitlog/segments/scan.py",
     "mirrorlog/diagnosis/cells.py",
     "mirrorlog/diagnosis/findings.py",
+    "mirrorlog/doors/management/page/model.py",
+    "mirrorlog/doors/management/page/policy_form.py",
     "mirrorlog/doors/management/shapes.py",
     "mirrorlog/ha/actions.py",
     "mirrorlog/ha/client.py",
@@ -263,7 +265,7 @@ CAPS = {
     "lines of a file": 500,
     "public class names that occur twice": 0,
     "files of one importer and at most 130 lines": 21,
-    "lines of the package": 113_000,
+    "lines of the package": 113_500,
     "private names that tests reach for": 368,
     "monkeypatches of tests": 294,
 }

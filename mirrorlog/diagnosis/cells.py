@@ -1,11 +1,17 @@
-"""Numbers and names as text for people, in tables, findings and pages. Pure."""
+"""Numbers, names and times as text for people, in tables, findings and pages; and as people write them. Pure."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-from typing import Final
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from mirrorlog.errors import BadInput
 
 NOTHING: Final = "-"
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_SHIFT: Final = re.compile(r"[+-][0-9]{1,18}")
+_OFFSET: Final = re.compile(r"[0-9]{1,18}")
 _UNITS: Final = ("KiB", "MiB", "GiB", "TiB", "PiB")
 
 
@@ -42,3 +48,27 @@ def time_text(time_us: int) -> str:
 def printable(text: str) -> str:
     """What would break a line, or move a terminal's cursor, is escaped."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def parse_time(text: str) -> int:
+    """ISO 8601 as µs UTC; without a zone it is UTC. Raises BadInput."""
+    try:
+        if text.isdigit():
+            raise ValueError
+        moment = datetime.fromisoformat(text)
+        moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise BadInput(f"{text!r} is no time; write it like 2026-11-21 or 2026-11-21T10:15:00Z (UTC)") from None
+    since = moment - _EPOCH
+    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
+
+
+def target_of(text: str) -> dict[str, Any]:
+    """What `group-reset --to` and the page say, as options of `Admin.reset_groups`. Raises BadInput. Pure."""
+    if text in ("earliest", "latest"):
+        return {"to": text}
+    if _SHIFT.fullmatch(text):
+        return {"shift": int(text)}
+    if _OFFSET.fullmatch(text):
+        return {"to": int(text)}
+    return {"to": _EPOCH + timedelta(microseconds=parse_time(text))}

@@ -12,7 +12,7 @@ import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from mirrorlog.diagnosis.cells import NOTHING, bytes_text, time_text
+from mirrorlog.diagnosis.cells import NOTHING, bytes_text, parse_time, time_text
 from mirrorlog.diagnosis.cluster_status import (
     AllStatuses,
     gather,
@@ -23,7 +23,7 @@ from mirrorlog.diagnosis.cluster_status import (
     with_waits,
 )
 from mirrorlog.errors import ConnectionLost, NodeStopping, Refused, RequestTimeout
-from mirrorlog.tools.common.options import AsJson, parse_time
+from mirrorlog.tools.common.options import AsJson
 from mirrorlog.tools.common.output import emit, print_json, print_json_line, table
 from mirrorlog.tools.common.session import session_of
 from mirrorlog.versions import version_of

@@ -16,6 +16,7 @@ import typer
 
 from mirrorlog.commitlog.format.header import BatchHeader
 from mirrorlog.commitlog.log_directory import LogDirectory, SegmentFile, read_log_directory
+from mirrorlog.diagnosis.cells import parse_time
 from mirrorlog.errors import BadInput, OffsetOutOfRange, UnsupportedVersion
 from mirrorlog.tools.common.options import (
     OptionalQueue,
@@ -24,7 +25,6 @@ from mirrorlog.tools.common.options import (
     RecordsAsJson,
     StaleReads,
     VirtualHost,
-    parse_time,
 )
 from mirrorlog.tools.common.output import print_json_line
 from mirrorlog.tools.common.records import record_writer

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from mirrorlog.diagnosis.cells import NOTHING, printable
+from mirrorlog.diagnosis.cells import NOTHING, printable, target_of
 from mirrorlog.diagnosis.cluster_status import authorities, gather, select
 from mirrorlog.errors import AccessRefused, BadInput, NoSuchGroup, UnsupportedVersion
-from mirrorlog.tools.common.options import AsJson, QueueName, VirtualHost, parse_time
+from mirrorlog.tools.common.options import AsJson, QueueName, VirtualHost
 from mirrorlog.tools.common.output import emit, emit_with_outages, table, yes_no
 from mirrorlog.tools.common.session import session_of
 from mirrorlog.wire.messages.groups import GroupInfo, GroupMove, GroupsFound, GroupsReset
@@ -31,10 +29,6 @@ _UNTOLD: Final = 0
 """For an epoch; the first one is 1."""
 _OWN: Final = "(own)"
 _COUNTS: Final = ("floor", "ready", "out", "leased", "parked", "unsettled", "subscribers")
-
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_SHIFT: Final = re.compile(r"[+-][0-9]{1,18}")
-_OFFSET: Final = re.compile(r"[0-9]{1,18}")
 
 
 def groups(
@@ -237,17 +231,6 @@ async def _no_such_group(client: Client, queue: str, named: list[str]) -> NoSuch
     missing = ", ".join(repr(group or _OWN) for group in named if group not in there)
     have = ", ".join(group or _OWN for group in there) or "none"
     return NoSuchGroup(f"queue {shown(queue)} has no group {missing}; it has {have}")
-
-
-def target_of(text: str) -> dict[str, Any]:
-    """What `--to` says, as options of `Admin.reset_groups`. Raises BadInput. Pure."""
-    if text in ("earliest", "latest"):
-        return {"to": text}
-    if _SHIFT.fullmatch(text):
-        return {"shift": int(text)}
-    if _OFFSET.fullmatch(text):
-        return {"to": int(text)}
-    return {"to": _EPOCH + timedelta(microseconds=parse_time(text))}
 
 
 def reset_view(found: GroupsReset, *, forced: bool) -> RenderableType:

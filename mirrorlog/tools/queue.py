@@ -12,7 +12,7 @@ import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from mirrorlog.diagnosis.cells import NOTHING, bytes_text
+from mirrorlog.diagnosis.cells import NOTHING, bytes_text, parse_time
 from mirrorlog.diagnosis.cluster_status import lefts_of, of_queues, syncs_of
 from mirrorlog.diagnosis.places import altered_text, nodes_note, stays_text, sync_text
 from mirrorlog.errors import BadInput, MirrorlogError, NoSuchQueue
@@ -23,7 +23,6 @@ from mirrorlog.tools.common.options import (
     QueueName,
     VirtualHost,
     parse_arguments,
-    parse_time,
 )
 from mirrorlog.tools.common.output import emit, emit_with_outages, print_json, print_json_line, table
 from mirrorlog.tools.common.session import session_of

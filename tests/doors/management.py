@@ -7,7 +7,7 @@ import http.client
 import json
 import re
 from base64 import b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlencode
 
@@ -103,7 +103,7 @@ class Pages:
         if user is not None:
             self._headers["Authorization"] = f"Basic {b64encode(f'{user}:{password}'.encode()).decode()}"
 
-    def get(self, path: str, **query: object) -> Shown:
+    def get(self, path: str, /, **query: object) -> Shown:
         """`path`: behind /page/."""
         return self._call("GET", f"/page/{path}{'?' + urlencode(query) if query else ''}", None, {})
 
@@ -111,7 +111,7 @@ class Pages:
         """As somebody who types an address into a browser."""
         return self._call("GET", path, None, {"Accept": "text/html,*/*;q=0.8"})
 
-    def text(self, path: str, **query: object) -> str:
+    def text(self, path: str, /, **query: object) -> str:
         """Of a page that is there, as who reads it: without tags, blanks as one."""
         shown = self.get(path, **query)
         assert shown.status == 200, (path, shown)
@@ -130,6 +130,25 @@ class Pages:
         shown = self._call("GET", told.headers["location"], None, {})
         assert shown.status == 200, shown
         return words_of(shown.text)
+
+    def events(self, path: str) -> Iterator[str]:
+        """Those of a live page, until its stream ends."""
+        connection = http.client.HTTPConnection(*split_address(self.address), timeout=DEADLINE_S)
+        try:
+            connection.request("GET", f"/page/{path}", headers=self._headers)
+            answer = connection.getresponse()
+            assert answer.status == 200, answer.read()
+            assert answer.headers["content-type"].startswith("text/event-stream")
+            data: list[str] = []
+            for line in answer:
+                words = line.decode().rstrip("\n")
+                if words.startswith("data: "):
+                    data.append(words.removeprefix("data: "))
+                elif not words and data:
+                    yield "\n".join(data)
+                    data = []
+        finally:
+            connection.close()
 
     def _call(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> Shown:
         connection = http.client.HTTPConnection(*split_address(self.address), timeout=DEADLINE_S)

@@ -17,7 +17,7 @@ from tests.process.clusters import fast_cluster
 
 pytestmark = pytest.mark.process
 
-EVERY = ("", "queues", "logs", "nodes", "doctor")
+EVERY = ("", "queues", "logs", "nodes", "consumers", "moves", "policies", "doctor")
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +121,79 @@ def test_forms_are_taken_from_this_page_alone(api: Api, pages: Pages) -> None:
     assert pages.get("act").status == 404
     assert pages.act("purge", {"Sec-Fetch-Site": "same-origin"}, **fields).status == 303
     assert api.get("queues/%2f/guarded")["messages_ready"] == 0
+
+
+def test_records_are_browsed_without_being_consumed(api: Api, pages: Pages) -> None:
+    """Goal: a look changes nothing. Method: text, markup and bytes; from an offset; and a time before all."""
+    api.put("queues/%2f/looked")
+    for payload in ("Zm9v", "PGI+", "AP8B"):
+        body = {"routing_key": "looked", "payload": payload, "payload_encoding": "base64", "properties": {}}
+        api.post("exchanges/%2f/amq.default/publish", body)
+    shown = pages.get("browse", name="looked").text
+    assert "<pre>foo</pre>" in shown
+    assert "<pre>&lt;b&gt;</pre>" in shown
+    assert "<pre>00ff01</pre>" in shown
+    assert "<pre>foo</pre>" not in pages.get("browse", name="looked", start=1).text
+    assert "<pre>foo</pre>" in pages.get("browse", name="looked", start="2026-01-01T00:00:00Z").text
+    first = pages.get("browse", name="looked", count=1).text
+    assert "Those that follow" in first
+    assert pages.get("browse", name="looked", count=101).status == 400
+    assert pages.get("browse", name="looked", start="yesterday").status == 400
+    row = api.get("queues/%2f/looked")
+    assert (row["messages_ready"], row["messages_unacknowledged"], row["consumer_details"]) == (3, 0, [])
+
+
+def test_a_reset_says_first_what_would_move_and_then_moves_just_that(api: Api, pages: Pages) -> None:
+    api.put("queues/%2f/again")
+    for _ in range(3):
+        api.post("exchanges/%2f/amq.default/publish", {"routing_key": "again", "payload": "x", "properties": {}})
+    api.post("queues/%2f/again/get", {"ackmode": "ack_requeue_false", "count": 2})
+    text = pages.text("reset", name="again", to="earliest")
+    assert "(own) acking 2 0 nobody" in text
+    assert api.get("queues/%2f/again")["messages_ready"] == 1
+    assert "group (own) stands at 0" in pages.done("reset", name="again", group="", offset="0")
+    assert api.get("queues/%2f/again")["messages_ready"] == 3
+    assert "Not done: " in pages.done("reset", name="again", group="", offset="x")
+    assert pages.get("reset", name="again", to="nowhere").status == 400
+
+
+def test_a_policy_is_set_changed_and_cleared_by_a_form_of_typed_values(api: Api, pages: Pages) -> None:
+    fields = {"vhost": "/", "policy": "short", "pattern": "^short", "apply-to": "queues", "priority": "3"}
+    said = pages.done("set-policy", **fields, **{"key:max-length": "10", "key:overflow": "reject-publish"})
+    assert "policy short is set" in said
+    row = api.get("policies/%2f/short")
+    assert row["definition"] == {"max-length": 10, "overflow": "reject-publish"}
+    assert (row["pattern"], row["apply-to"], row["priority"]) == ("^short", "queues", 3)
+    form = pages.get("policies", of="/", edit="short").text
+    assert 'name="key:max-length" value="10" type="number"' in form
+    assert "<option selected>reject-publish</option>" in form
+    wrong = pages.done("set-policy", **fields, **{"key:max-length": "-5", "key:ha-mode": "exactly"})
+    assert "Not done: Validation failed" in wrong
+    assert "max-length" in wrong
+    assert "ha-params" in wrong
+    assert "policy short is cleared" in pages.done("clear-policy", vhost="/", policy="short")
+    assert api.error("GET", "policies/%2f/short")[0] == 404
+
+
+def test_a_move_says_first_what_it_would_do(api: Api, pages: Pages) -> None:
+    api.put("queues/%2f/goes")
+    assert "goes: would move from log main to one of 2-copies" in pages.text("move", name="goes", copies=2)
+    assert pages.get("move", name="goes", copies="many").status == 400
+    assert "goes: moves from log main" in pages.done("move", name="goes", copies=2, sync="yes")
+    api.until("queues/%2f/goes", lambda row: len(row["slave_nodes"]) == 1)
+
+
+def test_a_live_page_sends_itself_and_what_has_changed(api: Api, pages: Pages) -> None:
+    """Goal: numbers renew themselves. Method: listen to a queue's page, publish, wait for the event that has it."""
+    api.put("queues/%2f/lively")
+    page = pages.get("queue", name="lively").text
+    assert 'data-live="/page/live?path=queue&amp;name=lively"' in page
+    events = pages.events("live?path=queue&name=lively")
+    assert "<dt>ready</dt><dd>0</dd>" in next(events)
+    api.post("exchanges/%2f/amq.default/publish", {"routing_key": "lively", "payload": "x", "properties": {}})
+    assert any("<dt>ready</dt><dd>1</dd>" in event for event in events)
+    assert pages.get("live", path="doctor").status == 404
+    assert pages.get("live", path="nowhere").status == 404
 
 
 def test_a_mirror_that_is_gone_is_red_and_first(cluster: Cluster, api: Api, pages: Pages) -> None:

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import pytest
+import typer
+
 from mirrorlog.diagnosis.findings import NOTED, STOPS, Diagnosis
 from mirrorlog.doors.management.page.app import Templates, address_within, number_text
+from mirrorlog.doors.management.page.dialogs import VALUE_BYTES_SHOWN, shown_bytes
+from mirrorlog.doors.management.page.live import Feeds, event_of
 from mirrorlog.doors.management.page.model import (
     AXIS,
     Bar,
@@ -16,6 +23,11 @@ from mirrorlog.doors.management.page.model import (
     queue_line,
     red_first,
 )
+from mirrorlog.doors.management.page.policy_form import FIELDS, definition_of, text_of
+from mirrorlog.doors.management.page.views import COMMANDS, command_of
+from mirrorlog.doors.management.shapes import ApiError
+from mirrorlog.queues.policies import KEYS, wrong_keys
+from mirrorlog.tools.main import app as mqtool
 from mirrorlog.wire.messages.groups import GroupInfo
 from mirrorlog.wire.messages.queues import QueueInfo, QueueOutage
 from mirrorlog.wire.messages.status import LossStatus
@@ -154,3 +166,99 @@ def test_names_and_reasons_are_shown_as_text_whatever_they_hold() -> None:
     assert "&lt;script&gt;alert" in page
     assert "style=" not in page
     assert address_within("queue", vhost=evil, name=evil) in page.replace("&amp;", "&")
+
+
+# --- Dialogs ---
+
+
+def test_values_are_shown_as_text_or_hex_and_cut() -> None:
+    assert (shown_bytes(None).kind, shown_bytes(b"").text) == ("none", "")
+    assert shown_bytes("zwölf\n".encode()).text == "zwölf\n"
+    assert shown_bytes(b"\xff\x00").text == "ff00"
+    assert shown_bytes(b"a\0b").kind == "hex"
+    long = shown_bytes(b"x" * 5000)
+    assert (long.kind, len(long.text), long.cut) == ("text", VALUE_BYTES_SHOWN, 5000 - VALUE_BYTES_SHOWN)
+    cut_within = shown_bytes("ö".encode() * 3000, 2047)
+    assert (cut_within.kind, set(cut_within.text)) == ("text", {"ö"})
+    binary = shown_bytes(bytes(range(256)) * 20)
+    assert (binary.kind, binary.cut) == ("hex", 5120 - VALUE_BYTES_SHOWN // 2)
+    assert shown_bytes("\u202etxt".encode()).text == "\\u202etxt"
+
+
+def test_the_form_of_a_policy_has_every_key_with_the_type_of_its_values() -> None:
+    """Goal: no key is missing, and what a field offers is taken. Method: compare with what the nodes check."""
+    assert {each.key for each in FIELDS} == set(KEYS)
+    form = {f"key:{each.key}": each.choices[0] for each in FIELDS if each.choices}
+    form |= {"key:ha-mode": "exactly", "key:ha-params": "2", "key:max-length": " 10 ", "key:message-ttl": "60000"}
+    definition = definition_of(lambda name: form.get(name, ""))
+    assert (definition["ha-params"], definition["max-length"]) == (2, 10)
+    assert wrong_keys(definition, operator=False) == []
+    form |= {"key:ha-mode": "nodes", "key:ha-params": "n1, n2"}
+    nodes = definition_of(lambda name: form.get(name, ""))
+    assert nodes["ha-params"] == ["n1", "n2"]
+    assert wrong_keys(nodes, operator=False) == []
+    assert text_of(nodes["ha-params"]) == "n1, n2"
+    with pytest.raises(ApiError, match="max-length 'many' is no number"):
+        definition_of(lambda name: "many" if name == "key:max-length" else "")
+
+
+def test_each_line_that_a_page_tells_is_a_command_of_mqtool() -> None:
+    known = set(typer.main.get_command(mqtool).commands)  # type: ignore[attr-defined]
+    for what, command in COMMANDS.items():
+        assert command.split()[0] in known, what
+    assert command_of("purge", "by hand", "a b") == "mqtool purge 'a b' --vhost 'by hand'"
+
+
+# --- Live ---
+
+
+class Pace:
+    """Lets a feed go on, one rendering at a time."""
+
+    def __init__(self) -> None:
+        self.turns = asyncio.Semaphore(0)
+
+    async def __call__(self) -> None:
+        await self.turns.acquire()
+
+
+async def test_those_who_look_at_one_page_share_one_rendering_and_nothing_runs_when_they_are_gone() -> None:
+    """Goal: a page costs the same, however many look, and nothing when nobody does. Method: two who listen to one page,
+    another one to another page; renderings are counted."""
+    rendered: list[str] = []
+    pace = Pace()
+
+    async def render(key: str) -> str:
+        rendered.append(key)
+        return f"<p>{key} {len(rendered)}</p>"
+
+    feeds = Feeds(render, wait=pace, listeners_max=3)
+    async with feeds.listening("a") as one, feeds.listening("a") as two:
+        assert await anext(one) == await anext(two) == event_of("page", "<p>a 1</p>")
+        pace.turns.release()
+        assert await anext(one) == await anext(two) == event_of("page", "<p>a 2</p>")
+        async with feeds.listening("b") as other:
+            await anext(other)
+            assert feeds.running == 2
+            with pytest.raises(ApiError, match="3 pages are open"):
+                feeds.check_room()
+        assert feeds.running == 1
+        feeds.check_room()
+    assert feeds.running == 0
+    assert rendered == ["a", "a", "b"]
+
+
+async def test_what_goes_wrong_is_told_and_goes_on_when_it_is_over() -> None:
+    pace, failing = Pace(), True
+
+    async def render(key: str) -> str:
+        if failing:
+            raise ApiError(503, "service_unavailable", "no node answers")
+        return "one\ntwo"
+
+    feeds = Feeds(render, wait=pace)
+    async with feeds.listening("a") as events:
+        assert await anext(events) == b"event: trouble\ndata: no node answers\n\n"
+        failing = False
+        pace.turns.release()
+        assert await anext(events) == b"event: page\ndata: one\ndata: two\n\n"

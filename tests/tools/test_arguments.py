@@ -2,9 +2,9 @@
 
 import pytest
 
-from mirrorlog.diagnosis.cells import ago_text, bytes_text, offset_text, time_text
+from mirrorlog.diagnosis.cells import ago_text, bytes_text, offset_text, parse_time, time_text
 from mirrorlog.errors import BadInput
-from mirrorlog.tools.common.options import parse_arguments, parse_pair, parse_servers, parse_time
+from mirrorlog.tools.common.options import parse_arguments, parse_pair, parse_servers
 
 
 def test_arguments_are_json_or_text() -> None:

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from rich.console import RenderableType
 
+from mirrorlog.diagnosis.cells import target_of
 from mirrorlog.errors import BadInput
 from mirrorlog.tools.common.output import page
-from mirrorlog.tools.group import reset_view, target_of
+from mirrorlog.tools.group import reset_view
 from mirrorlog.wire.messages.groups import GroupMove, GroupsReset
 from mirrorlog.wire.messages.queues import Position
 from tests.tools.conftest import Tool

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from typing import Final
 
 from mirrorlog.client.definitions.rows import Row, declared_row, queue_arguments, require, text
@@ -137,12 +138,8 @@ async def _one(call: Call) -> ApiAnswer:
     row = _row(info, await call.statuses())
     groups = await groups_of(call, info.name)
     if groups is not None:
-        own = next((group for group in groups if group.group == OWN_GROUP and group.kind == "acking"), None)
         # Asked for now, and of one queue: not older than this call.
-        if own is not None:
-            row |= _numbers(own.ready, own.out + own.leased, own.subscribers)
-        elif info.current:
-            row |= _numbers(info.next - info.begin - sum(end - first for first, end in info.gaps), 0, 0)
+        row |= _numbers(*numbers) if (numbers := own_numbers(info, groups)) is not None else {}
         row["consumer_details"] = [_consumer(info.name, group, each) for group in groups for each in group.consumers]
         row["mirrorlog_groups"] = [
             {
@@ -158,6 +155,16 @@ async def _one(call: Call) -> ApiAnswer:
     if len(info.spans) > 1:
         row |= await _sync(call, info.name)
     return ApiAnswer(body=columns([_asked(row, call)], call.query)[0])
+
+
+def own_numbers(info: QueueInfo, groups: Sequence[GroupInfo]) -> tuple[int, int, int] | None:
+    """Ready and unacknowledged records of a queue's own group, and its subscribers; None: nobody can tell. Pure."""
+    own = next((group for group in groups if group.group == OWN_GROUP and group.kind == "acking"), None)
+    if own is not None:
+        return own.ready, own.out + own.leased, own.subscribers
+    if not info.current:
+        return None
+    return info.next - info.begin - sum(end - first for first, end in info.gaps), 0, 0
 
 
 async def _sync(call: Call, queue: str) -> Row:

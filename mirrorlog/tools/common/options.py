@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -46,8 +45,6 @@ LogPath = Annotated[
 ]
 UserName = Annotated[str, typer.Argument(help="The user's name.")]
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
 
 def parse_pair(text: str, option: str) -> tuple[str, str]:
     """`name=value`; the value may be empty and may hold `=`. Raises BadInput."""
@@ -72,19 +69,6 @@ def parse_arguments(pairs: Sequence[str]) -> dict[str, Any]:
         except msgspec.DecodeError:
             arguments[name] = value
     return arguments
-
-
-def parse_time(text: str) -> int:
-    """ISO 8601 as µs UTC; without a zone it is UTC. Raises BadInput."""
-    try:
-        if text.isdigit():
-            raise ValueError
-        moment = datetime.fromisoformat(text)
-        moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
-    except (ValueError, OverflowError):
-        raise BadInput(f"{text!r} is no time; write it like 2026-11-21 or 2026-11-21T10:15:00Z (UTC)") from None
-    since = moment - _EPOCH
-    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
 
 
 def parse_servers(text: str) -> tuple[str, ...]:

@@ -10,8 +10,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from mirrorlog.diagnosis.places import altered_text, stays_text, sync_text
-from mirrorlog.doors.management import messages, queues
+from mirrorlog.doors.management.api import ROUTES
 from mirrorlog.doors.management.calls import ApiAnswer, Call, Page
+from mirrorlog.doors.management.messages import DEFAULT_EXCHANGE
+from mirrorlog.doors.management.page.policy_form import body_of
 from mirrorlog.doors.management.shapes import bad_request
 from mirrorlog.wire.messages.queues import QueueSync
 
@@ -66,7 +68,7 @@ async def _purge(call: Call, form: Form) -> str:
 async def _delete(call: Call, form: Form) -> str:
     _check_sure(form)
     query = {flag: "true" for flag in ("if-empty", "if-unused") if form.one(flag)}
-    await queues.ROUTES["queues/:vhost/:queue"]["DELETE"](replace(call, query=query))
+    await ROUTES["queues/:vhost/:queue"]["DELETE"](replace(call, query=query))
     return f"queue {form.one('name')} is deleted"
 
 
@@ -103,10 +105,52 @@ async def _publish(call: Call, form: Form) -> str:
     # As a browser sends the ends of lines, nobody has typed them.
     payload = form.one("payload").replace("\r\n", "\n")
     body = {"routing_key": form.one("name"), "payload": payload, "payload_encoding": form.one("encoding") or "string"}
-    answer = await _api(
-        messages.ROUTES["exchanges/:vhost/:exchange/publish"]["POST"], call, body, exchange=messages.DEFAULT_EXCHANGE
-    )
+    answer = await _api(ROUTES["exchanges/:vhost/:exchange/publish"]["POST"], call, body, exchange=DEFAULT_EXCHANGE)
     return "published, and confirmed" if answer.body["routed"] else "it led to no queue: nothing was published"
+
+
+async def _reset(call: Call, form: Form) -> str:
+    """To the places that the dry run has shown."""
+    groups, places = form.all("group"), form.all("offset")
+    if not groups or len(groups) != len(places) or not all(each.isascii() and each.isdigit() for each in places):
+        raise bad_request("say which groups are to stand where")
+    offsets = {group: int(place) for group, place in zip(groups, places, strict=True)}
+    force = form.one("force") == "yes"
+    found = await call.client.admin.reset_groups(call.queue, groups, offsets=offsets, force=force)
+    return "; ".join(f"group {each.group or '(own)'} stands at {each.target.queue_offset}" for each in found.groups)
+
+
+async def _set_policy(call: Call, form: Form) -> str:
+    page = ROUTES[_policies_path(form)]["PUT"]
+    await _api(page, call, body_of(form.one), name=form.one("policy"))
+    return f"policy {form.one('policy')} is set"
+
+
+async def _clear_policy(call: Call, form: Form) -> str:
+    await _api(ROUTES[_policies_path(form)]["DELETE"], call, {}, name=form.one("policy"))
+    return f"policy {form.one('policy')} is cleared"
+
+
+def _policies_path(form: Form) -> str:
+    return f"{'operator-policies' if form.one('operator') == 'yes' else 'policies'}/:vhost/:name"
+
+
+async def _pause(call: Call, form: Form) -> str:
+    await call.client.admin.pause_moving(True)
+    return "no log goes to other nodes until moving is resumed"
+
+
+async def _resume(call: Call, form: Form) -> str:
+    await call.client.admin.pause_moving(False)
+    return "moving goes on"
+
+
+async def _rebalance(call: Call, form: Form) -> str:
+    moves = (await call.client.admin.rebalance()).moves
+    going = [each.name for each in moves if not each.reason]
+    stay = [f"{each.name} stays: {each.reason}" for each in moves if each.reason]
+    said = f"handed over to their homes: {', '.join(going)}" if going else "every log that can be is at its home"
+    return "; ".join([said, *stay])
 
 
 ACTIONS: Final[Mapping[str, Action]] = {
@@ -117,5 +161,11 @@ ACTIONS: Final[Mapping[str, Action]] = {
     "purge": Action(_purge),
     "delete": Action(_delete, "queues", ()),
     "publish": Action(_publish),
+    "reset": Action(_reset),
+    "set-policy": Action(_set_policy, "policies", ()),
+    "clear-policy": Action(_clear_policy, "policies", ()),
+    "pause": Action(_pause, "moves", ()),
+    "resume": Action(_resume, "moves", ()),
+    "rebalance": Action(_rebalance, "moves", ()),
 }
 """By the word that a form's button has."""

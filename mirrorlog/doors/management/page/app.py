@@ -27,8 +27,10 @@ from mirrorlog.doors.common.callers import Callers
 from mirrorlog.doors.http.answers import address_of, login_of
 from mirrorlog.doors.management.api import check_origin, insisted
 from mirrorlog.doors.management.calls import Call, ClusterFacts
+from mirrorlog.doors.management.page import dialogs, views
 from mirrorlog.doors.management.page.actions import ACTIONS, Form
-from mirrorlog.doors.management.page.views import VIEWS, View
+from mirrorlog.doors.management.page.live import EventStream, Feeds
+from mirrorlog.doors.management.page.views import View
 from mirrorlog.doors.management.shapes import ApiError, bad_request, error_of
 from mirrorlog.errors import AccessRefused, MirrorlogError
 from mirrorlog.wire.messages.topology import Login
@@ -47,11 +49,15 @@ _FIELDS_MAX: Final = 1_000
 _HERE: Final = Path(__file__).parent
 _FILES: Final = {"page.css": "text/css", "page.js": "text/javascript"}
 
+VIEWS: Final[Mapping[str, View]] = {**views.VIEWS, **dialogs.VIEWS}
 PAGES: Final = (
     ("", "Overview"),
     ("queues", "Queues"),
     ("logs", "Logs"),
     ("nodes", "Nodes"),
+    ("consumers", "Consumers"),
+    ("moves", "Moves"),
+    ("policies", "Policies"),
     ("doctor", "Doctor"),
 )
 """Of the bar that all have: path and word."""
@@ -70,6 +76,10 @@ HEADERS: Final[Mapping[str, str]] = {
     "Cache-Control": "no-store",
 }
 _BASIC: Final = {"WWW-Authenticate": 'Basic realm="mirrorlog", charset="UTF-8"'}
+
+
+_Looked = tuple[Login | None, str, tuple[tuple[str, str], ...]]
+"""Who looks at which page, with its query."""
 
 
 class Templates:
@@ -103,7 +113,7 @@ def number_text(number: float | None) -> str:
     return f"{number:,}".replace(",", "\u202f")
 
 
-def address_within(path: str, **names: Any) -> str:
+def address_within(path: str, /, **names: Any) -> str:
     """A link to another page."""
     query = urlencode({name: value for name, value in names.items() if value not in (None, "")})
     return f"{PREFIX}/{path}{'?' + query if query else ''}"
@@ -139,6 +149,7 @@ class ManagementPage:
         self._templates = Templates()
         self._notes = Notes()
         self._turns = asyncio.Semaphore(AT_ONCE_MAX)
+        self._feeds: Feeds[_Looked] = Feeds(self._renewed)
         self._files = {name: (_HERE / name).read_bytes() for name in _FILES}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -163,6 +174,8 @@ class ManagementPage:
             raise ApiError(405, "method_not_allowed", "pages are read, with GET", {"Allow": "GET, HEAD"})
         if path in _FILES:
             return Response(self._files[path], media_type=_FILES[path], headers={"Cache-Control": "max-age=300"})
+        if path == "live":
+            return await self._live(request)
         if path not in VIEWS:
             raise ApiError(404, "not_found", f"no page {path[:80]!r}")
         return await self._shown(request, path)
@@ -172,14 +185,40 @@ class ManagementPage:
         login = _login(request)
         facts = await self._facts_of(login, address_of(request), VIEWS[path], query)
         query.pop("n", None)
+        query.pop("path", None)
+        renews = VIEWS[path].live and not facts.get("still")
         frame = {
             "path": path,
             "query": query,
             "note": self._note(request),
-            "live": "",
+            "live": address_within("live", path=path or "overview", **query) if renews else "",
             "user": login.user if login is not None else "",
         }
         return Response(self._templates.page(VIEWS[path].template, {**facts, **frame}), media_type="text/html")
+
+    async def _live(self, request: Request) -> Response:
+        """`path`: of the page. Who may not log in is told at once."""
+        query = dict(request.query_params)
+        path, login, address = query.pop("path", ""), _login(request), address_of(request)
+        path = "" if path == "overview" else path
+        if path not in VIEWS or not VIEWS[path].live:
+            raise ApiError(404, "not_found", "no such page renews itself")
+        try:
+            async with asyncio.timeout(LIMIT_S), self._callers.client(login, address):
+                pass
+        except MirrorlogError as error:
+            raise _refusal(error, login) from None
+        except TimeoutError:
+            raise ApiError(503, "service_unavailable", f"there was no answer within {LIMIT_S:g} s") from None
+        self._feeds.check_room()
+        return EventStream(self._feeds, (login, path, tuple(sorted(query.items()))))
+
+    async def _renewed(self, looked: _Looked) -> str:
+        """What is live of a page. Raises ApiError."""
+        login, path, words = looked
+        query = dict(words)
+        facts = await self._facts_of(login, "", VIEWS[path], query)
+        return self._templates.live(VIEWS[path].template, {**facts, "path": path, "query": query})
 
     async def _facts_of(
         self, login: Login | None, address: str, view: View, query: Mapping[str, str]

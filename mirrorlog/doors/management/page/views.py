@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import shlex
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from mirrorlog.diagnosis.cluster_status import (
@@ -37,7 +37,7 @@ from mirrorlog.doors.management.page.model import (
     queue_line,
     red_first,
 )
-from mirrorlog.doors.management.queues import groups_of
+from mirrorlog.doors.management.queues import groups_of, own_numbers
 from mirrorlog.doors.management.shapes import bad_request
 from mirrorlog.errors import MirrorlogError
 from mirrorlog.wire.messages.queues import Metadata, MovesFound, QueueInfo, QueueOutage
@@ -149,7 +149,7 @@ async def _queues(call: Call) -> Context:
     found = await seen(call)
     sought, vhost = call.query.get("q", "").lower(), call.query.get("vhost", "")
     lines = [line for line in found.lines() if sought in line.name.lower() and vhost in ("", line.vhost)]
-    page = _number(call, "page", 1, least=1)
+    page = number_of(call, "page", 1, least=1)
     pages = max(1, -(-len(lines) // QUEUES_A_PAGE))
     return {
         "lines": lines[(page - 1) * QUEUES_A_PAGE : page * QUEUES_A_PAGE],
@@ -160,7 +160,7 @@ async def _queues(call: Call) -> Context:
     }
 
 
-def _number(call: Call, name: str, default: int, *, least: int = 0, most: int = 10**18) -> int:
+def number_of(call: Call, name: str, default: int, *, least: int = 0, most: int = 10**18) -> int:
     """Of the query. Raises ApiError."""
     words = call.query.get(name) or str(default)
     if not (words.isascii() and words.isdigit() and len(words) < 20 and least <= int(words) <= most):
@@ -179,8 +179,12 @@ async def _queue(call: Call) -> Context:
     syncs = await syncs_of(call.client, [info])
     placed = found.statuses.logs.get(info.log_id)
     master = found.copies(info.log_id).get(info.master)
+    line = found.line(info)
+    if groups is not None and (numbers := own_numbers(info, groups)) is not None:
+        ready, unacknowledged, consumers = numbers
+        line = replace(line, ready=ready, unacknowledged=unacknowledged, consumers=consumers)
     return {
-        "line": found.line(info),
+        "line": line,
         "info": info,
         "vhost": call.vhost,
         "name": split(info.name)[1],
@@ -191,7 +195,7 @@ async def _queue(call: Call) -> Context:
         "producers": [each for each in (master.producers if master is not None else []) if each.queue == info.name],
         "moves": [each for each in (found.moves.moves if found.moves is not None else []) if each.queue == info.name],
         "sync": {"text": sync_text(sync), "found": sync} if (sync := syncs.get(info.name)) is not None else None,
-        "commands": _commands(call.vhost, split(info.name)[1]),
+        "commands": {each: command_of(each, call.vhost, split(info.name)[1]) for each in COMMANDS},
         "counts": told.counts if (told := found.statuses.queue(info)) is not None else None,
     }
 
@@ -206,16 +210,24 @@ def _axis(found: ClusterSeen, placed: PlacedLog | None, *, near: bool, queue: st
     return log_axis(placed, there, near=near, holds=holds)
 
 
-def _commands(vhost: str, name: str) -> Mapping[str, str]:
-    """What `mqtool` has for each button."""
-    where = shlex.quote(name) + ("" if vhost == DEFAULT_VIRTUAL_HOST else f" --vhost {shlex.quote(vhost)}")
-    words = {
-        "sync": "sync-queue", "cancel-sync": "cancel-sync-queue", "purge": "purge", "delete": "delete-queue",
-        "move": "alter-queue", "publish": "publish", "browse": "consume", "groups": "groups", "reset": "group-reset",
-    }  # fmt: skip
-    return {each: f"mqtool {command} {where}" for each, command in words.items()} | {
-        "cancel-move": f"mqtool alter-queue {where} --cancel"
-    }
+COMMANDS: Final[Mapping[str, str]] = {
+    "sync": "sync-queue",
+    "cancel-sync": "cancel-sync-queue",
+    "purge": "purge",
+    "delete": "delete",
+    "move": "alter-queue",
+    "cancel-move": "alter-queue --cancel",
+    "publish": "publish",
+    "browse": "consume",
+    "reset": "group-reset",
+}
+"""What `mqtool` has for what pages do with a queue."""
+
+
+def command_of(what: str, vhost: str, name: str) -> str:
+    """The line to type for it. Pure."""
+    where = "" if vhost == DEFAULT_VIRTUAL_HOST else f" --vhost {shlex.quote(vhost)}"
+    return f"mqtool {COMMANDS[what]} {shlex.quote(name)}{where}"
 
 
 # --- Logs and nodes -------------------------------------------------------------------------------------------------
