@@ -235,6 +235,8 @@ def test_where_there_are_users_a_page_shows_and_does_what_its_user_may(cluster: 
         assert shown.status == 401
         assert shown.headers["www-authenticate"].startswith("Basic")
     assert strangers.act("delete", vhost="/", name="ours", sure="yes").status in (303, 401)
+    assert strangers.get("live", path="overview").status == 401
+    assert Pages(address, "nobody").get("live", path="overview").status == 403
     assert Pages(address, "boss", "wrong").get("").status == 401
     assert Pages(address, "nobody").get("").status == 403
     looker = Pages(address, "looker")

@@ -30,7 +30,7 @@ from mirrorlog.doors.management.calls import Call, ClusterFacts
 from mirrorlog.doors.management.page import dialogs, views
 from mirrorlog.doors.management.page.actions import ACTIONS, Form
 from mirrorlog.doors.management.page.live import EventStream, Feeds
-from mirrorlog.doors.management.page.views import View
+from mirrorlog.doors.management.page.views import Context, View
 from mirrorlog.doors.management.shapes import ApiError, bad_request, error_of
 from mirrorlog.errors import AccessRefused, MirrorlogError
 from mirrorlog.wire.messages.topology import Login
@@ -78,6 +78,12 @@ HEADERS: Final[Mapping[str, str]] = {
 _BASIC: Final = {"WWW-Authenticate": 'Basic realm="mirrorlog", charset="UTF-8"'}
 
 
+async def _statuses(call: Call) -> Context:
+    return {"statuses": await call.statuses()}
+
+
+_MAY_LOOK: Final = View("", _statuses)
+"""What everybody may see who sees a page; it is shared with these."""
 _Looked = tuple[Login | None, str, tuple[tuple[str, str], ...]]
 """Who looks at which page, with its query."""
 
@@ -197,19 +203,13 @@ class ManagementPage:
         return Response(self._templates.page(VIEWS[path].template, {**facts, **frame}), media_type="text/html")
 
     async def _live(self, request: Request) -> Response:
-        """`path`: of the page. Who may not log in is told at once."""
+        """`path`: of the page. Who may not look is told at once, and gets no place among those who do."""
         query = dict(request.query_params)
         path, login, address = query.pop("path", ""), _login(request), address_of(request)
         path = "" if path == "overview" else path
         if path not in VIEWS or not VIEWS[path].live:
             raise ApiError(404, "not_found", "no such page renews itself")
-        try:
-            async with asyncio.timeout(LIMIT_S), self._callers.client(login, address):
-                pass
-        except MirrorlogError as error:
-            raise _refusal(error, login) from None
-        except TimeoutError:
-            raise ApiError(503, "service_unavailable", f"there was no answer within {LIMIT_S:g} s") from None
+        await self._facts_of(login, address, _MAY_LOOK, query)
         self._feeds.check_room()
         return EventStream(self._feeds, (login, path, tuple(sorted(query.items()))))
 
@@ -254,9 +254,10 @@ class ManagementPage:
                     raise bad_request("no such action")
                 names = {"vhost": form.one("vhost") or "/", "queue": form.one("name")}
                 back = address_within(action.back, **{name: form.one(name) for name in action.keeps})
+                call = Call(client, login, self._facts, self._node, names, {}, {})
                 try:
-                    call = Call(client, login, self._facts, self._node, names, {}, {})
-                    return back, "done", await action.act(call, form)
+                    async with self._turns:
+                        return back, "done", await action.act(call, form)
                 except ApiError as error:
                     return back, "failed", str(error)
                 except MirrorlogError as error:

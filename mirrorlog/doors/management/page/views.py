@@ -127,6 +127,7 @@ async def _overview(call: Call) -> Context:
         "found": found.found[:REDS_SHOWN],
         "more": max(0, len(found.found) - REDS_SHOWN),
         "stops": sum(each.weight == STOPS for each in found.found),
+        "noted": sum(each.weight != STOPS for each in found.found),
         "warnings": warnings(view) if view is not None else ["no node that answers is in a cluster"],
         "reds": [line for line in lines if line.weight == STOPS or line.behind][:REDS_SHOWN],
         "nodes": _node_rows(found),
