@@ -81,6 +81,7 @@ def test_a_document_of_rabbitmqs_comes_to_steps_in_order_and_all_that_means_noth
     assert [step.limits.max_connections for step in steps if isinstance(step, SetUserLimits)] == [5]
 
 
+@pytest.mark.story("000:39b")
 def test_a_policy_whose_promotion_would_mean_something_else_is_noted() -> None:
     """Goal: RabbitMQ's default of a failure is not taken over in silence. Method: unsaid, said, and from here."""
     policy = {"vhost": "/", "name": "p", "pattern": ".", "definition": {"ha-mode": "all"}}

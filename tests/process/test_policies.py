@@ -56,6 +56,9 @@ async def once(client: Client, queue: str, reached: Callable[[QueueInfo], bool],
         pytest.fail(f"not reached: {info}")
 
 
+@pytest.mark.story("000:36")
+@pytest.mark.story("000:166")
+@pytest.mark.story("000:1002")
 async def test_a_policy_moves_a_queue_fills_its_history_and_lets_it_go_back(client: Client) -> None:
     """Goal: RabbitMQ's exactly, without its blocking. Method: a queue with records of three copies gets a policy of
     two; what it left behind is copied; the policy is cleared. It is told at once which holds, and nothing is lost."""
@@ -77,6 +80,7 @@ async def test_a_policy_moves_a_queue_fills_its_history_and_lets_it_go_back(clie
     assert {"move_begun", "queue_moved", "sync_begun", "sync_ended"} <= of_queue
 
 
+@pytest.mark.story("000:62")
 async def test_every_nodes_log_has_a_line_for_policies_moves_of_mirrors_and_promotions(
     cluster: Cluster, client: Client
 ) -> None:
@@ -92,6 +96,8 @@ async def test_every_nodes_log_has_a_line_for_policies_moves_of_mirrors_and_prom
         assert log_lines(node, "promoted")
 
 
+@pytest.mark.story("000:25")
+@pytest.mark.story("000:106")
 async def test_a_queue_is_born_under_its_policy(client: Client) -> None:
     """Goal: no record comes before it holds, nor is anything moved for it. Method: a policy, then a queue."""
     await client.admin.topology.set_policy("born", "^born", {**TWO, "max-length": 1, "overflow": "reject-publish"})
@@ -103,6 +109,7 @@ async def test_a_queue_is_born_under_its_policy(client: Client) -> None:
             await producer.send(b"second")
 
 
+@pytest.mark.story("000:469")
 async def test_limits_of_a_policy_hold_for_what_is_there_and_end_with_it(client: Client) -> None:
     """Goal: a limit comes, is tightened by an operator, and goes while the queue is used. Method: a full queue refuses,
     one more than it was is taken when the operator's cap is gone, and anything without policies."""
@@ -125,6 +132,7 @@ async def test_limits_of_a_policy_hold_for_what_is_there_and_end_with_it(client:
         await producer.send(b"4")
 
 
+@pytest.mark.story("000:33")
 async def test_manual_sync_leaves_what_is_there_until_somebody_asks(client: Client) -> None:
     """Goal: new mirrors have what is new, and it is told what they lack. Method: a queue with one copy gets a policy
     with manual sync; its records stay in the former log, are read all the same, and are copied when somebody asks."""
@@ -143,6 +151,9 @@ async def test_manual_sync_leaves_what_is_there_until_somebody_asks(client: Clie
     await synced(client, "by-hand")
 
 
+@pytest.mark.story("000:39a")
+@pytest.mark.story("000:39b")
+@pytest.mark.story("000:40")
 def test_who_masters_a_queue_next_goes_by_its_policy() -> None:
     """Goal: what holds stands in the log. Method: kill the master of a queue with a limit; at the new one it holds
     without anything being decided, and after a restart of all."""
@@ -164,6 +175,9 @@ def test_who_masters_a_queue_next_goes_by_its_policy() -> None:
         asyncio.run(story(cluster))
 
 
+@pytest.mark.story("000:49")
+@pytest.mark.story("000:72")
+@pytest.mark.story("000:408")
 def test_the_commands(cluster: Cluster) -> None:
     """Goal: RabbitMQ's commands by their names, and ours. Method: set, list, clear, what is wrong, and what is not
     there."""
@@ -201,6 +215,7 @@ def test_the_commands(cluster: Cluster) -> None:
     assert "ha-mode cannot be set by an operator policy" in mqtool("set_operator_policy", "o", "x", definition)[1]
 
 
+@pytest.mark.story("000:371")
 async def test_a_policy_gives_an_exchange_its_alternate(client: Client) -> None:
     """Goal: what nothing takes is kept, without declaring the exchange anew. Method: a publish that no binding takes,
     before and after a policy, and after that is cleared; by a publisher that is there all the while."""

@@ -18,6 +18,7 @@ from tests.queues.statelog import Master
 ALL = {"ha-mode": "all"}
 
 
+@pytest.mark.story("000:130")
 @pytest.mark.parametrize(
     ("definition", "wrong"),
     [
@@ -57,6 +58,8 @@ def test_what_is_wrong_with_a_definition_is_said(definition: dict[str, Any], wro
     assert any(wrong in each for each in wrong_keys(definition)), wrong_keys(definition)
 
 
+@pytest.mark.story("000:41")
+@pytest.mark.story("000:187a")
 @pytest.mark.parametrize(
     "definition",
     [
@@ -74,6 +77,8 @@ def test_what_may_be_said(definition: dict[str, Any]) -> None:
     assert wrong_keys(definition) == []
 
 
+@pytest.mark.story("000:25")
+@pytest.mark.story("000:130")
 def test_all_that_is_wrong_is_said_at_once() -> None:
     """Goal: nobody mends one thing after the other. Method: a bad pattern, a bad mode and a bad limit."""
     policy = Policy("*(", {"ha-mode": "some", "max-length": -1})
@@ -90,6 +95,8 @@ def test_an_operator_s_policy_has_caps_only() -> None:
         check_policy(Policy("", {**ALL, "max-length": 1}), operator=True)
 
 
+@pytest.mark.story("000:138")
+@pytest.mark.story("000:371")
 def test_the_highest_priority_counts_and_of_equals_the_first_by_name() -> None:
     """Goal: one policy per object, and a tie is told. Method: three that fit, one for exchanges, one that does not."""
     policies = {
@@ -120,6 +127,7 @@ def test_without_policies_a_queue_is_as_it_was_declared() -> None:
         assert found.sources == {"copies": "argument"}
 
 
+@pytest.mark.story("000:469")
 def test_of_a_limit_the_stricter_one_holds_and_each_says_where_it_comes_from() -> None:
     """Goal: argument, policy and operator's policy each win once. Method: three limits."""
     found = governed(
@@ -137,6 +145,7 @@ def test_of_a_limit_the_stricter_one_holds_and_each_says_where_it_comes_from() -
     assert (found.policy, found.operator) == ("p", "o")
 
 
+@pytest.mark.story("000:213")
 def test_of_anything_else_the_argument_holds() -> None:
     """Goal: what was asked for one queue is not taken from it by a policy; an operator's flush and min-in-sync are."""
     arguments = {"copies": 2, "x-overflow": "reject-publish", "flush": "memory", "min_in_sync": 1}
@@ -150,6 +159,9 @@ def test_of_anything_else_the_argument_holds() -> None:
     assert governed({"flush": "disk"}, {}, {"flush": "memory"}).arguments["flush"] == "disk"
 
 
+@pytest.mark.story("000:33")
+@pytest.mark.story("000:130")
+@pytest.mark.story("000:185a")
 @pytest.mark.parametrize(
     ("definition", "place"),
     [
@@ -165,6 +177,7 @@ def test_how_a_queue_is_mirrored(definition: dict[str, Any], place: dict[str, An
     assert manual.arguments == {**place, "ha-sync-mode": "manual"}
 
 
+@pytest.mark.story("000:45")
 def test_a_queue_that_goes_with_its_node_is_not_mirrored() -> None:
     """Goal: an exclusive queue takes limits of a policy and no place; nor does one of a log group, which is where the
     others are."""
@@ -194,6 +207,7 @@ def governs(master: Master, queue_id: int, policy: str, **arguments: Any) -> int
     return master.append(encode_change(change)).log_offset
 
 
+@pytest.mark.story("000:469")
 def test_what_holds_counts_from_its_append_and_a_cut_takes_it_back() -> None:
     """Goal: copies go by the same from the same record on. Method: a limit by a policy, another one, and none; cut one
     after the other, and not what is confirmed."""
