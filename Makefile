@@ -8,7 +8,7 @@ INSTALLED := $(VENV)/.installed
 GENERATED := .build/proto
 PB := mirrorlog/pb
 # The picture and the peers' clients are an extra of their own; nothing is fetched when they are there.
-BENCH_CLIENTS = $(BIN)/python -c 'import confluent_kafka, matplotlib, nats, redis' 2>/dev/null || \
+BENCH_CLIENTS = $(BIN)/python -c 'import confluent_kafka, matplotlib, nats, pika, redis' 2>/dev/null || \
   $(BIN)/python -m pip install --disable-pip-version-check --quiet --editable ".[bench]"
 PROTOS = $(sort $(wildcard proto/mirrorlog/*/*.proto))
 
@@ -18,7 +18,7 @@ export HYPOTHESIS_STORAGE_DIRECTORY := $(CURDIR)/.build/hypothesis
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv lock audit jars proto check format test test-long test-again torture chaos attack sim fuzz fuzz-nodes demo demo-keep bench bench-peers bench-spark clean
+.PHONY: help venv lock audit jars proto check format test test-long test-again torture chaos attack sim fuzz fuzz-nodes demo demo-keep bench bench-peers bench-spark compare-rabbitmq clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -132,6 +132,12 @@ bench-peers: venv ## fetch Kafka, NATS, RabbitMQ, RocketMQ and Redis, and measur
 	@$(BENCH_CLIENTS)
 	@$(BIN)/python -m bench.peers.install || echo "going on without those" >&2
 	$(BIN)/python -m bench --peers --out bench/results/peers.json $(BENCH)
+
+# COMPARE="--only migration --rounds 1", COMPARE=--json: see python -m bench.compare --help. Not in CI: it needs RabbitMQ.
+compare-rabbitmq: venv ## put RabbitMQ's mirrored queues and mirrorlog through the same stories, side by side
+	@$(BENCH_CLIENTS)
+	@[ -d /usr/lib/rabbitmq ] || $(BIN)/python -m bench.peers.install rabbitmq
+	@$(BIN)/python -m bench.compare $(COMPARE)
 
 # SPARK_BENCH="--rounds 3 --only noop": see python -m bench.spark --help.
 bench-spark: venv jars ## measure reading and landing beside Parquet, delta-rs and Kafka's source, in one run

@@ -12,7 +12,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Self
@@ -61,7 +61,7 @@ def run(seconds: Seconds) -> list[Figure]:
     program = installed("rabbitmq")
     interval = max(1, math.ceil(seconds.measure))
     with Servers("rabbitmq") as servers:
-        cluster = servers.started(lambda: _Cluster(servers, program).start())
+        cluster = servers.started(lambda: _Cluster(servers, program))
         figures: list[Figure] = []
         for queue in _QUEUES:
             outcomes = cluster.publish(queue, interval)
@@ -72,18 +72,34 @@ def run(seconds: Seconds) -> list[Figure]:
         return figures
 
 
-class _Cluster:
-    """Three nodes and the processes that they need."""
+class Nodes:
+    """Nodes of one cluster and the processes that they need. `program`: where the packages are unpacked, / where they
+    are installed; `management`: with its API, on a port of its own for each."""
 
-    def __init__(self, servers: Servers, program: Path) -> None:
+    def __init__(
+        self,
+        servers: Servers,
+        program: Path,
+        names: Sequence[str] = _NODES,
+        *,
+        definitions: Mapping[str, object],
+        management: bool = False,
+    ) -> None:
+        self.names = tuple(f"{name}@localhost" for name in names)
         self._servers = servers
-        self._program = program
-        self._erlang = program / "usr/lib/erlang/bin"
-        (self._scripts,) = program.glob("usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin")
-        self._epmd, *self._ports = free_ports(1 + 2 * len(_NODES))
-        self._environment = {
+        self._short = tuple(names)
+        self._definitions = definitions
+        erlang = program / "usr/lib/erlang/bin"
+        (self.scripts,) = program.glob("usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin")
+        count = len(names)
+        self._epmd, *ports = free_ports(1 + 3 * count)
+        self.ports, self.distribution, self.management = ports[:count], ports[count : 2 * count], ports[2 * count :]
+        if not management:
+            self.management = []
+        self._erlang = erlang
+        self.environment = {
             "HOME": str(servers.directory),
-            "PATH": f"{self._erlang}:{os.environ['PATH']}",
+            "PATH": f"{erlang}:{os.environ['PATH']}",
             "LD_LIBRARY_PATH": ":".join(str(each) for each in program.glob("usr/lib/*-linux-gnu")),
             "ERL_AFLAGS": "-kernel inet_dist_use_interface {127,0,0,1}",
             "ERL_EPMD_ADDRESS": HOST,
@@ -93,42 +109,63 @@ class _Cluster:
         }
 
     def start(self) -> Self:
-        """Until all three serve, the later ones in a cluster with the first."""
+        """Until all serve, the later ones in a cluster with the first."""
         directory = self._servers.directory
         (cookie := directory / ".erlang.cookie").write_text("mirrorlog-bench")
         cookie.chmod(0o400)
-        (directory / "body").write_bytes(os.urandom(RECORD_BYTES))
-        (directory / "definitions.json").write_text(json.dumps(_definitions()))
-        (directory / "plugins").write_text("[].\n")
+        (directory / "definitions.json").write_text(json.dumps(self._definitions))
+        (directory / "plugins").write_text("[rabbitmq_management].\n" if self.management else "[].\n")
         # Here and in the foreground: otherwise the first node starts one that outlives all of them.
         epmd: Words = [self._erlang / "epmd", "-port", str(self._epmd), "-address", HOST]
-        self._servers.start("epmd", epmd, self._environment)
+        self._servers.start("epmd", epmd, self.environment)
         self._servers.wait_listening(self._epmd)
-        clients = self._ports[::2]
-        self._start_node(0)
-        self._servers.wait_listening(clients[0])
-        self._start_node(1)
-        self._start_node(2)
-        self._servers.wait_listening(*clients)
+        self.start_node(0)
+        self._servers.wait_listening(self.ports[0])
+        for number in range(1, len(self.names)):
+            self.start_node(number)
+        self._servers.wait_listening(*self.ports, *self.management)
         return self
 
-    def _start_node(self, number: int) -> None:
-        name, (port, distribution) = _NODES[number], self._ports[2 * number : 2 * number + 2]
+    def start_node(self, number: int) -> None:
+        """For the first time, or on what it left."""
+        name, port = self._short[number], self.ports[number]
         directory = self._servers.directory / name
-        directory.mkdir()
-        (directory / "rabbitmq.conf").write_text(configuration(port, self._servers.directory / "definitions.json"))
+        directory.mkdir(exist_ok=True)
+        definitions = self._servers.directory / "definitions.json"
+        management = self.management[number] if self.management else None
+        (directory / "rabbitmq.conf").write_text(configuration(port, definitions, self.names, management))
         own = {
-            "RABBITMQ_NODENAME": f"{name}@localhost",
+            "RABBITMQ_NODENAME": self.names[number],
             "RABBITMQ_NODE_IP_ADDRESS": HOST,
             "RABBITMQ_NODE_PORT": str(port),
-            "RABBITMQ_DIST_PORT": str(distribution),
+            "RABBITMQ_DIST_PORT": str(self.distribution[number]),
             "RABBITMQ_MNESIA_BASE": str(directory),
             "RABBITMQ_MNESIA_DIR": str(directory / "data"),
             "RABBITMQ_LOG_BASE": str(directory / "log"),
             "RABBITMQ_PID_FILE": str(directory / "pid"),
             "RABBITMQ_CONFIG_FILE": str(directory / "rabbitmq.conf"),
         }
-        self._servers.start(name, [self._scripts / "rabbitmq-server"], {**self._environment, **own})
+        self._servers.start(name, [self.scripts / "rabbitmq-server"], {**self.environment, **own})
+
+    def kill_node(self, number: int) -> None:
+        """As a power cut would."""
+        self._servers.kill(self._short[number])
+        # Whoever starts it again must not take what is left of the former one for it.
+        self._servers.wait_gone(self.ports[number], self.distribution[number])
+
+    def wait_node(self, number: int) -> None:
+        """Until it serves. Raises PeerFailed."""
+        self._servers.wait_listening(self.ports[number], *self.management[number : number + 1])
+
+
+class _Cluster:
+    """Three nodes under load."""
+
+    def __init__(self, servers: Servers, program: Path) -> None:
+        self._servers = servers
+        self._program = program
+        self._nodes = Nodes(servers, program, definitions=_definitions()).start()
+        (servers.directory / "body").write_bytes(os.urandom(RECORD_BYTES))
 
     def publish(self, queue: _Queue, interval: int) -> list[dict[str, object]]:
         """Outcomes of W1 and W2; an interval of warm-up and a measured one each."""
@@ -169,7 +206,7 @@ class _Cluster:
 
     def _perf_test(self, queue: _Queue, options: Sequence[str], seconds: float) -> list[str]:
         classes = f"{self._program / 'jars'}/*"
-        address = f"amqp://guest:guest@{HOST}:{self._ports[0]}/%2f"
+        address = f"amqp://guest:guest@{HOST}:{self._nodes.ports[0]}/%2f"
         shared = ["--uri", address, "--queue", queue.name, "--auto-delete", "false", *queue.options]
         body = ["--body", str(self._servers.directory / "body")]
         command: Words = ["java", "-Xmx512m", "-cp", classes, "com.rabbitmq.perf.PerfTest", *shared, *body, *options]
@@ -179,26 +216,29 @@ class _Cluster:
         """How many messages the queue has. Raises PeerFailed unless it has three copies."""
         columns = ["name", "messages", "online", "synchronised_slave_pids"]
         command: Words = [
-            self._scripts / "rabbitmqctl",
+            self._nodes.scripts / "rabbitmqctl",
             "--node",
-            f"{_NODES[0]}@localhost",
+            self._nodes.names[0],
             "--quiet",
             "list_queues",
             *columns,
         ]
-        return held_on_three(self._servers.run("rabbitmqctl", command, self._environment), queue.name)
+        return held_on_three(self._servers.run("rabbitmqctl", command, self._nodes.environment), queue.name)
 
 
-def configuration(port: int, definitions: Path) -> str:
-    """Of one node; everything that bears on speed is RabbitMQ's default."""
+_NAMES: Final = tuple(f"{name}@localhost" for name in _NODES)
+
+
+def configuration(port: int, definitions: Path, names: Sequence[str] = _NAMES, management: int | None = None) -> str:
+    """Of one node; everything that bears on speed is RabbitMQ's default. `management`: the port of its API."""
     nodes = "".join(
-        f"cluster_formation.classic_config.nodes.{number} = {name}@localhost\n"
-        for number, name in enumerate(_NODES, start=1)
+        f"cluster_formation.classic_config.nodes.{number} = {name}\n" for number, name in enumerate(names, start=1)
     )
+    api = f"management.tcp.ip = {HOST}\nmanagement.tcp.port = {management}\n" if management is not None else ""
     return (
         f"listeners.tcp.1 = {HOST}:{port}\n"
         "cluster_formation.peer_discovery_backend = classic_config\n"
-        f"{nodes}"
+        f"{nodes}{api}"
         f"load_definitions = {definitions}\n"
         "log.file = false\nlog.console = true\nlog.console.level = warning\n"
     )

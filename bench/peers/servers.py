@@ -80,6 +80,19 @@ class Servers:
         with self._log(name).open("ab") as log:
             self._spawn(name, command, environment, log.fileno())
 
+    def kill(self, name: str) -> None:
+        """End a server as a power cut would, with all that it has started; it may be started again."""
+        _kill(self._processes.pop(name))
+
+    def wait_gone(self, *ports: int) -> None:
+        """Until nothing accepts connections there: what a server that was killed has started takes a moment to end.
+        Raises PeerFailed at the deadline."""
+        deadline = time.monotonic() + _END_SECONDS
+        while open_ := [port for port in ports if _listens(port)]:
+            if time.monotonic() > deadline:
+                raise PeerFailed(f"{self._name}: port {open_[0]} is open though its server was killed")
+            time.sleep(_POLL_SECONDS)
+
     def wait_listening(self, *ports: int) -> None:
         """Until all ports accept connections. Raises PeerFailed at the deadline or when a server has ended."""
         deadline = time.monotonic() + START_SECONDS

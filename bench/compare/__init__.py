@@ -1,0 +1,1 @@
+"""The same stories on RabbitMQ's mirrored queues and on mirrorlog, side by side: `python -m bench.compare`."""
