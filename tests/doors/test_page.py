@@ -17,7 +17,7 @@ from tests.process.clusters import fast_cluster
 
 pytestmark = pytest.mark.process
 
-EVERY = ("", "queues", "logs", "nodes", "consumers", "moves", "policies", "doctor")
+EVERY = ("", "queues", "logs", "nodes", "consumers", "moves", "policies", "events", "doctor")
 
 
 @pytest.fixture(scope="module")
@@ -212,6 +212,7 @@ def test_a_mirror_that_is_gone_is_red_and_first(cluster: Cluster, api: Api, page
         assert "mirror n3 of log main is not connected" in pages.text("queue", name="aaa")
         assert "n3 away" in pages.text("logs")
         assert "node n3 (" in pages.text("doctor")
+        assert "n3" in pages.text("events")
     finally:
         cluster.nodes["n3"].start()
         cluster.wait_in_sync()

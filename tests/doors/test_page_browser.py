@@ -90,7 +90,7 @@ def test_a_queue_is_found_published_to_browsed_and_purged(page: Page) -> None:
     page.get_by_role("link", name="Queues", exact=True).click()
     page.get_by_label("Name has").fill("even")
     page.get_by_role("button", name="Show").click()
-    page.get_by_role("link", name="events").click()
+    page.get_by_role("link", name="events", exact=True).click()
     expect(page.get_by_role("heading", level=1)).to_have_text("Queue events")
     expect(page.locator("#pulse")).to_have_text("live", timeout=WAIT_MS)
     ready = page.locator(".totals dd").first
@@ -167,8 +167,8 @@ def test_at_400_pixels_nothing_is_wider_than_the_screen_in_light_and_dark(page: 
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
         for path in (
-            "", "queues", "queue?name=orders", "logs", "nodes", "consumers", "moves", "policies", "doctor",
-            "browse?name=orders", "reset?name=orders&to=earliest", "move?name=orders&copies=2",
+            "", "queues", "queue?name=orders", "logs", "nodes", "consumers", "moves", "policies", "events",
+            "doctor",            "browse?name=orders", "reset?name=orders&to=earliest", "move?name=orders&copies=2",
         ):  # fmt: skip
             page.goto(f"/page/{path}")
             width = page.evaluate("document.scrollingElement.scrollWidth")
@@ -214,4 +214,5 @@ def test_a_node_that_is_gone_turns_red_on_an_open_page(cluster: Cluster, page: P
     expect(page.get_by_text("n3 away")).to_be_visible(timeout=WAIT_MS)
     expect(page.get_by_role("row", name="worker-7")).to_contain_text("25")
     expect(page.get_by_role("row", name="landing lake")).to_have_count(2)
+    expect(page.locator("tr.landing rect.behind")).to_have_count(2, timeout=WAIT_MS)
     shot(page, "queue")

@@ -58,6 +58,7 @@ PAGES: Final = (
     ("consumers", "Consumers"),
     ("moves", "Moves"),
     ("policies", "Policies"),
+    ("events", "Events"),
     ("doctor", "Doctor"),
 )
 """Of the bar that all have: path and word."""

@@ -48,6 +48,8 @@ QUEUES_A_PAGE: Final = 100
 REDS_SHOWN: Final = 50
 """On the overview, of queues and of findings."""
 
+EVENTS_SHOWN: Final = 100
+
 Context = dict[str, Any]
 """By the names that the template has for it."""
 
@@ -100,7 +102,7 @@ async def seen(call: Call) -> ClusterSeen:
         moves=moves.moves if moves is not None else [],
         members=[node.node_id for node in metadata.nodes],
     )
-    # Of thousands of queues it takes a while, and health is asked of the same loop.
+    # Of thousands of queues it takes a while, as their lines do, and health is asked of the same loop.
     found = await asyncio.to_thread(findings, facts)
     losses = {log.name: log.losses for log in statuses.logs.values() if log.losses}
     return ClusterSeen(metadata, statuses, status, moves, found, Reasons(found, losses))
@@ -118,7 +120,7 @@ async def _moves(call: Call) -> MovesFound | None:
 
 async def _overview(call: Call) -> Context:
     found = await seen(call)
-    lines = found.lines()
+    lines = await asyncio.to_thread(found.lines)
     view = newest_view(found.status.nodes)
     holds = [hold for copy in authorities(found.status) for hold in copy.log.holds]
     numbers = [line for line in lines if line.ready is not None]
@@ -149,7 +151,8 @@ async def _overview(call: Call) -> Context:
 async def _queues(call: Call) -> Context:
     found = await seen(call)
     sought, vhost = call.query.get("q", "").lower(), call.query.get("vhost", "")
-    lines = [line for line in found.lines() if sought in line.name.lower() and vhost in ("", line.vhost)]
+    every = await asyncio.to_thread(found.lines)
+    lines = [line for line in every if sought in line.name.lower() and vhost in ("", line.vhost)]
     page = number_of(call, "page", 1, least=1)
     pages = max(1, -(-len(lines) // QUEUES_A_PAGE))
     return {
@@ -157,7 +160,7 @@ async def _queues(call: Call) -> Context:
         "count": len(lines),
         "pages": pages,
         "page": page,
-        "vhosts": sorted({line.vhost for line in found.lines()}),
+        "vhosts": sorted({line.vhost for line in every}),
     }
 
 
@@ -286,6 +289,14 @@ def _node_rows(found: ClusterSeen) -> list[Context]:
     return sorted(rows, key=lambda row: (row["told"] is not None, not _stops(row["reasons"]), row["id"]))
 
 
+async def _events(call: Call) -> Context:
+    """Of the node whose door this is, so that their numbers are of one run."""
+    node, admin = await call.node_id(), call.client.admin
+    newest = (await admin.events(limit=1, node_id=node)).last
+    found = await admin.events(after=max(0, newest - EVENTS_SHOWN), limit=EVENTS_SHOWN, node_id=node)
+    return {"node": node, "events": found.events[::-1]}
+
+
 async def _doctor(call: Call) -> Context:
     """Of all queues' groups, too, which costs a question for each queue: so it is not live."""
     return {"found": await asyncio.to_thread(findings, await facts_of(call.client))}
@@ -297,6 +308,7 @@ VIEWS: Final[Mapping[str, View]] = {
     "queue": View("queue.html", _queue),
     "logs": View("logs.html", _logs),
     "nodes": View("nodes.html", _nodes),
+    "events": View("events.html", _events),
     "doctor": View("doctor.html", _doctor, live=False),
 }
 """By path."""
