@@ -627,6 +627,12 @@ class Faults:
         self._mover.ask(number, steps)
         return None
 
+    async def _govern(self, number: int, which: int) -> bool | None:
+        if self._mover is None:
+            return False
+        self._mover.govern(number, which)
+        return None
+
     async def _call_off(self, stage: str, wait_s: float, after_s: float) -> bool:
         """Somebody has a move cancelled that has come so far."""
         found = await self._moving(stage, wait_s)

@@ -10,10 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
+from mirrorlog.broker.hosting.hosted_log import HostedLog
+from mirrorlog.cluster.state.state import ClusterState
 from mirrorlog.commitlog.format.header import Flag, Kind, read_header
+from mirrorlog.queues.policies import effective
 from sim.cluster_checks import Outside, _batches
 from sim.cluster_faults import SimulatedCluster
 from sim.cluster_logged import flattened
+from sim.nodes import SimulatedNode
 
 
 def left_open(cluster: SimulatedCluster) -> str:
@@ -34,18 +38,29 @@ def _open_points(cluster: SimulatedCluster) -> Iterator[str]:
     for log_id, log in state.logs.items():
         node = cluster.nodes.get(log.master.node) if log.master is not None else None
         held = node.node.logs.held(log_id) if node is not None and node.node is not None else None
-        if held is None or not held.knows_confirmed:
+        if node is None or held is None or not held.knows_confirmed:
             yield f"log {log.name} has no master that knows what is confirmed"
             continue
-        moves = held.replica.queues.moves
-        if moves.undecided or moves.arriving:
-            yield f"log {log.name} waits for {sorted(moves.undecided | moves.arriving.keys())}: {moves.arriving}"
-        for queue in held.replica.queues:
-            if state.queues.get(queue.name) not in (log_id, None):
-                yield f"log {log.name} serves {queue.name}, which is elsewhere"
+        yield from _open_points_of(state, node, held)
         for name, place in state.queues.items():
             if place == log_id and held.replica.queues.get(name) is None:
                 yield f"log {log.name} does not serve {name}"
+
+
+def _open_points_of(state: ClusterState, node: SimulatedNode, held: HostedLog) -> Iterator[str]:
+    """Of a log that this node masters."""
+    log_id, moves = str(held.log_id), held.replica.queues.moves
+    if moves.undecided or moves.arriving:
+        yield f"log {held.name} waits for {sorted(moves.undecided | moves.arriving.keys())}: {moves.arriving}"
+    for queue in held.replica.queues:
+        if state.queues.get(queue.name) not in (log_id, None):
+            yield f"log {held.name} serves {queue.name}, which is elsewhere"
+        said, holds = queue.governed, effective(state.topology.virtual_hosts["/"], queue.name, queue.arguments)
+        named = (said.policy, said.operator_policy) if said is not None else ("", "")
+        if (holds.policy, holds.operator, holds.arguments) != (*named, queue.effective):
+            yield f"log {held.name} says {said} of {queue.name}, and policies say {holds}"
+        if said is not None and node.asks_elsewhere(queue, held.log_id):
+            yield f"{queue.name} asks for another place than {held.name}: {queue.effective}"
 
 
 def check_moves(outside: Outside) -> None:

@@ -29,6 +29,11 @@ from sim.machines import Machine
 ALTER_MS: Final = 5_000
 PLACES: Final = ("memory", "disk", "disk apart", "memory apart")
 """Where a queue may be: in one of the logs that the cluster has, or in one that is made for those who ask for it."""
+POLICIES: Final = ("none", "apart", "all", "exactly", "all by hand", "exactly apart")
+"""What may be said of a queue, or of all. None of it lets a confirm stand for fewer copies than the plan does."""
+
+EVERY: Final = "every queue"
+"""Of which a policy is, in the place of one."""
 
 
 class Home(NamedTuple):
@@ -149,34 +154,51 @@ def arguments_of(where: str, plan: Plan) -> dict[str, Any]:
     return {"flush": flush, "min_in_sync": plan.copies if apart else plan.min_in_sync or None}
 
 
+def definition_of(which: str, plan: Plan) -> dict[str, Any]:
+    """What a policy says for one of `POLICIES`."""
+    said: dict[str, dict[str, Any]] = {
+        "all": {"ha-mode": "all"},
+        "exactly": {"ha-mode": "exactly", "ha-params": plan.copies},
+        "by hand": {"ha-sync-mode": "manual"},
+        "apart": {"min-in-sync": plan.copies},
+    }
+    return {key: value for words, keys in said.items() if words in which for key, value in keys.items()}
+
+
 @dataclass(slots=True)
 class Altered:
-    """A queue was altered. `outcome`: confirmed, refused, unknown or none yet. `syncs`: what it leaves behind is to be
-    copied, two times of three."""
+    """A queue was altered; `by`: or a policy was set, or cleared. `outcome`: confirmed, refused, unknown or none yet.
+    `syncs`: what it leaves behind is to be copied, two times of three."""
 
     queue: str
     where: str
     asked_at: float
     syncs: bool = False
+    by: str = "alter"
     outcome: str = ""
     reason: str = ""
 
 
 class Mover:
-    """A program: alters queues as it is told, all at once. `queues`: those that there are by now."""
+    """A program: alters queues, and says what holds for them, as it is told, all at once. `queues`: those that there
+    are by now."""
 
     def __init__(self, servers: Sequence[str], plan: Plan, queues: Callable[[], Sequence[str]]) -> None:
         self.altered: list[Altered] = []
         self._servers = servers
         self._plan = plan
         self._queues = queues
-        self._wishes: asyncio.Queue[tuple[int, int]] = asyncio.Queue()
+        self._wishes: asyncio.Queue[Callable[[], Altered]] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
         self._asked: Counter[str] = Counter()
 
     def ask(self, number: int, steps: int) -> None:
         """One of its queues, and by how many of `PLACES` it is to go on."""
-        self._wishes.put_nowait((number, steps))
+        self._wishes.put_nowait(lambda: self._next_place(number, steps))
+
+    def govern(self, number: int, which: int) -> None:
+        """What a policy of one of its queues says from now on, or that of all; one of `POLICIES`."""
+        self._wishes.put_nowait(lambda: self._next_policy(number, which))
 
     @property
     def idle(self) -> bool:
@@ -185,21 +207,38 @@ class Mover:
     async def __call__(self, machine: Machine) -> None:
         client = await insist(lambda: Client(*self._servers, request_timeout_ms=ALTER_MS).connect())
         while True:
-            number, steps = await self._wishes.get()
-            queues = self._queues()
-            queue = queues[number % len(queues)]
-            self._asked[queue] += steps
-            where = PLACES[self._asked[queue] % len(PLACES)]
-            syncs = (number + self._asked[queue]) % 3 > 0
-            altered = Altered(queue, where, asyncio.get_running_loop().time(), syncs=syncs)
+            altered = (await self._wishes.get())()
             self.altered.append(altered)
             task = asyncio.ensure_future(self._alter(client, altered))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
+    def _next_place(self, number: int, steps: int) -> Altered:
+        queues = self._queues()
+        queue = queues[number % len(queues)]
+        self._asked[queue] += steps
+        where = PLACES[self._asked[queue] % len(PLACES)]
+        syncs = (number + self._asked[queue]) % 3 > 0
+        return Altered(queue, where, asyncio.get_running_loop().time(), syncs=syncs)
+
+    def _next_policy(self, number: int, which: int) -> Altered:
+        # Queues of one log group are in one log: two policies would each have all of them where it says.
+        queues = [EVERY, *(queue for queue in self._queues() if queue not in TRANSACTED)]
+        queue = queues[number % len(queues)]
+        where = POLICIES[which % len(POLICIES)]
+        return Altered(queue, where, asyncio.get_running_loop().time(), by="policy")
+
     async def _alter(self, client: Client, altered: Altered) -> None:
+        queue, topology = altered.queue, client.admin.topology
         try:
-            await client.admin.alter(altered.queue, arguments_of(altered.where, self._plan), sync=altered.syncs)
+            if altered.by == "alter":
+                await client.admin.alter(queue, arguments_of(altered.where, self._plan), sync=altered.syncs)
+            elif altered.where == "none":
+                await topology.clear_policy(f"of {queue}")
+            else:
+                pattern, priority = ("", 0) if queue == EVERY else (f"^{queue}$", 1)
+                said = definition_of(altered.where, self._plan)
+                await topology.set_policy(f"of {queue}", pattern, said, priority=priority, apply_to="queues")
             altered.outcome = "confirmed"
         except MirrorlogError as error:
             altered.outcome = "unknown" if isinstance(error, OutcomeUnknown) else "refused"

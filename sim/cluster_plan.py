@@ -251,6 +251,13 @@ MOVE_KINDS: Final[Mapping[str, Kind]] = {
 }
 """Each sort once more, with queues that go from log to log meanwhile, also to logs that are made for them, and masters
 that are hit in the middle of it. Clocks are right where there are takers: a log's time is its master's."""
+POLICY_KINDS: Final[Mapping[str, Kind]] = {
+    name.replace("moves", "policies"): replace(
+        kind, faults={**kind.faults, "alter": 3, "govern": 10}, seconds=kind.seconds + 1.0
+    )
+    for name, kind in MOVE_KINDS.items()
+}
+"""And policies that say more and more often where they shall be than their own arguments do."""
 ALWAYS_KINDS: Final[Mapping[str, Kind]] = {
     f"always: {name}": replace(kind, faults={**kind.faults, "strand": 8}, nodes=(3, 3, 4, 5), seconds=8.0, always=True)
     for name, kind in KINDS.items()
@@ -268,6 +275,7 @@ ALL_KINDS: Final[Mapping[str, Kind]] = {
     **COPY_KINDS,
     **USED_COPY_KINDS,
     **MOVE_KINDS,
+    **POLICY_KINDS,
     **ALWAYS_KINDS,
 }
 
@@ -439,6 +447,10 @@ class _Draw:
     def _alter(self) -> tuple[Argument, ...]:
         """Which of the queues, and how many places it is to go on; see `cluster_moves`."""
         return self._random.randrange(12), self._random.choice((1, 1, 2, 3))
+
+    def _govern(self) -> tuple[Argument, ...]:
+        """Of which of the queues, 0 for all, and what is said of it; see `cluster_moves.POLICIES`."""
+        return self._random.choice((0, *range(1, 12))), self._random.choice((0, 0, *range(1, 6)))
 
     def _call_off(self) -> tuple[Argument, ...]:
         """How far a move is, how long such a one is waited for, and how soon it is cancelled then."""

@@ -295,7 +295,7 @@ class _Schedule:
             counts["moves: holds kept"] = len(self._landing.held)
         counts.update({name: count for name, count in seen.items() if name.startswith("moves: ")})
         if self._mover is not None:
-            counts.update(f"moves: alter {each.outcome}" for each in self._mover.altered)
+            counts.update(f"moves: {each.by} {each.outcome}" for each in self._mover.altered)
         if self.groups is not None:
             counts.update(self.groups.counts())
         return counts

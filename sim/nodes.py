@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
+from uuid import UUID
 
 from mirrorlog.broker.node import BrokerNode
 from mirrorlog.broker.resources.disk_limits import DiskSpace
@@ -14,6 +15,7 @@ from mirrorlog.cluster.state.commands import Command
 from mirrorlog.cluster.state.state import ClusterState
 from mirrorlog.config import Settings, load_settings
 from mirrorlog.errors import MirrorlogError
+from mirrorlog.queues.queue_table import Queue
 from sim.disk import DiskModel
 from sim.machines import ROOT, Machine
 from sim.world import World
@@ -86,6 +88,10 @@ class SimulatedNode:
             return False
         self.machine.have(lambda: service.propose_soon(command))
         return True
+
+    def asks_elsewhere(self, queue: Queue, log_id: UUID) -> bool:
+        """Whether what holds for a queue asks for another place than that log's, by its run."""
+        return self.node is not None and bool(self.node._view.unlike(queue, log_id))
 
     def flushed(self, log_id: str) -> int:
         """Up to which log offset its run has the log on disk; 0 when it does not hold it."""

@@ -12,13 +12,14 @@ import pytest
 from msgspec.structs import replace
 
 from mirrorlog.broker.hosting.hosted_log import HostedLog
-from mirrorlog.broker.moves import move_service
+from mirrorlog.broker.moves import move_service, wanted_places
 from mirrorlog.broker.moves.former_records import FormerRecords
 from mirrorlog.cluster.requests import AskOfFormer, BeginTold, HeldTold, RecordsTold
 from mirrorlog.cluster.state import log_rules, machine, move_rules
 from mirrorlog.cluster.state.commands import QueuesMoved
 from mirrorlog.cluster.state.placements import MovingQueue
 from mirrorlog.cluster.state.state import ClusterState
+from mirrorlog.queues.changes import QueueGoverned
 from mirrorlog.queues.checkpoint_states import (
     GroupState,
     LeasesState,
@@ -91,6 +92,11 @@ SOURCE_POWERLESS: Final = tuple(
     )
 )
 """A queue has just gone elsewhere, and where it was the power goes."""
+GOVERNED: Final = (
+    *(Event(0.3 + 2.5 * number, "govern", policy) for number, policy in enumerate([(0, 2), (1, 1), (2, 4)])),
+    *(Event(7.8, "govern", (number, 0)) for number in range(3)),
+)
+"""Policies of all queues and of each are set, changed and cleared."""
 CALLED_OFF: Final = (
     *MOVING,
     *(Event(0.3 + 0.5 * number, "call_off", ("arrived", 0.4, 0.0)) for number in range(5)),
@@ -200,6 +206,15 @@ def _first_alone(state: ClusterState, index: int, command: QueuesMoved) -> Clust
     return replace(moved, queues={**moved.queues, **{name: state.queues[name] for name in stay}})
 
 
+def _never_cleared(self: wanted_places.QueueGovernor, *queue: Any) -> QueueGoverned | None:
+    """What no policy holds for is not looked at."""
+    change = _CHANGE(self, *queue)
+    return change if change is not None and (change.policy or change.operator_policy) else None
+
+
+_CHANGE: Final = wanted_places.QueueGovernor.change
+
+
 BUGS: Final = {
     "a span added before what arrived is confirmed": Bug(
         move_service.MoveService, "_finish_arrivals", _told_at_once,
@@ -256,6 +271,14 @@ BUGS: Final = {
         ("records are where the spans say", "positions only go forward", "nothing confirmed is lost"),
         lambda: plans(*CUT_OFF, first=1, nodes=3, copies=1),
     ),
+    "a policy that is cleared, and holds on": Bug(
+        wanted_places.QueueGovernor, "change", _never_cleared, ("a queue does not come to its place",),
+        lambda: plans(*GOVERNED),
+    ),
+    "a policy that leads nowhere": Bug(
+        wanted_places.WantedPlaces, "_begin_one", lambda self, now: None, ("a queue does not come to its place",),
+        lambda: plans(*GOVERNED[:3]),
+    ),
     "a log group torn": Bug(
         machine.HANDLERS, QueuesMoved, _first_alone,
         ("a log group stays together", "a queue does not come to its place"),
@@ -278,6 +301,7 @@ QUICK: Final = ("a sequence table that lacks the newest batch", "a hold left beh
                 ("powerless", POWERLESS),
                 ("lost answers", LOST_ANSWERS),
                 ("called off", CALLED_OFF),
+                ("governed", GOVERNED),
             )
         ),
     ],
