@@ -222,8 +222,7 @@ class Mover:
         return Altered(queue, where, asyncio.get_running_loop().time(), syncs=syncs)
 
     def _next_policy(self, number: int, which: int) -> Altered:
-        # Queues of one log group are in one log: two policies would each have all of them where it says.
-        queues = [EVERY, *(queue for queue in self._queues() if queue not in TRANSACTED)]
+        queues = [EVERY, *self._queues()]
         queue = queues[number % len(queues)]
         where = POLICIES[which % len(POLICIES)]
         return Altered(queue, where, asyncio.get_running_loop().time(), by="policy")
