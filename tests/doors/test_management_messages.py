@@ -234,7 +234,9 @@ def test_definitions_of_rabbitmq_are_read_and_what_means_nothing_is_told(api: Ap
     document["queues"] = document["queues"][:1]
     document["bindings"] = document["bindings"][:1]
     assert root.error("POST", "definitions?map-node=rabbit", document)[0] == 400
-    ignored = " ".join(root.post("definitions?map-node=rabbit@a=n1", document)["ignored"])
+    answer = root.post("definitions?map-node=rabbit@a=n1", document)
+    ignored = " ".join(answer["ignored"])
+    assert [each.split(":")[0] for each in answer["noted"]] == ["policy one in virtual host shop"]
     for told in ("parameter s", "x-odd", "x-delayed-message", "x-queue-type"):
         assert told in ignored
     assert Api(api.address, "app", "app").call("PUT", "queues/shop/own", {}).status == 201
@@ -253,3 +255,9 @@ def test_definitions_of_rabbitmq_are_read_and_what_means_nothing_is_told(api: Ap
     whole = root.get("definitions")
     assert [row["name"] for row in whole["users"]] == ["app", "root"]
     assert "the password stays" in " ".join(root.post("definitions", whole)["ignored"])
+    theirs = root.get("definitions?for=rabbitmq&map-node=n1=rabbit@a")
+    assert (theirs["users"], theirs["permissions"]) == ([], [])
+    assert theirs["policies"][-1]["definition"] == {
+        "ha-mode": "nodes", "ha-params": ["rabbit@a"], "ha-promote-on-failure": "when-synced"
+    }  # fmt: skip
+    assert root.error("GET", "definitions?for=kafka")[:2] == (400, "bad_request")
