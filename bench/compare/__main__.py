@@ -72,6 +72,7 @@ def measure(
                         try:
                             found.append(play(scenario, driver, links, f"{scenario.key}-{number}"))
                         except PeerFailed as error:
+                            tell(str(error))
                             found.append({"failed": str(error)})
             finally:
                 links.close()

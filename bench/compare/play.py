@@ -190,7 +190,7 @@ class _Playing:
                 self._driver.kill(number)
                 self._api.down.add(number)
             case Missed():
-                self._once(lambda: not self._api.place(self._queue).whole, "a copy is missed")
+                self._once(self._missed, "a copy is missed")
             case Return():
                 self._return()
             case Look():
@@ -255,6 +255,10 @@ class _Playing:
         self._once(reached, "the copies are where they should be, and in sync")
         if step.told:
             self.seen[step.told] = time.monotonic() - self._marked
+
+    def _missed(self) -> bool:
+        place = self._api.place(self._queue)
+        return not {self._driver.nodes[number] for number in self._api.down} & {place.master, *place.synced}
 
     def _return(self) -> None:
         for number in sorted(self._api.down):

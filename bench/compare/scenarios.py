@@ -86,7 +86,7 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class Missed:
-    """Until the queue is told to lack a copy that has everything: what is told may be seconds old."""
+    """Until it is told that the copy of whoever was killed counts no more: what is told may be seconds old."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +199,7 @@ SCENARIOS: Final = (
             Look("10 s after its return", 10.0),
             Check(),
         ),
+        once=True,
     ),
     Scenario(
         "mirror-restart",
