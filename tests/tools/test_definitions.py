@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.tools.conftest import Tool
+from mirrorlog.testing import Cluster
+from mirrorlog.tools.main import main
+from tests.tools.conftest import SEGMENT_BYTES, Outcome, Tool
 
 pytestmark = pytest.mark.process
 
@@ -83,3 +87,41 @@ def test_what_is_no_document_is_told_in_a_line(mqtool: Tool, tmp_path: Path) -> 
     assert mqtool("export-definitions", str(tmp_path / "no" / "where")).code == 2
     assert mqtool("export-definitions", "--map-node", "a=b").code == 2
     assert "nowhere" in mqtool("export-definitions", "--vhost", "nowhere").err
+
+
+def test_users_of_rabbitmqs_log_in_after_their_document_was_read(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: a cluster of RabbitMQ's moves here with its users, by one of its administrators. Method: a cluster without
+    users; the document has a user before the administrator who reads it in; afterwards nobody else may do anything."""
+    salt = b"\x01\x02\x03\x04"
+    stored = b64encode(salt + hashlib.sha256(salt + b"secret").digest()).decode()
+    rights = {"vhost": "/", "configure": ".*", "write": ".*", "read": ".*"}
+    file = tmp_path / "users.json"
+    file.write_text(
+        json.dumps({
+            "users": [
+                {"name": "app", "password_hash": stored, "tags": [], "limits": {"max-connections": 7}},
+                {"name": "root", "password_hash": stored, "tags": ["administrator"], "limits": {}},
+            ],
+            "permissions": [{"user": "root", **rights}, {"user": "app", **rights}],
+        })
+    )  # fmt: skip
+    monkeypatch.setenv("MIRRORLOG_PASSWORD", "secret")
+
+    def run(*arguments: str) -> Outcome:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main(["--servers", ",".join(cluster.servers), *arguments])
+        captured = capsys.readouterr()
+        return Outcome(int(str(ended.value.code)), captured.out, captured.err)
+
+    with Cluster(1, segment_bytes=SEGMENT_BYTES) as cluster:
+        cluster.wait_in_sync()
+        read = run("--user", "root", "import-definitions", str(file))
+        assert (read.code, read.err) == (0, "")
+        assert "limits of user app: is there" in read.out
+        assert run("vhosts").code == 18
+        assert run("--user", "app", "queues").code == 0
+        (app, _) = run("--user", "root", "users", "--json").json
+        assert (app["name"], app["limits"]) == ("app", {"max_connections": 7})
