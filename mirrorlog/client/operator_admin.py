@@ -21,6 +21,7 @@ from mirrorlog.errors import (
     NoSuchLog,
     NotLeader,
     Refused,
+    RequestTimeout,
     UnsupportedVersion,
 )
 from mirrorlog.wire.messages.base import Message
@@ -92,13 +93,13 @@ class OperatorAdmin:
         """Which logs go to other nodes, now and then, and why. Raises NotLeader, ConnectionLost or RequestTimeout."""
         return await self._ask_coordinator(GetCopyMoves(), CopyMoves)
 
-    async def moves(self) -> MovesFound:
+    async def moves(self, *, node_timeout_ms: int | None = None) -> MovesFound:
         """Queues that are on their way to another log, or shall go there and have not begun: by name, as the masters of
         their logs tell it. Of one whose log's master does not answer there is a row with the reason, from the others;
-        what has not begun that node alone knows, so there is a row without a queue for it. Raises what the last node
-        answers when none can tell."""
+        what has not begun that node alone knows, so there is a row without a queue for it. `node_timeout_ms`: how long
+        one node may take, by default `request_timeout_ms`. Raises what the last node answers when none can tell."""
         nodes = (await self.metadata([])).nodes
-        answers = await asyncio.gather(*(self._moves_at(node) for node in nodes))
+        answers = await asyncio.gather(*(self._moves_at(node, node_timeout_ms) for node in nodes))
         found = [answer for answer in answers if isinstance(answer, MovesFound)]
         failed = {
             node.node_id: answer
@@ -119,12 +120,16 @@ class OperatorAdmin:
         masters = {log.master for log in view.logs} if view is not None else set(nodes)
         return [node for node in nodes if node in masters]
 
-    async def _moves_at(self, node: NodeInfo) -> MovesFound | MirrorlogError:
+    async def _moves_at(self, node: NodeInfo, timeout_ms: int | None) -> MovesFound | MirrorlogError:
+        limit_ms = self._client.request_timeout_ms if timeout_ms is None else timeout_ms
         try:
-            link = await self._client.connection_to(node.client)
-            return await link.request(ListMoves(), MovesFound, timeout_ms=self._client.request_timeout_ms)
+            async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
+                link = await self._client.connection_to(node.client)
+                return await link.request(ListMoves(), MovesFound, timeout_ms=limit_ms)
         except MirrorlogError as error:
             return error
+        except TimeoutError:
+            return RequestTimeout(f"no answer within {timeout_ms} ms")
 
     async def pause_moving(self, paused: bool = True) -> None:
         """Let no log go to other nodes any more, or let them go on; what is lost is replaced all the same. Raises

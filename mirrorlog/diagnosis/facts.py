@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from mirrorlog.client import Client
 
 _AT_ONCE: Final = 64
+_MOVES_TIMEOUT_MS: Final = 2_000
 _NOT_FOR_US: Final = (QueueExclusive, AccessRefused, NoSuchQueue)
 """A queue is another client's, or not for this user to read, or was deleted since it was listed: nothing is wrong."""
 
@@ -39,18 +40,22 @@ async def facts_of(client: Client, queue: str | None = None) -> Facts:
                 return error
 
     names = [each.name for each in metadata.queues if each.name not in lost]
-    asked = asyncio.gather(*map(groups, names))
-    status = await gather(client, metadata)
+    # Side by side: a node that hangs holds each of these up.
+    status, asked, syncs, moves = await asyncio.gather(
+        gather(client, metadata),
+        asyncio.gather(*map(groups, names)),
+        syncs_of(client, [each for each in metadata.queues if each.name not in lost]),
+        _moves(client),
+    )
     if queue is not None:
         status = of_logs(status, queue, _logs_of(metadata))
-    answers = dict(zip(names, await asked, strict=True))
-    syncs = await syncs_of(client, [each for each in metadata.queues if each.name not in lost])
+    answers = dict(zip(names, asked, strict=True))
     return Facts(
         status=status,
         queues=metadata.queues,
         outages=metadata.outages,
         syncs=syncs,
-        moves=[move for move in await _moves(client) if queue in (None, move.queue)],
+        moves=[move for move in moves if queue in (None, move.queue)],
         members=[node.node_id for node in metadata.nodes],
         groups={name: each for name, each in answers.items() if isinstance(each, GroupsFound)},
         unasked={
@@ -71,6 +76,6 @@ async def _moves(client: Client) -> list[MoveOfQueue]:
     """None while nobody tells, or all nodes are older than moves are."""
     try:
         async with asyncio.timeout(NODE_SECONDS):
-            return (await client.admin.moves()).moves
+            return (await client.admin.moves(node_timeout_ms=_MOVES_TIMEOUT_MS)).moves
     except (MirrorlogError, TimeoutError):
         return []

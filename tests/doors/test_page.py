@@ -155,6 +155,7 @@ def test_a_reset_says_first_what_would_move_and_then_moves_just_that(api: Api, p
     assert api.get("queues/%2f/again")["messages_ready"] == 3
     assert "Not done: " in pages.done("reset", name="again", group="", offset="x")
     assert pages.get("reset", name="again", to="nowhere").status == 400
+    assert pages.get("reset", name="again", to="earliest", group="none").status == 404
 
 
 def test_a_policy_is_set_changed_and_cleared_by_a_form_of_typed_values(api: Api, pages: Pages) -> None:
@@ -215,6 +216,22 @@ def test_a_mirror_that_is_gone_is_red_and_first(cluster: Cluster, api: Api, page
         assert "n3" in pages.text("events")
     finally:
         cluster.nodes["n3"].start()
+        cluster.wait_in_sync()
+
+
+def test_while_a_node_hangs_pages_are_there_and_say_so(cluster: Cluster, api: Api) -> None:
+    """Goal: a page is there when it is needed most. Method: the master stands still; another node's door is asked."""
+    api.put("queues/%2f/hangs")
+    pages = Pages(cluster.nodes["n2"].http)
+    assert "nodes that answer 3 of 3" in pages.text("")
+    cluster.nodes["n1"].pause()
+    try:
+        for path, query in (("", {}), ("queues", {}), ("queue", {"name": "hangs"}), ("moves", {}), ("doctor", {})):
+            assert pages.get(path, **query).status == 200, path
+        assert "2 of 3" in pages.text("")
+        assert "n1" in next(pages.events("live?path=overview"))
+    finally:
+        cluster.nodes["n1"].resume()
         cluster.wait_in_sync()
 
 

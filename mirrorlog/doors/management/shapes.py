@@ -21,6 +21,7 @@ from mirrorlog.errors import (
     LoginFailed,
     MirrorlogError,
     NoSuchExchange,
+    NoSuchGroup,
     NoSuchQueue,
     NoSuchUser,
     NoSuchVirtualHost,
@@ -65,7 +66,7 @@ def not_found() -> ApiError:
 
 
 _BASIC: Final = {"WWW-Authenticate": 'Basic realm="mirrorlog", charset="UTF-8"'}
-_NOT_THERE: Final = (NoSuchQueue, NoSuchExchange, NoSuchUser, NoSuchPolicy)
+_NOT_THERE: Final = (NoSuchQueue, NoSuchGroup, NoSuchExchange, NoSuchUser, NoSuchPolicy)
 _WRONG: Final = (BadInput, QueueExists, ExchangeExists, InUse, LimitReached, QueueExclusive, OffsetOutOfRange)
 _LATER: Final = (Refused, UnsupportedVersion)
 

@@ -19,8 +19,7 @@ from mirrorlog.doors.management.api import ROUTES
 from mirrorlog.doors.management.calls import Call
 from mirrorlog.doors.management.page.actions import placing_of
 from mirrorlog.doors.management.page.policy_form import FIELDS, NUMBER, text_of
-from mirrorlog.doors.management.page.views import Context, View, command_of, number_of, seen
-from mirrorlog.doors.management.queues import groups_of
+from mirrorlog.doors.management.page.views import Context, View, command_of, groups_in_time, number_of, seen
 from mirrorlog.doors.management.shapes import ApiError, bad_request
 from mirrorlog.errors import AccessRefused, BadInput, MirrorlogError
 from mirrorlog.wire.messages.operators import CopyMoves
@@ -68,7 +67,7 @@ def shown_bytes(value: bytes | None, limit: int = VALUE_BYTES_SHOWN) -> ShownByt
 
 async def _browse(call: Call) -> Context:
     info = await _there(call)
-    groups = await groups_of(call, info.name)
+    groups = await groups_in_time(call, info.name)
     own = next((group for group in groups or () if group.group == _OWN_GROUP and group.kind == "acking"), None)
     given = call.query.get("start", "").strip()
     first = max(info.begin, own.floor if own is not None else 0)

@@ -25,6 +25,7 @@ from mirrorlog.diagnosis.cluster_status import (
 from mirrorlog.diagnosis.facts import facts_of
 from mirrorlog.diagnosis.findings import STOPS, Diagnosis, Facts, findings
 from mirrorlog.diagnosis.places import sync_text
+from mirrorlog.doors.http.answers import DEADLINE_MS
 from mirrorlog.doors.http.lists import copy_of
 from mirrorlog.doors.management.calls import Call, ClusterStatuses
 from mirrorlog.doors.management.page.model import (
@@ -40,6 +41,7 @@ from mirrorlog.doors.management.page.model import (
 from mirrorlog.doors.management.queues import groups_of, own_numbers
 from mirrorlog.doors.management.shapes import bad_request
 from mirrorlog.errors import MirrorlogError
+from mirrorlog.wire.messages.groups import GroupInfo
 from mirrorlog.wire.messages.queues import Metadata, MovesFound, QueueInfo, QueueOutage
 from mirrorlog.wire.messages.status import LogStatus, PlacedLog, Status
 from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, split
@@ -48,6 +50,8 @@ QUEUES_A_PAGE: Final = 100
 REDS_SHOWN: Final = 50
 """On the overview, of queues and of findings."""
 
+MORE_S: Final = 3.0
+"""What is asked beside nodes' statuses may take so long: a page is there when a node hangs."""
 EVENTS_SHOWN: Final = 100
 
 Context = dict[str, Any]
@@ -93,8 +97,8 @@ class ClusterSeen:
 
 async def seen(call: Call) -> ClusterSeen:
     """Raises MirrorlogError when no node tells, or this login may not see it."""
-    metadata, statuses = await asyncio.gather(call.client.metadata(None), call.statuses())
-    status, moves = put_together(metadata, statuses.by_node), await _moves(call)
+    metadata, statuses, moves = await asyncio.gather(call.client.metadata(None), call.statuses(), _moves(call))
+    status = put_together(metadata, statuses.by_node)
     facts = Facts(
         status=status,
         queues=metadata.queues,
@@ -110,8 +114,18 @@ async def seen(call: Call) -> ClusterSeen:
 
 async def _moves(call: Call) -> MovesFound | None:
     try:
-        return await call.client.admin.moves()
-    except MirrorlogError:
+        async with asyncio.timeout(MORE_S):
+            return await call.client.admin.moves(node_timeout_ms=DEADLINE_MS)
+    except (MirrorlogError, TimeoutError):
+        return None
+
+
+async def groups_in_time(call: Call, queue: str) -> list[GroupInfo] | None:
+    """None also while its master hangs: the rest of a page is not held up by it."""
+    try:
+        async with asyncio.timeout(MORE_S):
+            return await groups_of(call, queue)
+    except TimeoutError:
         return None
 
 
@@ -179,8 +193,9 @@ async def _queue(call: Call) -> Context:
     info = await call.described()
     if isinstance(info, QueueOutage):
         return {"line": outage_line(info), "info": None, "name": split(info.name)[1], "vhost": call.vhost}
-    found, groups = await asyncio.gather(seen(call), groups_of(call, info.name))
-    syncs = await syncs_of(call.client, [info])
+    found, groups, syncs = await asyncio.gather(
+        seen(call), groups_in_time(call, info.name), syncs_of(call.client, [info])
+    )
     placed = found.statuses.logs.get(info.log_id)
     master = found.copies(info.log_id).get(info.master)
     line = found.line(info)
