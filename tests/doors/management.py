@@ -117,6 +117,18 @@ class Pages:
         assert shown.status == 200, (path, shown)
         return words_of(shown.text)
 
+    def until(self, words: str, path: str, /, **query: object) -> str:
+        """Of a page, as who reads it, as soon as it has these words."""
+
+        def met() -> str | None:
+            shown = self.get(path, **query)
+            text = words_of(shown.text)
+            return text if shown.status == 200 and words in text else None
+
+        return wait_for(
+            met, timeout=DEADLINE_S, what=lambda: f"{words!r} on {path}: {words_of(self.get(path, **query).text)}"
+        )
+
     def act(self, do: str, headers: dict[str, str] | None = None, **fields: object) -> Shown:
         """As a browser sends a form of the page; the answer to that alone."""
         body = urlencode({"do": do, **fields}, doseq=True).encode()

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 import pytest
 
 from mirrorlog.testing import Cluster
-from mirrorlog.testing.asking import wait_for
 from tests.doors.http_door import get
 from tests.doors.management import Api, Pages
 from tests.process.clusters import fast_cluster
@@ -202,18 +201,13 @@ def test_a_mirror_that_is_gone_is_red_and_first(cluster: Cluster, api: Api, page
     api.put("queues/%2f/aaa")
     cluster.nodes["n3"].stop()
     try:
-        wait_for(
-            lambda: "answer 2 of 3" in pages.text(""), timeout=30, what=lambda: "n3 to be missed: " + pages.text("")
-        )
-        text = pages.text("")
+        text = pages.until("2 of 3", "")
         assert text.index("node n3 (") < text.index("nodes that answer 2 of 3")
-        wait_for(
-            lambda: "+1 +1 not in sync" in pages.text("queues", q="aaa"), timeout=30, what=lambda: "n3 to fall out"
-        )
-        assert "mirror n3 of log main is not connected" in pages.text("queue", name="aaa")
-        assert "n3 away" in pages.text("logs")
-        assert "node n3 (" in pages.text("doctor")
-        assert "n3" in pages.text("events")
+        pages.until("+1 +1 not in sync", "queues", q="aaa")
+        pages.until("mirror n3 of log main is not connected", "queue", name="aaa")
+        pages.until("n3 away", "logs")
+        pages.until("node n3 (", "doctor")
+        pages.until("n3", "events")
     finally:
         cluster.nodes["n3"].start()
         cluster.wait_in_sync()
@@ -228,7 +222,7 @@ def test_while_a_node_hangs_pages_are_there_and_say_so(cluster: Cluster, api: Ap
     try:
         for path, query in (("", {}), ("queues", {}), ("queue", {"name": "hangs"}), ("moves", {}), ("doctor", {})):
             assert pages.get(path, **query).status == 200, path
-        assert "2 of 3" in pages.text("")
+        pages.until("2 of 3", "")
         assert "n1" in next(pages.events("live?path=overview"))
     finally:
         cluster.nodes["n1"].resume()
