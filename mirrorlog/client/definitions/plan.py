@@ -284,7 +284,8 @@ def _renamed(definition: Mapping[str, Any], nodes: Mapping[str, str]) -> dict[st
 
 def for_rabbitmq(document: Mapping[str, Any], *, nodes: Mapping[str, str] | None = None) -> tuple[Row, list[str]]:
     """One from here as RabbitMQ takes it, and what is left out. Policies say how a mirror is promoted, for its default
-    is another one; users are left out, for it takes none without a password's hash, and so are their permissions."""
+    is another one; users are left out, for it takes their password away where there is no hash, and so are their
+    permissions."""
     told: list[str] = []
     policies, parameters = [], []
     for row in document.get("policies", ()):
