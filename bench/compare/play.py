@@ -45,6 +45,7 @@ RATE: Final = 200
 SETTLED_S: Final = 180.0
 _LOOK_S: Final = 0.05
 _POLL_S: Final = 0.25
+_STEADY_S: Final = 1.0
 _T = TypeVar("_T")
 
 
@@ -252,9 +253,19 @@ class _Playing:
             there = bool(place.master) and not copies & {self._driver.nodes[number] for number in self._api.down}
             return fits and there and (place.whole or not step.whole)
 
-        self._once(reached, "the copies are where they should be, and in sync")
+        since: list[float] = []
+
+        def stays() -> bool:
+            # What a queue on its way lacks nobody can tell for a moment, and then it looks whole.
+            if not reached():
+                since.clear()
+            elif not since:
+                since.append(time.monotonic())
+            return bool(since) and time.monotonic() - since[0] >= _STEADY_S
+
+        self._once(stays, "the copies are where they should be, and in sync")
         if step.told:
-            self.seen[step.told] = time.monotonic() - self._marked
+            self.seen[step.told] = since[0] - self._marked
 
     def _missed(self) -> bool:
         place = self._api.place(self._queue)
