@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from pathlib import Path
 
 import pytest
 
 from mirrorlog.broker.session.queue_lifetimes import Exclusives
+from mirrorlog.client import Client
 from mirrorlog.errors import LogUnavailable, MirrorlogError, NotMaster, QueueExclusive
 from mirrorlog.queues.queue_table import Queue
 from mirrorlog.wire.messages.base import Message
@@ -15,6 +17,8 @@ from mirrorlog.wire.messages.queues import DeclareQueue, DeleteQueue, GetMetadat
 from mirrorlog.wire.messages.topology import Bind, Unbind
 from mirrorlog.wire.names import qualified
 from mirrorlog.wire.routing import Binding
+from tests.broker.hosting import settings_for
+from tests.ha.nodes import running
 
 OWN = {"exclusive": True}
 
@@ -192,3 +196,12 @@ def test_a_declaration_that_is_refused_ends_nobodys_queue() -> None:
     assert not world.exclusives.is_orphan(world.queues["q"])
     assert not world.exclusives.is_orphan(plain)
     assert not world.refused(Subscribe(queue="q"), owner)
+
+
+async def test_a_name_that_another_node_has_given_is_heard_of_first(tmp_path: Path) -> None:
+    """Goal: who leaves the name to a node gets his queue. Method: another node has given the name and had the queue
+    placed; the master of that log, where it is declared then, has not heard of it."""
+    (settings,) = settings_for(tmp_path, 1)
+    async with running(settings) as node, Client(settings.client_bind) as client:
+        node.view.behind.add("amq.gen-given")
+        assert (await client.admin.declare("amq.gen-given")).name == "amq.gen-given"

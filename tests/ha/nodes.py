@@ -86,6 +86,8 @@ class Assigned:
         self.hosted = HostedLogs()
         self.queue_ids_granted = QUEUE_IDS_GRANTED
         self.queue_ids_refused = False
+        self.behind: set[str] = set()
+        """Queues that were placed, as is not known here before it is asked for."""
 
     @property
     def known(self) -> ClusterState | None:
@@ -120,7 +122,7 @@ class Assigned:
         return VirtualHost()
 
     async def up_to_date(self) -> None:
-        """Nothing is decided here."""
+        self.behind.clear()
 
     def users(self) -> Mapping[str, User]:
         return {}
@@ -132,7 +134,7 @@ class Assigned:
         return True
 
     def placed(self, queue: str) -> UUID | None:
-        return next(iter(self.logs()))
+        return next(iter(self.logs())) if queue not in self.behind else None
 
     def unlike(self, queue: Queue, log_id: UUID) -> Mapping[str, Any]:
         return {}

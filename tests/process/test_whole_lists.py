@@ -50,6 +50,7 @@ def cluster() -> Iterator[Cluster]:
 
 async def _filled(cluster: Cluster) -> None:
     async with Client(*cluster.servers) as client:
+        await client.admin.pause_moving()  # a node that is slow for a moment is no reason to even anything out
         for name in (*QUEUES, ALONE):
             info = await client.admin.declare(name, {"copies": 1 if name == ALONE else 2})
             async with client.producer(name) as producer:

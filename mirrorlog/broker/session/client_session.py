@@ -463,7 +463,17 @@ class ClientSession:
         message = decode(frame_.payload)
         if isinstance(message, Login):
             self._door.requests.later(self._login(message, respond), respond)
-            return
+        elif isinstance(message, DeclareQueue) and self._door.requests.may_be_given(message.name):
+            self._door.requests.later(self._once_heard_of(message, respond), respond)
+        else:
+            self._asked_for(message, respond)
+
+    async def _once_heard_of(self, message: DeclareQueue, respond: Callable[[Message | MirrorlogError], None]) -> None:
+        """The node that gave the queue its name has had it placed, and this one may hear of that in a moment."""
+        await self._door.requests.up_to_date()
+        self._asked_for(message, respond)
+
+    def _asked_for(self, message: Message, respond: Callable[[Message | MirrorlogError], None]) -> None:
         if isinstance(message, DeclareQueue):
             message = self._door.requests.named(message)
         try:

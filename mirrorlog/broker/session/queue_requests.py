@@ -113,6 +113,14 @@ class Requests:
         }
         """By what is asked for; who answers more adds his own."""
 
+    def may_be_given(self, name: str) -> bool:
+        """Whether a queue's name is as nodes give them, and nothing is known here of its being placed."""
+        return split(name)[1].startswith(GENERATED) and not self._has_home(name)
+
+    async def up_to_date(self) -> None:
+        """Until this node knows all that is decided by now. Raises MirrorlogError."""
+        await self._view.up_to_date()
+
     def named(self, message: DeclareQueue) -> DeclareQueue:
         """A declaration as it is kept (`without_words`); one that leaves the queue's name to the node has one now.
         Raises BadRequest for such a name of a queue that is not there: the node alone gives them out."""
