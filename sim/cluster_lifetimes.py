@@ -17,6 +17,7 @@ from random import Random
 from typing import Any, Final
 from unittest.mock import patch
 
+from mirrorlog.broker.consumer_groups.coordinator import Deliverer
 from mirrorlog.broker.consumer_groups.subscriptions import Subscribing
 from mirrorlog.broker.hosting.hosted_log import HostedLog
 from mirrorlog.broker.session.queue_lifetimes import LifetimeKeeper
@@ -77,6 +78,11 @@ class LifetimeHistory:
 
     def leave(self, master: Subscribing, number: int) -> None:
         self._there.get(master, {}).pop(number, None)
+
+    def end_queue(self, master: Subscribing, queue_id: int) -> None:
+        """It is deleted there, or leaves for another log, and may come back."""
+        there = self._there.get(master, {})
+        self._there[master] = {number: of for number, of in there.items() if of[0] != queue_id}
 
     def end(self, log: HostedLog, names: Iterable[str]) -> None:
         """A master ends these queues."""
@@ -186,6 +192,7 @@ def watched(history: LifetimeHistory) -> Iterator[None]:
         patch.object(Subscribing, "subscribe", _subscribe(history, Subscribing.subscribe)),
         patch.object(Subscribing, "unsubscribe", _leave(history, Subscribing.unsubscribe)),
         patch.object(Subscribing, "end", _leave(history, Subscribing.end)),
+        patch.object(Deliverer, "end_queue", _end_queue(history, Deliverer.end_queue)),
         patch.object(LifetimeKeeper, "_end_soon", _end_soon(history, LifetimeKeeper._end_soon)),
     ):
         yield
@@ -206,6 +213,14 @@ def _leave(history: LifetimeHistory, original: _Any) -> _Any:
         history.leave(self, number)
 
     return leave
+
+
+def _end_queue(history: LifetimeHistory, original: _Any) -> _Any:
+    def end_queue(self: Deliverer, queue_id: int, error: MirrorlogError) -> None:
+        original(self, queue_id, error)
+        history.end_queue(self.subscribing, queue_id)
+
+    return end_queue
 
 
 def _end_soon(history: LifetimeHistory, original: _Any) -> _Any:
