@@ -55,7 +55,7 @@ def _open_points_of(state: ClusterState, node: SimulatedNode, held: HostedLog) -
     for queue in held.replica.queues:
         if state.queues.get(queue.name) not in (log_id, None):
             yield f"log {held.name} serves {queue.name}, which is elsewhere"
-        said, holds = queue.governed, effective(state.topology.virtual_hosts["/"], queue.name, queue.arguments)
+        said, holds = queue.governed, effective(state.routing.virtual_host("/"), queue.name, queue.arguments)
         named = (said.policy, said.operator_policy) if said is not None else ("", "")
         if (holds.policy, holds.operator, holds.arguments) != (*named, queue.effective):
             yield f"log {held.name} says {said} of {queue.name}, and policies say {holds}"
