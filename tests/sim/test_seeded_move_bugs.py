@@ -219,12 +219,12 @@ BUGS: Final = {
     "a span added before what arrived is confirmed": Bug(
         move_service.MoveService, "_finish_arrivals", _told_at_once,
         ("a queue does not come to its place", "nothing confirmed is lost", "nothing is confirmed"),
-        lambda: plans(*FALLING, first=5, nodes=5, copies=2),
+        lambda: plans(*FALLING, first=8, nodes=5, copies=2),
     ),
     "a span added before what arrived is on disk": Bug(
         move_service.MoveService, "_add_spans", _told_in_memory,
         ("a queue does not come to its place", "nothing confirmed is lost", "nothing is confirmed", "does not serve"),
-        lambda: plans(*POWERLESS, nodes=3, copies=2),
+        lambda: plans(*POWERLESS, first=4, nodes=3, copies=2),
     ),
     "a sequence table that lacks the newest batch": Bug(
         QueuePieces, "_producers", _one_batch_behind, ("nothing lands twice",), lambda: plans(*LOST_ANSWERS)
@@ -235,7 +235,7 @@ BUGS: Final = {
     "a ledger's border off by one": Bug(
         QueuePieces, "_groups", _one_too_far,
         ("nothing is settled that nobody settled", "nothing refused is settled", "a group is not done"),
-        lambda: plans(*MOVING, groups=True),
+        lambda: plans(*MOVING, first=1, groups=True),
     ),
     "a former master that goes on": Bug(
         move_service, "hand_over", _comes_back,
@@ -259,7 +259,7 @@ BUGS: Final = {
     "dead letters on their way left behind": Bug(
         QueuePieces, "_forwardings", lambda self: iter(()),
         ("letters keep their order", "letters come once", "what is sent back comes once", "a group is not done"),
-        lambda: plans(*MOVING, groups=True, letters=True),
+        lambda: plans(*MOVING, first=1, groups=True, letters=True),
     ),
     "times and priorities left behind": Bug(
         QueuePieces, "_runs", lambda self: iter(()),
