@@ -463,19 +463,12 @@ class ClientSession:
         message = decode(frame_.payload)
         if isinstance(message, Login):
             self._door.requests.later(self._login(message, respond), respond)
-        elif isinstance(message, DeclareQueue) and self._door.requests.may_be_given(message.name):
-            self._door.requests.later(self._once_heard_of(message, respond), respond)
+        elif isinstance(message, DeclareQueue):
+            self._door.requests.given.named(message, lambda named: self._asked_for(named, respond), respond)
         else:
             self._asked_for(message, respond)
 
-    async def _once_heard_of(self, message: DeclareQueue, respond: Callable[[Message | MirrorlogError], None]) -> None:
-        """The node that gave the queue its name has had it placed, and this one may hear of that in a moment."""
-        await self._door.requests.up_to_date()
-        self._asked_for(message, respond)
-
     def _asked_for(self, message: Message, respond: Callable[[Message | MirrorlogError], None]) -> None:
-        if isinstance(message, DeclareQueue):
-            message = self._door.requests.named(message)
         try:
             self.gate.check(message)
         except LoginFailed as error:
@@ -484,21 +477,11 @@ class ClientSession:
         with asked_by(self.gate.user):
             self._handle(message, respond)
 
-    def _declare(self, message: DeclareQueue, respond: Callable[[Message | MirrorlogError], None]) -> None:
-        """What is raised is the answer, too: it settles whose an exclusive queue is."""
-        try:
-            self._door.requests.handle(message, respond)
-        except MirrorlogError as error:
-            respond(error)
-        except Exception as error:
-            respond(MirrorlogError(f"internal error: {type(error).__name__}"))
-            raise
-
     def _handle(self, message: Message, respond: Callable[[Message | MirrorlogError], None]) -> None:
         requests = self._door.requests
         requests.exclusives.check(message, self)
         if isinstance(message, DeclareQueue):
-            self._declare(message, requests.exclusives.declaring(message, self, respond))
+            requests.answer(message, requests.exclusives.declaring(message, self, respond))
             return
         self._door.groups.note(message, self)
         if self._door.groups.handles(message):

@@ -24,10 +24,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections import deque
 from collections.abc import Callable, Coroutine, Hashable, Iterable
 from typing import Any, Final, NamedTuple, Protocol
 from uuid import UUID
+
+from msgspec.structs import replace
 
 from mirrorlog import versions
 from mirrorlog.broker.hosting.hosted_log import HostedLog
@@ -35,7 +38,8 @@ from mirrorlog.broker.hosting.hosted_logs import HostedLogs
 from mirrorlog.broker.log.refusals import not_master
 from mirrorlog.broker.ports import ClusterView
 from mirrorlog.broker.session.queue_deletion import Deletions
-from mirrorlog.errors import LogUnavailable, MirrorlogError, QueueExclusive
+from mirrorlog.errors import AccessRefused, BadRequest, LogUnavailable, MirrorlogError, QueueExclusive
+from mirrorlog.queues.arguments import without_words
 from mirrorlog.queues.changes import QueueUsed, encode_change
 from mirrorlog.queues.groups.table import OWN_GROUP
 from mirrorlog.queues.limits.lifetime import EXCLUSIVE, Lifetimes, Uses
@@ -44,7 +48,7 @@ from mirrorlog.wire.messages.base import Message
 from mirrorlog.wire.messages.groups import Lease, Subscribe
 from mirrorlog.wire.messages.queues import DeclareQueue, DeleteQueue, Metadata
 from mirrorlog.wire.messages.topology import Bind, Unbind
-from mirrorlog.wire.names import qualified, shown
+from mirrorlog.wire.names import qualified, shown, split
 
 logger = logging.getLogger(__name__)
 
@@ -53,9 +57,16 @@ AT_ONCE: Final = 500
 """Queues of a log that one tick looks at, 2 µs each: a look at more than 10,000 takes longer than a second."""
 
 
+RESERVED: Final = "amq."
+"""With what nobody's names of new queues begin."""
+GENERATED: Final = "amq.gen-"
+"""With what names of queues begin that a node has made."""
+
 Respond = Callable[[Message | MirrorlogError], None]
 Find = Callable[[str], Queue | None]
 """A queue that is here, by its key."""
+Later = Callable[[Coroutine[None, None, None], Respond], None]
+"""Answers when the work is done; by its error, if it fails."""
 
 
 class Session(Protocol):
@@ -183,6 +194,54 @@ def _exclusive(name: str) -> QueueExclusive:
         f"queue {shown(name)!r} is exclusive, and another connection's; declare one of your own under another name",
         queue=name,
     )
+
+
+# Queues that leave their name to a node. It has the queue placed under the name that it gives, and refuses, with the
+# name, when the queue is to be declared at another one; which may not have heard of the place yet.
+
+
+class GivenNames:
+    """`find`: a queue that is here; `has_home`: whether a queue is here, or placed."""
+
+    def __init__(self, view: ClusterView, find: Find, has_home: Callable[[str], bool], later: Later) -> None:
+        self._view = view
+        self._find = find
+        self._has_home = has_home
+        self._later = later
+
+    def named(self, message: DeclareQueue, go_on: Callable[[DeclareQueue], None], respond: Respond) -> None:
+        """Goes on with a declaration as it is kept (`without_words`); one that leaves the queue's name to the node has
+        one then. Raises, or answers, BadRequest for such a name of a queue that is not there: nodes alone give them
+        out; AccessRefused for other names that nobody may give."""
+        message = replace(message, arguments=without_words(message.arguments))
+        virtual_host, name = split(message.name)
+        if not name:
+            go_on(replace(message, name=qualified(virtual_host, f"{GENERATED}{secrets.token_urlsafe(16)}")))
+        elif name.startswith(GENERATED) and not self._has_home(message.name):
+            self._later(self._once_heard_of(message, go_on), respond)
+        elif name.startswith(RESERVED) and self._view.placed(message.name) is None and self._find(message.name) is None:
+            raise AccessRefused(f"queue {name[:64]!r}: names that begin with {RESERVED} are reserved")
+        else:
+            go_on(message)
+
+    async def _once_heard_of(self, message: DeclareQueue, go_on: Callable[[DeclareQueue], None]) -> None:
+        await self._view.up_to_date()
+        if not self._has_home(message.name):
+            raise BadRequest(f"names that begin with {GENERATED} are given by nodes; declare with an empty name")
+        go_on(message)
+
+
+def naming(name: str, respond: Respond) -> Respond:
+    """Of a queue whose name a node has made, a refusal says it: it is placed, and may be declared by that elsewhere."""
+    if not split(name)[1].startswith(GENERATED):
+        return respond
+
+    def named(answer: Message | MirrorlogError) -> None:
+        if isinstance(answer, MirrorlogError):
+            answer.details.setdefault("queue", name)
+        respond(answer)
+
+    return named
 
 
 class _Mastership(NamedTuple):

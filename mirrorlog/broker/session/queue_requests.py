@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import copy_context
 from typing import Any, Final
@@ -20,12 +19,11 @@ from mirrorlog.broker.ports import ClusterView
 from mirrorlog.broker.session.metadata import MetadataAnswers, offset_at
 from mirrorlog.broker.session.operator_requests import Operations
 from mirrorlog.broker.session.queue_deletion import WAIT_S, Deletions
-from mirrorlog.broker.session.queue_lifetimes import Exclusives, LifetimeKeeper
+from mirrorlog.broker.session.queue_lifetimes import Exclusives, GivenNames, LifetimeKeeper, naming
 from mirrorlog.cluster.decisions import asker
 from mirrorlog.commitlog.epochs import EPOCH_MAX
 from mirrorlog.config import Settings
 from mirrorlog.errors import (
-    AccessRefused,
     BadRequest,
     LogUnavailable,
     MirrorlogError,
@@ -34,7 +32,7 @@ from mirrorlog.errors import (
     QueueMoving,
 )
 from mirrorlog.queues.access import check_together
-from mirrorlog.queues.arguments import check_declaration, log_group_key, log_group_of, version_needed, without_words
+from mirrorlog.queues.arguments import check_declaration, log_group_key, log_group_of, version_needed
 from mirrorlog.queues.changes import PositionCommitted
 from mirrorlog.queues.limits.lifetime import is_transient
 from mirrorlog.queues.queue_table import IDS_PER_LOG, Governs, Queue, no_such_queue, nobody_governs
@@ -52,7 +50,6 @@ from mirrorlog.wire.messages.queues import (
     Position,
 )
 from mirrorlog.wire.messages.status import GetStatus, Status
-from mirrorlog.wire.names import qualified, split
 
 logger = logging.getLogger(__name__)
 
@@ -62,11 +59,6 @@ DECLARATION_BYTES_MAX: Final = 32 * 1024
 FOLLOW_S: Final = 2.0
 """How long the answer to a landing waits for the log's begin to be where it was decided."""
 FOLLOW_LOOK_S: Final = 0.01
-
-RESERVED: Final = "amq."
-"""With what nobody's names of new queues begin."""
-GENERATED: Final = "amq.gen-"
-"""With what names of queues begin that a node has made."""
 
 Respond = Callable[[Message | MirrorlogError], None]
 Handler = Callable[[Any, Respond], Message | None]
@@ -100,6 +92,7 @@ class Requests:
         )
         self.exclusives = self.lifetimes.exclusives = Exclusives(self._transient_queue)
         self._deletions.on_deleted = self.exclusives.dropped
+        self.given = GivenNames(view, self._queue, self._has_home, self.later)
         self.governed: Governs = nobody_governs  # what policies make of a queue, logged with its declaration
         self._told = MetadataAnswers(settings, logs, view, self.lifetimes.is_there)
         self.handlers: dict[type[Message], Handler] = {
@@ -112,27 +105,6 @@ class Requests:
             GetStatus: lambda message, respond: self._status(),
         }
         """By what is asked for; who answers more adds his own."""
-
-    def may_be_given(self, name: str) -> bool:
-        """Whether a queue's name is as nodes give them, and nothing is known here of its being placed."""
-        return split(name)[1].startswith(GENERATED) and not self._has_home(name)
-
-    async def up_to_date(self) -> None:
-        """Until this node knows all that is decided by now. Raises MirrorlogError."""
-        await self._view.up_to_date()
-
-    def named(self, message: DeclareQueue) -> DeclareQueue:
-        """A declaration as it is kept (`without_words`); one that leaves the queue's name to the node has one now.
-        Raises BadRequest for such a name of a queue that is not there: the node alone gives them out."""
-        message = replace(message, arguments=without_words(message.arguments))
-        virtual_host, name = split(message.name)
-        if not name:
-            return replace(message, name=qualified(virtual_host, f"{GENERATED}{secrets.token_urlsafe(16)}"))
-        if name.startswith(RESERVED) and self._view.placed(message.name) is None and self._queue(message.name) is None:
-            if name.startswith(GENERATED):
-                raise BadRequest(f"names that begin with {GENERATED} are given by nodes; declare with an empty name")
-            raise AccessRefused(f"queue {name[:64]!r}: names that begin with {RESERVED} are reserved")
-        return message
 
     def handle(self, message: Message, respond: Respond) -> None:
         """Answer through `respond`, now or when a change is confirmed. Raises MirrorlogError as the answer."""
@@ -150,6 +122,16 @@ class Requests:
         answer = handler(message, respond)
         if answer is not None:
             respond(answer)
+
+    def answer(self, message: DeclareQueue, respond: Respond) -> None:
+        """As `handle`; what would be raised is the answer, too: it settles whose an exclusive queue is."""
+        try:
+            self.handle(message, respond)
+        except MirrorlogError as error:
+            respond(error)
+        except Exception as error:
+            respond(MirrorlogError(f"internal error: {type(error).__name__}"))
+            raise
 
     def find(self, name: str) -> tuple[HostedLog, Queue]:
         """Raises NoSuchQueue, or why a log that may have the queue is not served."""
@@ -224,7 +206,7 @@ class Requests:
             respond(older)  # not raised: the connection is sound
             return None
         if self.lifetimes.is_going(message.name) or not self._has_home(message.name) or self._joins_group(message):
-            self.later(self._place_and_declare(message, respond), _naming(message.name, respond))
+            self.later(self._place_and_declare(message, respond), naming(message.name, respond))
             return None
         return self._declare_in(self._home(message.name), message, respond)
 
@@ -283,7 +265,7 @@ class Requests:
         if batch is not None and len(batch) > DECLARATION_BYTES_MAX:
             raise BadRequest(f"a declaration of {len(batch)} bytes is above the limit of {DECLARATION_BYTES_MAX}")
         if batch is not None and self._lacks_ids(log):
-            self.later(self._declare_with_ids(log, message, respond), _naming(message.name, respond))
+            self.later(self._declare_with_ids(log, message, respond), naming(message.name, respond))
             return None
 
         def answer() -> Message:
@@ -488,19 +470,6 @@ def _check_epoch(log: HostedLog, epoch: int) -> None:
 def loop_time() -> float:
     """The loop's clock, in s: that of the leases."""
     return asyncio.get_running_loop().time()
-
-
-def _naming(name: str, respond: Respond) -> Respond:
-    """Of a queue whose name a node has made, a refusal says it: it is placed, and may be declared by that elsewhere."""
-    if not split(name)[1].startswith(GENERATED):
-        return respond
-
-    def named(answer: Message | MirrorlogError) -> None:
-        if isinstance(answer, MirrorlogError):
-            answer.details.setdefault("queue", name)
-        respond(answer)
-
-    return named
 
 
 def _nobody_waits(answer: Message | MirrorlogError) -> None:
