@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
-from mirrorlog.broker.session.queue_lifetimes import Exclusives
+from mirrorlog.broker.session.queue_lifetimes import Exclusives, GivenNames
 from mirrorlog.client import Client
 from mirrorlog.errors import LogUnavailable, MirrorlogError, NotMaster, QueueExclusive
 from mirrorlog.queues.queue_table import Queue
@@ -205,3 +206,11 @@ async def test_a_name_that_another_node_has_given_is_heard_of_first(tmp_path: Pa
     async with running(settings) as node, Client(settings.client_bind) as client:
         node.view.behind.add("amq.gen-given")
         assert (await client.admin.declare("amq.gen-given")).name == "amq.gen-given"
+
+
+def test_nobody_is_asked_of_a_given_name_for_whom_may_not_declare_it() -> None:
+    """Goal: strangers make no work for the cluster."""
+    begun: list[object] = []
+    given = GivenNames(cast(Any, None), lambda name: None, lambda name: False, lambda work, respond: begun.append(work))
+    given.named(DeclareQueue(name="amq.gen-x"), begun.append, may=lambda message: False, go_on=begun.append)
+    assert not begun

@@ -464,18 +464,23 @@ class ClientSession:
         if isinstance(message, Login):
             self._door.requests.later(self._login(message, respond), respond)
         elif isinstance(message, DeclareQueue):
-            self._door.requests.given.named(message, lambda named: self._asked_for(named, respond), respond)
+            may, go_on = partial(self._may, respond=respond), partial(self._asked_for, respond=respond)
+            self._door.requests.given.named(message, respond, may=may, go_on=go_on)
         else:
             self._asked_for(message, respond)
 
-    def _asked_for(self, message: Message, respond: Callable[[Message | MirrorlogError], None]) -> None:
+    def _may(self, message: Message, respond: Callable[[Message | MirrorlogError], None]) -> bool:
         try:
             self.gate.check(message)
         except LoginFailed as error:
             respond(error)  # the connection is sound, and may log in yet
-            return
-        with asked_by(self.gate.user):
-            self._handle(message, respond)
+            return False
+        return True
+
+    def _asked_for(self, message: Message, respond: Callable[[Message | MirrorlogError], None]) -> None:
+        if self._may(message, respond):
+            with asked_by(self.gate.user):
+                self._handle(message, respond)
 
     def _handle(self, message: Message, respond: Callable[[Message | MirrorlogError], None]) -> None:
         requests = self._door.requests

@@ -209,16 +209,25 @@ class GivenNames:
         self._has_home = has_home
         self._later = later
 
-    def named(self, message: DeclareQueue, go_on: Callable[[DeclareQueue], None], respond: Respond) -> None:
+    def named(
+        self,
+        message: DeclareQueue,
+        respond: Respond,
+        *,
+        may: Callable[[DeclareQueue], bool],
+        go_on: Callable[[DeclareQueue], None],
+    ) -> None:
         """Goes on with a declaration as it is kept (`without_words`); one that leaves the queue's name to the node has
-        one then. Raises, or answers, BadRequest for such a name of a queue that is not there: nodes alone give them
-        out; AccessRefused for other names that nobody may give."""
+        one then. `may`: whether whoever asks may declare it, asked before others are. Raises, or answers, BadRequest
+        for such a name of a queue that is not there: nodes alone give them out; AccessRefused for other names that
+        nobody may give."""
         message = replace(message, arguments=without_words(message.arguments))
         virtual_host, name = split(message.name)
         if not name:
             go_on(replace(message, name=qualified(virtual_host, f"{GENERATED}{secrets.token_urlsafe(16)}")))
         elif name.startswith(GENERATED) and not self._has_home(message.name):
-            self._later(self._once_heard_of(message, go_on), respond)
+            if may(message):
+                self._later(self._once_heard_of(message, go_on), respond)
         elif name.startswith(RESERVED) and self._view.placed(message.name) is None and self._find(message.name) is None:
             raise AccessRefused(f"queue {name[:64]!r}: names that begin with {RESERVED} are reserved")
         else:
