@@ -4,7 +4,7 @@ the cluster decides."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -44,6 +44,7 @@ from mirrorlog.cluster.state.machine import applied
 from mirrorlog.cluster.state.placements import Placement, Span
 from mirrorlog.cluster.state.state import ClusterState, NodeFacts, Outcome
 from mirrorlog.cluster.state.topology import ClusterTopology, Permissions, User, VirtualHost
+from mirrorlog.cluster.state.topology_commands import PolicySet
 from mirrorlog.errors import (
     AccessRefused,
     BadRequest,
@@ -68,6 +69,7 @@ from mirrorlog.wire.messages.queues import (
     MovesFound,
     Stays,
 )
+from mirrorlog.wire.policies import Policy
 from tests.broker.test_moving import Log
 from tests.ha.replicas import settings_of
 
@@ -276,6 +278,38 @@ async def test_a_log_that_gets_another_queue_meanwhile_keeps_its_rule(node: Node
     assert node.state.rule(HERE) == Placement(copies=2)
     assert set(node.state.placing.moves) == {"q"}
     assert node.arguments("late") == {}
+
+
+def govern(node: Node, pattern: str, definition: dict[str, Any], queue_ids: Iterable[int]) -> None:
+    """A policy is decided, and the log says of these queues that it is theirs."""
+    node.state = replace(node.state, cluster_version=OWN)
+    policy = Policy(pattern=pattern, definition=definition)
+    assert not node.apply(PolicySet(virtual_host="/", name="p", policy=policy)).refusal
+    for queue_id in queue_ids:
+        name = node.log.replica.queues.find_id(queue_id).name
+        holds = node.view.effective(name, node.arguments(name))
+        said = QueueGoverned(
+            queue_id=queue_id, version=1, policy=holds.policy, operator_policy="", arguments=holds.arguments
+        )
+        node.log.say(encode_change(said))
+    node.log.confirm()
+
+
+@pytest.mark.parametrize("pattern", ["^q", ""])
+async def test_a_log_whose_queues_all_go_the_same_way_goes_instead(node: Node, pattern: str) -> None:
+    """Goal: a policy of all queues of a log moves its copies, and no record of any queue to another log. Method: a
+    policy of all of them, or of all but one: then they move, one by one."""
+    ids = [node.declare(f"q{number}") for number in range(3)]
+    other = node.declare("other")
+    govern(node, pattern, {"ha-mode": "exactly", "ha-params": 1}, [*ids, *([] if pattern else [other])])
+    await node.passes(30)
+    if pattern:
+        assert node.state.rule(HERE) == Placement(copies=2)
+        assert set(node.state.placing.moves) == {"q0", "q1", "q2"}
+    else:
+        assert node.state.rule(HERE) == Placement(copies=1)
+        assert node.begun() == []
+        assert await node.rows() == []
 
 
 THERE = str(UUID(int=0xB))

@@ -71,7 +71,7 @@ def _check_group(queue: Declared, state: ClusterState, log_id: str) -> None:
     log, rule = state.logs[log_id], state.rule(log_id)
     there = {"copies": log.copies, "nodes": list(rule.nodes), "flush": log.flush, "min_in_sync": log.min_in_sync}
     there |= {**rule.promotes, REPLACE_AFTER: rule.replace_after_ms}
-    asked = _place_of(queue.arguments)
+    asked = place_asked(queue.arguments)
     if all(there[name] == value for name, value in asked.items()):
         return
     wants = ", ".join(f"{name} = {value!r}" for name, value in asked.items())
@@ -123,7 +123,7 @@ def unlike(
     where they are flushed: it asks for that which holds without them.
 
     A queue of an `x-log-group` is where the others are: what it does not name counts for nothing."""
-    of_group, arguments = bool(log_group_of(arguments)), _place_of(arguments)
+    of_group, arguments = bool(log_group_of(arguments)), place_asked(arguments)
     there = {"nodes": list(rule.nodes) or None, "flush": rule.flush, "min_in_sync": rule.min_in_sync}
     there["copies"] = (copies_of(rule) if of_group else None) if rule.nodes else rule.copies or None
     there |= {**rule.promotes, REPLACE_AFTER: rule.replace_after_ms}
@@ -143,7 +143,7 @@ def unlike(
     return found
 
 
-def _place_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def place_asked(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """What is asked for of a place. What an older version took in another shape asks for nothing; more copies than
     there can be are all."""
     asked = {name: arguments[name] for name in _ASKED if name in arguments and fits(name, arguments[name])}
@@ -198,7 +198,7 @@ class _Search:
     def _founded(self, arguments: Mapping[str, Any]) -> list[str]:
         """Those of the logs without a rule of their own that are as the queue asks: of these there are as many as the
         operator wants, or one for each node."""
-        arguments = _place_of(arguments)
+        arguments = place_asked(arguments)
         flush, copies = arguments.get("flush"), arguments.get("copies")
         logs = {log_id: log for log_id, log in self._logs.items() if not self._state.placing.place(log_id).rule}
         always = any(arguments.get(name, WHEN_SYNCED) != WHEN_SYNCED for name in PROMOTES)
@@ -218,7 +218,7 @@ class _Search:
         )
 
     def rule(self, arguments: Mapping[str, Any]) -> Placement:
-        arguments = _place_of(arguments)
+        arguments = place_asked(arguments)
         nodes = tuple(arguments.get("nodes", ()))
         rule = Placement(
             copies=0 if nodes else arguments.get("copies", self._settings.copies),

@@ -21,6 +21,7 @@ from mirrorlog import versions
 from mirrorlog.broker.hosting.hosted_log import HostedLog
 from mirrorlog.broker.hosting.hosted_logs import HostedLogs
 from mirrorlog.broker.log.refusals import not_master
+from mirrorlog.broker.membership.placing import place_asked
 from mirrorlog.broker.moves.evening import QueueEvening
 from mirrorlog.broker.moves.former_records import FormerRecords
 from mirrorlog.broker.moves.move_service import MoveService
@@ -65,7 +66,8 @@ SIZED_MAX: Final = 50
 
 
 class _Plan(NamedTuple):
-    """Which queues change, as they are found now. `in_place`: nobody else is in their log, and it may get the rule."""
+    """Which queues change, as they are found now. `in_place`: nobody is in their log who asks for another place, and it
+    may get the rule."""
 
     ids: tuple[int, ...]
     names: tuple[str, ...]
@@ -226,7 +228,7 @@ class AlterRequests:
         check_together(asker(), self._view.users(), names)
         holds = self._view.effective(queue.name, arguments).arguments
         rule = self._view.rule_for(holds)
-        alone = set(self._view.placed_in(log.log_id)) <= set(names)
+        alone = all(name in names or self._goes_along(log, name, holds) for name in self._view.placed_in(log.log_id))
         return _Plan(
             ids=tuple(each.queue_id for each in together),
             names=names,
@@ -237,6 +239,14 @@ class AlterRequests:
             in_place=alone and holds.get(SYNC_MODE) != "manual" and self._view.may_alter(log.log_id, rule),
             log_group=log_group_key(queue.name, queue.arguments),
         )
+
+    def _goes_along(self, log: HostedLog, name: str, holds: Mapping[str, Any]) -> bool:
+        """Whether another queue asks for another place than this log's, too, and for the same one as a queue for which
+        this holds: then the log goes there, and none of its queues has to."""
+        queue = log.replica.queues.named(name)
+        if queue is None or place_asked(queue.effective) != place_asked(holds):
+            return False
+        return queue.effective.get(SYNC_MODE) != "manual" and bool(self._view.unlike(queue, log.log_id))
 
     def _together(self, log: HostedLog, queue: Queue) -> list[Queue]:
         """The queues of its log group, it among them."""
