@@ -100,6 +100,7 @@ class ClusterService:
         self._place: tuple[Files, Path] | None = None
         self.registration = Registration(lambda: self.identity, self, failed=host.failed)
         self._foreseen: tuple[int, ClusterState] | None = None
+        self._known_to = 0
         self.expected: ClusterState
         """From `open` on: `state`; before all is decided that the disk held at the start, that. For what must not be
         forgotten. Whoever publishes is looked up in it, with each batch."""
@@ -121,7 +122,8 @@ class ClusterService:
         self._place = files, directory
         self._driver = self._make_driver(*await self._loop.run_in_executor(self._helper, opened))
         self.expected = self.foreseen()
-        self._foreseen = self.driver.raft.log.last_index, self.expected
+        self._known_to = self.driver.raft.log.last_index
+        self._foreseen = self._known_to, self.expected
 
     def _make_driver(self, store: RaftStore, stored: Stored) -> RaftDriver:
         raft = Raft(store.own, stored, chance=Random(), now=self._loop.time(), timing=self._timing)
@@ -368,9 +370,10 @@ class ClusterService:
     def applied(self, step: AppliedEntry) -> None:
         if self.chronicle is not None:
             self.chronicle.applied(step)
-        if step.after.cluster_version != step.before.cluster_version:
+        is_new = step.entry.index > self._known_to  # what the disk held at the start is applied once more
+        if is_new and step.after.cluster_version != step.before.cluster_version:
             logger.info("cluster_version_raised version=%s", step.after.cluster_version)
-        if isinstance(step.command, LOGGED):
+        if is_new and isinstance(step.command, LOGGED):
             for event in events_of(step):
                 logger.info("%s", line_of(event))
         if isinstance(step.command, NodeStarted) and step.command.start_id == self.identity.start_id:

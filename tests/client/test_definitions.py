@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from mirrorlog.client.definitions.plan import OF_RABBITMQ, OURS, for_rabbitmq, named, plan, renamed_nodes
-from mirrorlog.errors import BadRequest
+from mirrorlog.client.definitions.rows import Row
+from mirrorlog.client.definitions.transfer import document_of
+from mirrorlog.doors.management.shapes import error_of
+from mirrorlog.errors import BadRequest, LogUnavailable
 from mirrorlog.queues.policies import KEYS
-from mirrorlog.wire.messages.queues import DeclareQueue
+from mirrorlog.wire.messages.queues import DeclareQueue, Metadata, QueueInfo, QueueOutage
 from mirrorlog.wire.messages.topology import SetPolicy, SetUserLimits
+from mirrorlog.wire.names import qualified
+from mirrorlog.wire.routing import Binding
+
+if TYPE_CHECKING:
+    from mirrorlog.client import Client
 
 DOCUMENT: dict[str, Any] = {
     "rabbit_version": "3.10.8",
@@ -104,8 +114,51 @@ def test_objects_of_one_virtual_host_go_into_it_and_what_is_of_all_is_named() ->
     assert [each.partition(": ")[2] for each in plan(rows).refused] == ["[{key_missing,vhost}]"]
 
 
+def test_what_names_another_virtual_host_than_is_asked_for_is_not_put_into_that() -> None:
+    """Goal: objects of all virtual hosts are not merged into one. Method: a document of two of them, read into one."""
+    two = [{"name": "q", "vhost": "shop"}, {"name": "q", "vhost": "/"}]
+    bound = {"source": "e", "destination": "q", "vhost": "/"}
+    found = plan({"queues": two, "bindings": [bound], "exchanges": [{"name": "e", "type": "topic"}]}, vhost="shop")
+    assert [[named(step) for step in stage] for stage in found.steps] == [
+        ["exchange e in virtual host shop"],
+        ["queue q in virtual host shop"],
+    ]
+    assert found.ignored == [
+        "queue q in virtual host /: not of virtual host shop",
+        "binding e to q in virtual host /: not of virtual host shop",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("section", "row", "said"),
+    [
+        ("queues", {"name": 5}, "queue 5 in virtual host /: name should be a string, actually was 5"),
+        ("queues", {"name": ""}, "queue  in virtual host /: queue '': a name has 1 to 255 characters"),
+        ("queues", {"name": "shop\x1fq"}, r"queue 'shop\x1fq' in virtual host /: queue 'shop\x1fq': a name has"),
+        ("queues", {"name": "q", "durable": 1}, "queue q in virtual host /: durable should be true or false"),
+        ("queues", {"name": "q", "arguments": [1]}, "queue q in virtual host /: arguments should be an object"),
+        ("queues", {"name": "q", "arguments": {"x": 10**30}}, "queue q in virtual host /: "),
+        ("queues", {"name": "q", "arguments": {"x": "\ud800"}}, "queue q in virtual host /: 'utf-8' codec"),
+        ("exchanges", {"name": "e", "type": []}, "exchange e in virtual host /: type should be a string"),
+        ("bindings", {"source": "e", "destination": {}}, "binding e to {} in virtual host /: destination should be"),
+        ("policies", {"name": "p", "pattern": ".", "definition": {}, "apply-to": []}, "policy p in virtual host /: "),
+        ("parameters", {"name": "p", "component": "operator_policy", "value": 5}, "parameter p in virtual host /: "),
+        ("users", {"name": "u", "tags": 5}, "user u in virtual host /: tags should be a list of strings"),
+        ("users", {"name": "u", "limits": {"max-connections": "x"}}, "user u in virtual host /: max-connections"),
+        ("permissions", {"user": "u", "configure": 5, "write": "", "read": ""}, "permission u in virtual host /: "),
+    ],
+)
+def test_what_is_wrong_with_an_object_is_told_in_a_line_that_names_it(section: str, row: Any, said: str) -> None:
+    """Goal: no value of any type stops the others, or is told without its place. Method: one wrong value at a time."""
+    found = plan({section: [{"vhost": "/", **row}], "vhosts": [{"name": "v"}]})
+    (refused,) = found.refused
+    assert refused.startswith(said)
+    assert "\n" not in refused
+    assert [[named(step) for step in stage] for stage in found.steps] == [["virtual host v"]]
+
+
 def test_a_document_or_names_of_nodes_that_are_none_are_refused() -> None:
-    for wrong in ({"queues": {"name": "q"}}, {"queues": ["q"]}):
+    for wrong in ({"queues": {"name": "q"}}, {"queues": ["q"]}, {"queues": ""}):
         with pytest.raises(BadRequest, match="queues should be a list of objects"):
             plan(wrong)
     for pair in ("rabbit@a", "=n1", "rabbit@a="):
@@ -147,6 +200,82 @@ def test_a_document_from_here_is_what_rabbitmq_takes_as_a_whole() -> None:
         "queue q: argument copies",
         "user u: there is no hash of the password",
     ]
+
+
+def test_a_node_that_is_mapped_and_that_no_policy_names_is_told() -> None:
+    """Goal: a slip in a name does not send a policy to nodes that are not there in silence. Method: both ways, and the
+    names the wrong way round."""
+    rows = {"policies": [DOCUMENT["policies"][0]]}
+    assert "map-node" not in str(plan(rows, nodes={"rabbit@a": "n1", "rabbit@b": "n2"}).ignored)
+    told = ["map-node n1: no policy names that node"]
+    assert plan(rows, nodes={"n1": "rabbit@a"}).ignored[1:] == told
+    assert for_rabbitmq(rows, nodes={"n1": "rabbit@a"})[1] == told
+
+
+class Declared:
+    """A client of a cluster of one virtual host, with a queue, an exclusive one, and an exchange to which both are
+    bound, and which is bound to another."""
+
+    def __init__(self, *outages: str) -> None:
+        self._queues = [
+            QueueInfo(
+                name=name,
+                queue_id=1,
+                log_id="l",
+                epoch=1,
+                master="n1",
+                mirrors=[],
+                begin=0,
+                next=0,
+                arguments=arguments,
+            )
+            for name, arguments in (("q", {}), ("own", {"exclusive": True}))
+        ]
+        self._outages = [QueueOutage(name=name, log_id="l", node="n2", reason="n2 is down") for name in outages]
+        self.admin = self
+        self.topology = self
+
+    async def metadata(self, queues: None) -> Metadata:
+        return Metadata(
+            cluster_id="", cluster_name="c", node_id="n1", nodes=[], queues=self._queues, outages=self._outages
+        )
+
+    async def virtual_hosts(self) -> list[SimpleNamespace]:
+        return [SimpleNamespace(name=name) for name in ("/", "shop")]
+
+    async def routing(self, *, virtual_host: str) -> SimpleNamespace:
+        bindings = [Binding("e", name, "", to_exchange=name == "f") for name in ("q", "own", "f", "gone")]
+        return SimpleNamespace(exchanges={}, bindings=bindings if virtual_host == "/" else [])
+
+    async def policies(self) -> SimpleNamespace:
+        return SimpleNamespace(policies=[])
+
+    async def users(self) -> list[Any]:
+        return []
+
+
+def written(declared: Declared, vhost: str | None = None) -> Row:
+    return asyncio.run(document_of(cast("Client", declared), vhost))
+
+
+def test_what_is_bound_to_a_queue_that_is_not_written_is_not_written() -> None:
+    """Goal: a document from here is read elsewhere without a refusal. Method: bindings to a queue that goes with its
+    connection, and to one that is gone."""
+    document = written(Declared())
+    assert [row["name"] for row in document["queues"]] == ["q"]
+    assert [row["destination"] for row in document["bindings"]] == ["q", "f"]
+
+
+def test_no_document_is_written_while_nobody_can_tell_of_a_queue() -> None:
+    """Goal: a backup that lacks queues does not look whole. Method: outages, of the virtual host that is asked for and
+    of the other; one of a queue that a copy knows."""
+    lost = [qualified("shop", f"b{number:02}") for number in range(25)]
+    with pytest.raises(LogUnavailable, match=r"25 queues were declared: b00 in virtual host shop, .* b24 in .* n2 is"):
+        written(Declared(*lost))
+    with pytest.raises(LogUnavailable, match="1 queues were declared: a; "):
+        written(Declared("a"), "/")
+    assert written(Declared(*lost, "q"), "/")["queues"]
+    assert (LogUnavailable.exit_code, error_of(LogUnavailable("")).status) == (3, 503)
 
 
 def test_keys_of_policies_are_known_here_or_there() -> None:

@@ -56,6 +56,7 @@ from mirrorlog.cluster.state.topology_commands import (
 )
 from mirrorlog.versions import run_id
 from mirrorlog.wire.fairness.quotas import UserLimits
+from mirrorlog.wire.names import qualified
 from mirrorlog.wire.policies import Policy
 
 
@@ -282,6 +283,19 @@ def test_policies_are_told_with_what_they_say() -> None:
         f"definition={definition} by=ann"
     )
     assert line_of(told[2]) == "policy_cleared policy=two virtual_host=/ operator=False by=ann"
+
+
+def test_no_text_of_a_client_makes_a_line_of_the_log_read_as_another() -> None:
+    """Goal: nobody who may set a policy writes lines into the logs of all nodes. Method: a pattern with a line break, a
+    name with blanks, one that is quoted already, and a queue of another virtual host."""
+    odd = Policy("^a\nnode_left node=n1|\u2028", {"max-length": 5}, "queues")
+    (told,) = History().tell(PolicySet(virtual_host="/", name="two of=them", policy=odd))
+    assert line_of(told) == (
+        "policy_set policy='two of=them' virtual_host=/ operator=False pattern='^a\\nnode_left node=n1|\\u2028' "
+        'apply_to=queues priority=0 definition={"max-length":5}'
+    )
+    event = Event(kind="sync_begun", text="", details={"queue": qualified("shop", "orders"), "by": "'ann'"})
+    assert line_of(event) == """sync_begun queue='orders in virtual host shop' by="'ann'\""""
 
 
 def test_every_node_logs_what_concerns_mirrors_and_policies() -> None:

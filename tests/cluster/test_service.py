@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from pathlib import Path
 
 import pytest
@@ -178,6 +179,27 @@ def test_a_majority_that_is_gone_stops_decisions_and_its_return_resumes_them(tmp
             )
             await b.start(nodes)
             assert not (await deciding).refusal
+
+    asyncio.run(run())
+
+
+def test_a_node_that_starts_again_logs_nothing_once_more(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Goal: a line of the log is of the moment that it is stamped with, though all since the last snapshot is applied
+    again. Method: a node alone, whose next run makes it master in another epoch."""
+    caplog.set_level(logging.INFO, logger="mirrorlog.cluster.service")
+
+    def promoted() -> list[str]:
+        lines = [record.getMessage().split() for record in caplog.records]
+        return [word for words in lines if words[0] == "promoted" for word in words if word.startswith("epoch=")]
+
+    async def run() -> None:
+        async with founded(tmp_path, "a") as (a,):
+            assert promoted() == ["epoch=2"]
+            await a.die()
+            caplog.clear()
+            await a.start([a])
+            await until(lambda: [log.epoch for log in a.state.logs.values()] == [3])
+            assert promoted() == ["epoch=3"]
 
     asyncio.run(run())
 

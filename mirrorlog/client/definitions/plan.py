@@ -10,7 +10,7 @@ with the first one whoever has not logged in may do nothing any more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -36,6 +36,7 @@ from mirrorlog.client.definitions.rows import (
 from mirrorlog.errors import BadRequest
 from mirrorlog.wire.fairness.quotas import UserLimits
 from mirrorlog.wire.messages.base import Message
+from mirrorlog.wire.messages.codec import encode
 from mirrorlog.wire.messages.queues import DeclareQueue
 from mirrorlog.wire.messages.topology import (
     AddVirtualHost,
@@ -46,7 +47,7 @@ from mirrorlog.wire.messages.topology import (
     SetUser,
     SetUserLimits,
 )
-from mirrorlog.wire.names import qualified, split
+from mirrorlog.wire.names import check_name, qualified, split
 from mirrorlog.wire.policies import Policy
 from mirrorlog.wire.routing import KINDS, PREDEFINED
 
@@ -86,8 +87,8 @@ class Plan:
 
 
 def plan(document: Mapping[str, Any], *, vhost: str | None = None, nodes: Mapping[str, str] | None = None) -> Plan:
-    """`vhost`: into which objects go that name none; None: each names its own. `nodes`: what those that policies name
-    are called here. Raises BadRequest for a document that is none."""
+    """`vhost`: into which objects go that name none or that one, others are passed over; None: each names its own.
+    `nodes`: what those that policies name are called here. Raises BadRequest for a document that is none."""
     return _Planning(document, vhost, nodes or {}).run()
 
 
@@ -100,6 +101,7 @@ class _Planning:
         self._document, self._vhost, self._nodes = document, vhost, nodes
         self._is_ours = document.get("product_name") == PRODUCT
         self._found = Plan()
+        self._nodes_met: set[str] = set()
 
     def run(self) -> Plan:
         document, found = self._document, self._found
@@ -121,18 +123,23 @@ class _Planning:
         ]
         for stage in stages:
             self._stage(stage)
+        found.ignored += _unnamed(self._nodes, self._nodes_met)
         return found
 
     def _stage(self, parts: Iterable[_Part]) -> None:
         steps: list[Message] = []
         for what, rows, read in parts:
             for row in rows:
+                if self._vhost is not None and row.get("vhost") not in (None, self._vhost):
+                    self._ignore(f"{_called(what, row)}: not of virtual host {self._vhost}")
+                    continue
                 try:
-                    steps += read(row)
-                except BadRequest as error:
-                    name = row.get("name") or row.get("user") or row.get("source", "")
-                    where = f" in virtual host {row['vhost']!s:.80}" if "vhost" in row else ""
-                    self._found.refused.append(f"{what} {name!s:.80}{where}: {error.message}")
+                    found = read(row)
+                    for step in found:
+                        encode(step)  # JSON has numbers and texts that messages have not
+                    steps += found
+                except (BadRequest, UnicodeError, RecursionError) as error:
+                    self._found.refused.append(f"{_called(what, row)}: {' '.join(str(error).split())}")
         if steps:
             self._found.steps.append(steps)
 
@@ -174,6 +181,7 @@ class _Planning:
             self._found.noted.append(
                 f"{told}: {PROMOTE_ON_FAILURE} is {WHEN_SYNCED} here unless it is set; RabbitMQ's default is always"
             )
+        self._nodes_met |= _nodes_in(kept)
         kept = _renamed(kept, self._nodes)
         return [SetPolicy(name=name, policy=replace(policy, definition=kept), virtual_host=vhost, operator=operator)]
 
@@ -194,6 +202,7 @@ class _Planning:
     def _queue(self, row: Row) -> list[Message]:
         require(row, "name")
         name, vhost = text(row, "name"), self._where(row)
+        check_name("queue", name)  # without one the node would make one; with a separator, in another virtual host
         arguments, ignored = queue_arguments(row)
         self._ignore(*(f"queue {name} in virtual host {vhost}: argument {each}" for each in ignored))
         return [DeclareQueue(name=qualified(vhost, name), arguments=arguments)]
@@ -228,10 +237,24 @@ class _Planning:
 
 
 def _rows(document: Mapping[str, Any], section: str) -> list[Row]:
-    rows = document.get(section) or []
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise BadRequest(f"{section} should be a list of objects")
+    rows = document.get(section)
+    rows = [] if rows is None else rows
+    if odd := [row for row in rows if not isinstance(row, dict)] if isinstance(rows, list) else [rows]:
+        raise BadRequest(f"{section} should be a list of objects, actually was {odd[0]!r:.80}")
     return rows
+
+
+def _called(what: str, row: Row) -> str:
+    """For people, whatever is wrong with it."""
+    name = row.get("name") or row.get("user") or row.get("source", "")
+    to = f" to {_word(row['destination'])}" if what == "binding" and "destination" in row else ""
+    where = f" in virtual host {_word(row['vhost'])}" if "vhost" in row else ""
+    return f"{what} {_word(name)}{to}{where}"
+
+
+def _word(value: object) -> str:
+    text_ = f"{value!s:.80}"
+    return text_ if text_.isprintable() else repr(text_)
 
 
 def _unknown_section(section: str, content: Any) -> list[str]:
@@ -282,16 +305,28 @@ def _renamed(definition: Mapping[str, Any], nodes: Mapping[str, str]) -> dict[st
     return {**definition, _NODES: [nodes.get(each, each) if isinstance(each, str) else each for each in params]}
 
 
+def _nodes_in(definition: Mapping[str, Any]) -> set[str]:
+    params = definition.get(_NODES)
+    return {each for each in params if isinstance(each, str)} if isinstance(params, list) else set()
+
+
+def _unnamed(nodes: Mapping[str, str], met: Set[str]) -> list[str]:
+    return [f"map-node {name}: no policy names that node" for name in nodes if name not in met]
+
+
 def for_rabbitmq(document: Mapping[str, Any], *, nodes: Mapping[str, str] | None = None) -> tuple[Row, list[str]]:
     """One from here as RabbitMQ takes it, and what is left out. Policies say how a mirror is promoted, for its default
     is another one; users are left out, for it takes their password away where there is no hash, and so are their
     permissions."""
     told: list[str] = []
+    met: set[str] = set()
     policies, parameters = [], []
     for row in document.get("policies", ()):
+        met |= _nodes_in(row["definition"])
         if definition := _theirs(f"policy {row['name']}", row["definition"], nodes or {}, told):
             policies.append({**row, "definition": definition})
     for row in document.get("parameters", ()):
+        met |= _nodes_in(row["value"]["definition"])
         kept = _theirs(f"operator policy {row['name']}", row["value"]["definition"], nodes or {}, told)
         if kept:
             parameters.append({**row, "value": {**row["value"], "definition": kept}})
@@ -301,6 +336,7 @@ def for_rabbitmq(document: Mapping[str, Any], *, nodes: Mapping[str, str] | None
         told += [f"queue {row['name']}: argument {key}" for key in sorted(row["arguments"].keys() - arguments.keys())]
         queues.append({**row, "arguments": arguments})
     told += [f"user {row['name']}: there is no hash of the password" for row in document.get("users", ())]
+    told += _unnamed(nodes or {}, met)
     left = {"policies": policies, "parameters": parameters, "queues": queues}
     gone: Row = {section: [] for section in ("users", "permissions") if section in document}
     return {**document, **left, **gone}, told

@@ -1,6 +1,7 @@
 """All that a cluster has declared, written into one document and read from one, by a client.
 
-What is there already stays as it is. What is refused does not hold up the rest. To read a document once more goes on
+Queues, exchanges and bindings that are there already stay as they are; policies, users and permissions become as the
+document says. What is refused does not hold up the rest. To read a document once more goes on
 where an attempt before ended, for most of it is there then. Nodes tell no hashes, so users are written without.
 """
 
@@ -26,9 +27,9 @@ from mirrorlog.client.definitions.rows import (
     permission_rows,
     user_row,
 )
-from mirrorlog.errors import BadRequest, ExchangeExists, MirrorlogError, NoSuchVirtualHost, QueueExists
+from mirrorlog.errors import BadRequest, ExchangeExists, LogUnavailable, MirrorlogError, NoSuchVirtualHost, QueueExists
 from mirrorlog.wire.messages.base import Message
-from mirrorlog.wire.messages.queues import DeclareQueue
+from mirrorlog.wire.messages.queues import DeclareQueue, Metadata
 from mirrorlog.wire.messages.topology import (
     AddVirtualHost,
     Bind,
@@ -38,7 +39,7 @@ from mirrorlog.wire.messages.topology import (
     SetUser,
     SetUserLimits,
 )
-from mirrorlog.wire.names import split
+from mirrorlog.wire.names import shown, split
 from mirrorlog.wire.policies import Policy, PolicyRow
 from mirrorlog.wire.routing import Binding
 
@@ -50,19 +51,27 @@ AT_ONCE_MAX: Final = 16
 
 
 async def document_of(client: Client, vhost: str | None = None) -> Row:
-    """Of one virtual host, without naming it in each row; or of all, with users and permissions. Raises
-    NoSuchVirtualHost."""
+    """Of one virtual host, without naming it in each row; or of all, with users and permissions. Without exclusive
+    queues, and what is bound to them: these go with their connections. Raises NoSuchVirtualHost; LogUnavailable naming
+    the queues of which nobody can tell now how they were declared."""
     there = sorted(each.name for each in await client.admin.topology.virtual_hosts())
     if vhost is not None and vhost not in there:
         raise NoSuchVirtualHost(f"there is no virtual host {vhost!r}")
     vhosts = there if vhost is None else [vhost]
     metadata = await client.metadata(None)
-    queues = [declared_row(info) for info in metadata.queues if split(info.name)[0] in vhosts]
+    _check_all_told(metadata, vhosts)
+    declared = [declared_row(info) for info in metadata.queues if split(info.name)[0] in vhosts]
+    queues = [row for row in declared if not row.pop("exclusive")]
+    names = {(row["vhost"], row["name"]) for row in queues}
     exchanges, bindings = [], []
     for each in vhosts:
         routing = await client.admin.topology.routing(virtual_host=each)
         exchanges += [exchange_row(each, name, exchange) for name, exchange in sorted(routing.exchanges.items())]
-        bindings += [binding_row(each, binding) for binding in routing.bindings]
+        bindings += [
+            binding_row(each, binding)
+            for binding in routing.bindings
+            if binding.to_exchange or (each, binding.destination) in names
+        ]
     document: Row = {
         "rabbit_version": API_VERSION,
         "rabbitmq_version": API_VERSION,
@@ -78,7 +87,7 @@ async def document_of(client: Client, vhost: str | None = None) -> Row:
             for row in await all_policies(client, operator=False)
             if row.virtual_host in vhosts
         ],
-        "queues": [row for row in queues if not row.pop("exclusive")],
+        "queues": queues,
         "exchanges": exchanges,
         "bindings": bindings,
     }
@@ -95,6 +104,18 @@ async def document_of(client: Client, vhost: str | None = None) -> Row:
         "topic_permissions": [],
         "global_parameters": [{"name": "cluster_name", "value": metadata.cluster_name}],
     }
+
+
+def _check_all_told(metadata: Metadata, vhosts: Sequence[str]) -> None:
+    """A document without them would look whole. Raises LogUnavailable."""
+    there = {info.name for info in metadata.queues}
+    lost = {each.name: each for each in metadata.outages if each.name not in there and split(each.name)[0] in vhosts}
+    if lost:
+        raise LogUnavailable(
+            f"no definitions are written, for nobody can tell now how {len(lost)} queues were declared: "
+            f"{', '.join(map(shown, sorted(lost))):.1000}; try again when their nodes are there: "
+            f"{next(iter(lost.values())).reason}"
+        )
 
 
 async def all_policies(client: Client, *, operator: bool) -> list[PolicyRow]:

@@ -17,19 +17,10 @@ from mirrorlog.cluster.state.machine import AppliedEntry
 from mirrorlog.cluster.state.state import ClusterState
 from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, shown, split
 
-OF_USERS: Final = frozenset(
-    {
-        "user_set",
-        "user_deleted",
-        "password_renewed",
-        "permissions_set",
-        "permissions_cleared",
-        "user_limits_set",
-        "logins_failed",
-        "rights_refused",
-        "users_held",
-    }
-)
+OF_USERS: Final = frozenset({
+    "user_set", "user_deleted", "password_renewed", "permissions_set", "permissions_cleared", "user_limits_set",
+    "logins_failed", "rights_refused", "users_held",
+})  # fmt: skip
 """Kinds of events that tell who there is and what he may: for administrators, as the list of users is."""
 
 
@@ -65,12 +56,19 @@ LOGGED: Final = (
 
 
 def line_of(event: Event) -> str:
-    """As a log line has it: `kind key=value …`."""
+    """As a log line has it: `kind key=value …`. Texts come from clients: one that could pass for more than a value, or
+    for another line, is quoted."""
     facts = {"log": event.log, "node": event.node, **event.details}
-    told = {
-        name: ",".join(map(str, value)) if isinstance(value, list | tuple) else value for name, value in facts.items()
-    }
-    return " ".join([event.kind, *(f"{name}={value}" for name, value in told.items() if value != "")])
+    told = {name: _written(name, value) for name, value in facts.items()}
+    return " ".join([event.kind, *(f"{name}={value}" for name, value in told.items() if value)])
+
+
+def _written(name: str, value: object) -> str:
+    text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    if name == "queue":
+        text = shown(text)
+    is_plain = text.isprintable() and " " not in text and not text.startswith(("'", '"'))
+    return text if is_plain else repr(text)
 
 
 def _asked_for(event: Event, by: str) -> Event:

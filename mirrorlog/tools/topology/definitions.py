@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -21,27 +21,25 @@ if TYPE_CHECKING:
     from mirrorlog.client.definitions.transfer import Imported
 
 STDIO = "-"
-MapNode = Annotated[
-    list[str] | None,
-    typer.Option("--map-node", metavar="THEIRS=OURS", help="What a node is called where they go; may be repeated."),
-]
+_MAPPED: Final = "What a node that policies name is called where they go; may be repeated."
 
 
 def import_definitions(
     context: typer.Context,
     file: Annotated[str, typer.Argument(metavar="FILE", help="The document; - is stdin.")],
     *,
-    map_node: MapNode = None,
+    map_node: Annotated[list[str] | None, typer.Option(metavar="THEIRS=OURS", help=_MAPPED)] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be made, and make nothing.")] = False,
     vhost: OnlyVirtualHost = None,
     as_json: AsJson = False,
 ) -> None:
     """Make what a document of RabbitMQ's has: virtual hosts, policies, exchanges, queues, bindings, users, permissions.
 
-    What is there stays as it is. Every object and key that means nothing here is named, and what means something else.
-    What is refused holds up nothing else; then the exit code is 2, and the same document can be read once more. With
-    --vhost objects that name no virtual host go into that one. Users come last: in a cluster that has none, log in
-    (--user) as one of the administrators that the document has.
+    Queues, exchanges and bindings that are there stay as they are; policies, users and permissions become as the
+    document says. Every object and key that means nothing here is named, and what means something else. What is refused
+    holds up nothing else; then the exit code is 2, and the same document can be read once more. With --vhost objects
+    that name no virtual host go into that one, and those that name another are ignored, and named. Users come last: in
+    a cluster that has none, log in (--user) as one of the administrators that the document has.
 
     Example: mqtool import-definitions rabbit.json --map-node rabbit@a=n1
     """
@@ -73,7 +71,7 @@ def _document(file: str) -> dict[str, Any]:
     try:
         text = sys.stdin.read() if file == STDIO else Path(file).read_text()
         document = json.loads(text)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BadInput(f"{file} cannot be read as JSON: {error}") from None
     if not isinstance(document, dict):
         raise BadInput(f"{file} has no definitions: it should be a JSON object")
@@ -87,14 +85,15 @@ def export_definitions(
     for_rabbitmq: Annotated[
         bool, typer.Option("--for-rabbitmq", help="Without what RabbitMQ refuses; what is left out is told.")
     ] = False,
-    map_node: MapNode = None,
+    map_node: Annotated[list[str] | None, typer.Option(metavar="OURS=THEIRS", help=_MAPPED)] = None,
     vhost: OnlyVirtualHost = None,
     as_json: AsJson = False,
 ) -> None:
     """Write all that is declared as one JSON document, as RabbitMQ's tools do: to read it here once more, or there.
 
-    Without exclusive queues, records and hashes of passwords. RabbitMQ refuses all of a document for one key of a
-    policy that it does not know: --for-rabbitmq leaves these out, and users, and says what promotes a mirror.
+    Without exclusive queues, records and hashes of passwords. While nobody can tell how some queue was declared, for
+    its nodes are down, nothing is written: the exit code is 3, try again. RabbitMQ refuses all of a document for one
+    key of a policy that it does not know: --for-rabbitmq leaves these out, and users, and says what promotes a mirror.
 
     Example: mqtool export-definitions cluster.json --for-rabbitmq
     """
