@@ -104,11 +104,15 @@ def sent_of(text: str, ports: set[int]) -> dict[str, int]:
 class Load:
     """A thread that publishes one message after the other at one node, and times their confirms."""
 
-    def __init__(self, driver: Driver, queue: str, number: int, first: int) -> None:
+    def __init__(
+        self, driver: Driver, queue: str, number: int, first: int, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`clock`: s."""
         self.confirmed: list[int] = []
         self.unconfirmed: list[int] = []
         self.longest_s = 0.0
         self._driver, self._queue, self._node, self._next = driver, queue, number, first
+        self._clock, self._confirmed_at = clock, clock()
         self._ended = threading.Event()
         self._began = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -127,7 +131,6 @@ class Load:
                 self._publish(sender.send)
 
     def _publish(self, send: Callable[[bytes], None]) -> None:
-        confirmed_at = time.monotonic()
         while not self._ended.is_set():
             number, self._next = self._next, self._next + 1
             try:
@@ -135,12 +138,12 @@ class Load:
             except Exception:
                 self.unconfirmed.append(number)
                 raise
-            now = time.monotonic()
+            now = self._clock()
             self.confirmed.append(number)
             if self._began.is_set():
-                self.longest_s = max(self.longest_s, now - confirmed_at)
+                self.longest_s = max(self.longest_s, now - self._confirmed_at)
             self._began.set()
-            confirmed_at = now
+            self._confirmed_at = now
             time.sleep(1 / RATE)
 
 

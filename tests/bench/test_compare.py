@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 
-from bench.compare.driver import Place, Told, place_of
-from bench.compare.play import answer_text, sent_of, verdict
+from bench.compare.driver import Driver, Place, Told, place_of
+from bench.compare.play import Load, answer_text, sent_of, verdict
 from bench.compare.scenarios import SCENARIOS, Begin, Check, End, Kill, Mark, Return, Scenario, Settled, filled_in
 from bench.compare.table import markdown_of, rows_of
 
@@ -75,6 +81,40 @@ def test_every_story_is_told_to_its_end(scenario: Scenario) -> None:
     timed = [number for number, step in enumerate(steps) if isinstance(step, Settled) and step.told]
     assert all(Mark in kinds[:number] for number in timed)
     assert scenario.once or kinds[-1] is Check
+
+
+class Breaking:
+    """A system whose first connection breaks at its third message, 10 s after the one before, and whose second one
+    takes 5 s to be made; on a clock of its own."""
+
+    name = "breaking"
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.again = threading.Event()
+        self._sent = 0
+
+    @contextmanager
+    def sender(self, queue: str, number: int) -> Iterator[SimpleNamespace]:
+        self.now += 5 * (self._sent > 0)
+        yield SimpleNamespace(send=self.send)
+
+    def send(self, body: bytes) -> None:
+        self._sent += 1
+        if self._sent == 3:
+            self.now += 10
+            raise ConnectionError
+        if self._sent > 4:
+            self.again.set()
+
+
+def test_a_pause_that_ends_with_the_connection_goes_on_until_the_next_confirm() -> None:
+    """Goal: what a client of a killed node waits is counted. Method: a connection that breaks, and the one after it."""
+    system = Breaking()
+    load = Load(cast("Driver", system), "q", 0, 0, clock=lambda: system.now)
+    assert system.again.wait(60)
+    load.end()
+    assert (load.longest_s, load.unconfirmed) == (15, [2])
 
 
 def test_nodes_have_their_names_wherever_a_definition_has_them() -> None:

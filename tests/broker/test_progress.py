@@ -39,9 +39,9 @@ def test_a_mirror_that_is_filled_is_told_of_from_begin_to_end() -> None:
     (half,) = fills.look(2.0, end=10 * MIB, reached={"b": 5 * MIB, "c": 4 * MIB}, members=NOBODY)
     assert half.text == "log main: the mirror on b has 50 % of what it lacked, 5242880 bytes are left"
     ended = fills.look(3.0, end=10 * MIB, reached={}, members=frozenset({"b"}))
-    assert [(each.kind, each.node, each.details["in_sync"]) for each in ended] == [
-        ("mirror_sync_ended", "b", True),
-        ("mirror_sync_ended", "c", False),
+    assert [(each.kind, each.node, each.details["in_sync"], each.details["bytes"]) for each in ended] == [
+        ("mirror_sync_ended", "b", True, 10 * MIB),
+        ("mirror_sync_ended", "c", False, 0),
     ]
     assert ended[0].text == "log main: the mirror on b is filled no more: it is in sync"
     assert fills.look(4.0, end=10 * MIB, reached={}, members=NOBODY) == []

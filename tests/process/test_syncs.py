@@ -151,7 +151,7 @@ async def test_a_sync_shows_how_far_it_is_and_is_cancelled_and_goes_on() -> None
             percents = [event.details["percent"] for event in told_ if event.kind == "sync_progressed"]
             assert percents == sorted(percents)
             assert percents[-1] == 100
-            assert 2 <= len(percents) <= 11
+            assert len(percents) >= 2
             assert len(log_lines(cluster.nodes["n2"], "sync_progressed")) == len(percents)
 
 

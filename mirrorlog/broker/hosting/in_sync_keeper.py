@@ -109,27 +109,29 @@ class MirrorFills:
 
     def __init__(self, log: str) -> None:
         self._log = log
-        self._filled: dict[str, tuple[int, Milestones]] = {}
+        # From where on, how far, and what of it was told.
+        self._filled: dict[str, tuple[int, int, Milestones]] = {}
 
     def look(self, now: float, *, end: int, reached: Mapping[str, int], members: frozenset[str]) -> list[Event]:
         """`end`: the log's; `reached`: how far each copy is that follows and is no member; `members`: those in sync."""
         found = []
         for node in sorted(self._filled.keys() - reached.keys()):
-            begun, _ = self._filled.pop(node)
+            begun, came_to, _ = self._filled.pop(node)
             how = "it is in sync" if node in members else "it does not follow any more"
-            facts = {"bytes": end - begun, "in_sync": node in members}
+            facts = {"bytes": (end if node in members else came_to) - begun, "in_sync": node in members}
             found.append(self._event("mirror_sync_ended", node, f"is filled no more: {how}", facts))
         for node, at in sorted(reached.items()):
             lacks = end - at
             if node not in self._filled:
                 if lacks >= self.FILL_BYTES_MIN:
-                    self._filled[node] = at, Milestones(now)
+                    self._filled[node] = at, at, Milestones(now)
                     facts = {"offset": at, "left_bytes": lacks}
                     found.append(
                         self._event("mirror_sync_begun", node, f"gets {lacks} bytes from offset {at} on", facts)
                     )
                 continue
-            begun, milestones = self._filled[node]
+            begun, _, milestones = self._filled[node]
+            self._filled[node] = begun, at, milestones
             percent = 100 * (at - begun) // max(1, end - begun)
             if milestones.due(percent, now):
                 facts = {"percent": percent, "bytes": at - begun, "left_bytes": lacks}

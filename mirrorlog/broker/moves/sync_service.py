@@ -310,8 +310,8 @@ class SyncService:
             raise LogUnavailable(outcome.refusal)
 
     def _tell_progress(self, log: HostedLog, name: str, progress: SyncProgress, left: int) -> None:
-        """`left`: records."""
-        now = self._now()
+        """`left`: records; fewer than none where retention has passed them."""
+        now, left = self._now(), max(0, left)
         if progress.milestones is None:
             progress.whole, progress.milestones = progress.records + left, Milestones(now)
         percent = 100 * (progress.whole - left) // max(1, progress.whole)
