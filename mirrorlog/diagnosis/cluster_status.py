@@ -147,16 +147,19 @@ async def _ask(client: Client, node: NodeInfo) -> Status | MirrorlogError:
 async def syncs_of(client: Client, queues: Iterable[QueueInfo]) -> dict[str, QueueSync]:
     """What those of these queues that have records in other logs than their own have there, by name; where its master
     does not tell, what metadata says of it (`untold`)."""
-    turns = asyncio.Semaphore(_QUEUES_AT_ONCE)
+    turns, silent = asyncio.Semaphore(_QUEUES_AT_ONCE), set[str]()
 
     async def ask(queue: QueueInfo) -> QueueSync | str:
         async with turns:
             try:
+                if queue.master in silent:
+                    raise TimeoutError
                 async with asyncio.timeout(NODE_SECONDS):
                     return elsewhere(queue, await client.admin.queue_sync(queue.name))
             except MirrorlogError as error:
                 return queue.reason or error.message
             except TimeoutError:
+                silent.add(queue.master)
                 return queue.reason or f"no answer within {NODE_SECONDS:g} s"
 
     moved = [queue for queue in queues if any(span.log_id != queue.log_id for span in queue.spans)]

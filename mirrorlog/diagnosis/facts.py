@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import TYPE_CHECKING, Final
 
 from mirrorlog.diagnosis.cluster_status import NODE_SECONDS, gather, of_logs, syncs_of
 from mirrorlog.diagnosis.findings import Facts
 from mirrorlog.errors import AccessRefused, MirrorlogError, NoSuchQueue, QueueExclusive, RequestTimeout
 from mirrorlog.wire.messages.groups import GroupsFound
-from mirrorlog.wire.messages.queues import Metadata, MoveOfQueue
+from mirrorlog.wire.messages.queues import Metadata, MoveOfQueue, QueueInfo
 from mirrorlog.wire.names import shown
 
 if TYPE_CHECKING:
@@ -21,35 +22,42 @@ _NOT_FOR_US: Final = (QueueExclusive, AccessRefused, NoSuchQueue)
 """A queue is another client's, or not for this user to read, or was deleted since it was listed: nothing is wrong."""
 
 
-async def facts_of(client: Client, queue: str | None = None) -> Facts:
-    """All that the nodes tell, of one queue (its key) or of all. Raises NoSuchQueue, and as `gather`."""
+async def facts_of(client: Client, queue: str | None = None, *, within_s: float | None = None) -> Facts:
+    """All that the nodes tell, of one queue (its key) or of all. A master that does not answer for one of its queues is
+    not asked for the others. `within_s`: how long groups are asked for in all. Raises NoSuchQueue, and as `gather`."""
     metadata = await client.admin.metadata(None if queue is None else [queue])
     turns = asyncio.Semaphore(_AT_ONCE)
     lost = {outage.name for outage in metadata.outages}
     if missing := [name for name in metadata.missing if name not in lost]:
         raise NoSuchQueue(f"no queue {', '.join(map(shown, missing))}; `mqtool queues` lists them")
 
-    async def groups(name: str) -> GroupsFound | MirrorlogError:
+    silent: set[str] = set()
+    loop = asyncio.get_running_loop()
+    until = math.inf if within_s is None else loop.time() + within_s
+
+    async def groups(asked: QueueInfo) -> GroupsFound | MirrorlogError:
         async with turns:
+            if asked.master in silent:
+                return RequestTimeout(f"no answer within {NODE_SECONDS:g} s for another queue of {asked.master}")
+            if loop.time() >= until:
+                return RequestTimeout(f"it was not asked: the others took {within_s:g} s")
             try:
-                async with asyncio.timeout(NODE_SECONDS):
-                    return await client.admin.groups(name)
+                async with asyncio.timeout_at(min(until, loop.time() + NODE_SECONDS)):
+                    return await client.admin.groups(asked.name)
             except TimeoutError:
+                silent.add(asked.master)
                 return RequestTimeout(f"no answer within {NODE_SECONDS:g} s")
             except MirrorlogError as error:
                 return error
 
-    names = [each.name for each in metadata.queues if each.name not in lost]
+    queues = [each for each in metadata.queues if each.name not in lost]
     # Side by side: a node that hangs holds each of these up.
     status, asked, syncs, moves = await asyncio.gather(
-        gather(client, metadata),
-        asyncio.gather(*map(groups, names)),
-        syncs_of(client, [each for each in metadata.queues if each.name not in lost]),
-        _moves(client),
+        gather(client, metadata), asyncio.gather(*map(groups, queues)), syncs_of(client, queues), _moves(client)
     )
     if queue is not None:
         status = of_logs(status, queue, _logs_of(metadata))
-    answers = dict(zip(names, asked, strict=True))
+    answers = dict(zip((each.name for each in queues), asked, strict=True))
     return Facts(
         status=status,
         queues=metadata.queues,

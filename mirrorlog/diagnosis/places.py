@@ -67,9 +67,12 @@ def sync_text(found: QueueSync) -> str:
     name, known = shown(found.queue), all(span.size >= 0 for span in found.spans)
     if not found.spans:
         return f"{name}: all of it is in its own log; nothing is left to copy"
+    logs = ", ".join(span.log for span in found.spans)
+    if why := next((span.unknown or "nobody tells" for span in found.spans if span.records < 0), ""):
+        return f"{name}: how many records are left in {logs} is unknown: {why}"
     records = sum(span.records for span in found.spans)
     size = bytes_text(sum(span.size for span in found.spans)) if known else "nobody says how many bytes"
-    left = f"{records} records ({size}) are left in {', '.join(span.log for span in found.spans)}"
+    left = f"{records} records ({size}) are left in {logs}"
     if not found.wished:
         return f"{name}: {left}; they are not copied"
     if found.waits:

@@ -21,6 +21,7 @@ from mirrorlog.doors.http.server import HttpServer, address_of, bind_socket
 from mirrorlog.doors.management.api import ManagementApi
 from mirrorlog.doors.management.calls import ClusterFacts
 from mirrorlog.doors.management.page.app import ManagementPage
+from mirrorlog.doors.management.sites import Sites
 from mirrorlog.wire.renewal import Renewal
 
 
@@ -51,8 +52,9 @@ class HttpDoor:
         source = StatusSource(partial(ask_node, self._client, node), failures=failures)
         sources = source if open_metrics else CallerSources(self._callers, node, failures)
         facts = ClusterFacts()
-        api = ManagementApi(self._callers, node, facts) if management else None
-        page = ManagementPage(self._callers, node, facts) if management else None
+        sites = Sites(self._callers, bind)
+        api = ManagementApi(self._callers, node, facts, sites) if management else None
+        page = ManagementPage(self._callers, node, facts, sites) if management else None
         app = make_app(source, sources, ClusterLists(self._callers), api, page)
         self._server = HttpServer(app, self._tell_started, tls=port)
 

@@ -13,15 +13,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from mirrorlog.diagnosis.cells import NOTHING, bytes_text, parse_time, time_text
-from mirrorlog.diagnosis.cluster_status import (
-    AllStatuses,
-    gather,
-    held_by,
-    mastered_by,
-    role_of,
-    warnings,
-    with_waits,
-)
+from mirrorlog.diagnosis.cluster_status import AllStatuses, gather, held_by, mastered_by, role_of, warnings, with_waits
 from mirrorlog.errors import ConnectionLost, NodeStopping, Refused, RequestTimeout
 from mirrorlog.tools.common.options import AsJson
 from mirrorlog.tools.common.output import emit, print_json, print_json_line, table

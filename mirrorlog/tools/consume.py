@@ -18,14 +18,7 @@ from mirrorlog.commitlog.format.header import BatchHeader
 from mirrorlog.commitlog.log_directory import LogDirectory, SegmentFile, read_log_directory
 from mirrorlog.diagnosis.cells import parse_time
 from mirrorlog.errors import BadInput, OffsetOutOfRange, UnsupportedVersion
-from mirrorlog.tools.common.options import (
-    OptionalQueue,
-    QueueName,
-    ReadFrom,
-    RecordsAsJson,
-    StaleReads,
-    VirtualHost,
-)
+from mirrorlog.tools.common.options import OptionalQueue, QueueName, ReadFrom, RecordsAsJson, StaleReads, VirtualHost
 from mirrorlog.tools.common.output import print_json_line
 from mirrorlog.tools.common.records import record_writer
 from mirrorlog.tools.common.session import session_of

@@ -16,14 +16,7 @@ from mirrorlog.diagnosis.cells import NOTHING, bytes_text, parse_time
 from mirrorlog.diagnosis.cluster_status import lefts_of, of_queues, syncs_of
 from mirrorlog.diagnosis.places import altered_text, nodes_note, stays_text, sync_text
 from mirrorlog.errors import BadInput, MirrorlogError, NoSuchQueue
-from mirrorlog.tools.common.options import (
-    AckingGroup,
-    AsJson,
-    OnlyVirtualHost,
-    QueueName,
-    VirtualHost,
-    parse_arguments,
-)
+from mirrorlog.tools.common.options import AckingGroup, AsJson, OnlyVirtualHost, QueueName, VirtualHost, parse_arguments
 from mirrorlog.tools.common.output import emit, emit_with_outages, print_json, print_json_line, table
 from mirrorlog.tools.common.session import session_of
 from mirrorlog.wire.messages.groups import REDRIVE_MAX

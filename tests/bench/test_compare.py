@@ -22,6 +22,7 @@ def test_a_queues_page_says_where_it_is_and_whether_all_copies_have_everything()
     assert place_of(row).whole
     assert not place_of({**row, "synchronised_slave_nodes": []}).whole
     assert not place_of({**row, "mirrorlog_sync": {"left_records": 5}}).whole
+    assert not place_of({**row, "mirrorlog_sync": {"unknown": "n1 is down"}}).whole
     without_process = {key: value for key, value in row.items() if key != "state"}
     assert place_of(without_process).master == ""
 

@@ -162,6 +162,14 @@ class Pages:
         finally:
             connection.close()
 
+    def until_live(self, words: str, path: str) -> str:
+        """The first event of a live page that has these words, of as many streams as it takes."""
+
+        def met() -> str | None:
+            return next((event for event in self.events(path) if words in event), None)
+
+        return wait_for(met, timeout=DEADLINE_S, what=lambda: f"{words!r} in an event of {path}")
+
     def _call(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> Shown:
         connection = http.client.HTTPConnection(*split_address(self.address), timeout=DEADLINE_S)
         try:

@@ -5,13 +5,18 @@ One cluster of three nodes, without users but for the last test, which makes som
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
+from contextlib import ExitStack
+from urllib.parse import urlencode
 
 import pytest
 
+from mirrorlog.config import split_address
+from mirrorlog.doors.management.page.app import AT_ONCE_MAX
 from mirrorlog.testing import Cluster
 from tests.doors.http_door import get
-from tests.doors.management import Api, Pages
+from tests.doors.management import DEADLINE_S, Api, Pages, words_of
 from tests.process.clusters import fast_cluster
 
 pytestmark = pytest.mark.process
@@ -67,12 +72,8 @@ def test_a_browser_is_led_to_the_page_and_others_are_told_of_it(pages: Pages) ->
 def test_the_overview_shows_queues_nodes_and_that_nothing_stands_still(api: Api, pages: Pages) -> None:
     api.put("queues/%2f/seen")
     api.until("queues/%2f/seen", lambda row: len(row["synchronised_slave_nodes"]) == 2)
-    text = pages.text("")
-    assert "nothing stands still" in text
-    assert "nodes that answer 3 of 3" in text
-    listed = pages.text("queues", q="SEE")
-    assert "1 queue;" in listed
-    assert "seen / running n1 +2" in listed
+    assert "nothing stands still" in pages.until("nodes that answer 3 of 3", "")
+    assert "1 queue;" in pages.until("seen / running n1 +2", "queues", q="SEE")
 
 
 def test_a_queues_page_shows_all_its_copies_and_takes_what_its_forms_send(api: Api, pages: Pages) -> None:
@@ -152,7 +153,10 @@ def test_a_reset_says_first_what_would_move_and_then_moves_just_that(api: Api, p
     assert api.get("queues/%2f/again")["messages_ready"] == 1
     assert "group (own) stands at 0" in pages.done("reset", name="again", group="", offset="0")
     assert api.get("queues/%2f/again")["messages_ready"] == 3
-    assert "Not done: " in pages.done("reset", name="again", group="", offset="x")
+    for nothing in ("x", "9" * 5_000):
+        assert "Not done: " in pages.done("reset", name="again", group="", offset=nothing)
+    several = pages.done("reset", name="again", group=["none"] * 1_000, offset=["0"] * 1_000)
+    assert "this is no form" not in several
     assert pages.get("reset", name="again", to="nowhere").status == 400
     assert pages.get("reset", name="again", to="earliest", group="none").status == 404
 
@@ -166,11 +170,16 @@ def test_a_policy_is_set_changed_and_cleared_by_a_form_of_typed_values(api: Api,
     assert (row["pattern"], row["apply-to"], row["priority"]) == ("^short", "queues", 3)
     form = pages.get("policies", of="/", edit="short").text
     assert 'name="key:max-length" value="10" type="number"' in form
-    assert "<option selected>reject-publish</option>" in form
-    wrong = pages.done("set-policy", **fields, **{"key:max-length": "-5", "key:ha-mode": "exactly"})
+    assert '<option value="reject-publish" selected>reject-publish</option>' in form
+    refused = pages.act("set-policy", **fields, **{"key:max-length": "-5", "key:ha-mode": "exactly"})
+    again = get(pages.address, refused.headers["location"]).text
+    wrong = words_of(again)
     assert "Not done: Validation failed" in wrong
     assert "max-length" in wrong
     assert "ha-params" in wrong
+    for typed in ('name="policy" required maxlength="255" value="short"', 'name="key:max-length" value="-5"',
+                  'value="^short"', "selected>exactly<", "selected>queues<"):  # fmt: skip
+        assert typed in again, typed
     assert "policy short is cleared" in pages.done("clear-policy", vhost="/", policy="short")
     assert api.error("GET", "policies/%2f/short")[0] == 404
 
@@ -188,10 +197,10 @@ def test_a_live_page_sends_itself_and_what_has_changed(api: Api, pages: Pages) -
     api.put("queues/%2f/lively")
     page = pages.get("queue", name="lively").text
     assert 'data-live="/page/live?path=queue&amp;name=lively"' in page
-    events = pages.events("live?path=queue&name=lively")
-    assert "<dt>ready</dt><dd>0</dd>" in next(events)
+    live = "live?path=queue&name=lively"
+    pages.until_live("<dt>ready</dt><dd>0</dd>", live)
     api.post("exchanges/%2f/amq.default/publish", {"routing_key": "lively", "payload": "x", "properties": {}})
-    assert any("<dt>ready</dt><dd>1</dd>" in event for event in events)
+    pages.until_live("<dt>ready</dt><dd>1</dd>", live)
     assert pages.get("live", path="doctor").status == 404
     assert pages.get("live", path="nowhere").status == 404
 
@@ -207,7 +216,7 @@ def test_a_mirror_that_is_gone_is_red_and_first(cluster: Cluster, api: Api, page
         pages.until("mirror n3 of log main is not connected", "queue", name="aaa")
         pages.until("n3 away", "logs")
         pages.until("node n3 (", "doctor")
-        pages.until("n3", "events")
+        assert {"node_down", "node_stopped"} & set(pages.until("node_", "events").split())
     finally:
         cluster.nodes["n3"].start()
         cluster.wait_in_sync()
@@ -217,16 +226,53 @@ def test_while_a_node_hangs_pages_are_there_and_say_so(cluster: Cluster, api: Ap
     """Goal: a page is there when it is needed most. Method: the master stands still; another node's door is asked."""
     api.put("queues/%2f/hangs")
     pages = Pages(cluster.nodes["n2"].http)
-    assert "nodes that answer 3 of 3" in pages.text("")
+    pages.until("nodes that answer 3 of 3", "")
     cluster.nodes["n1"].pause()
     try:
         for path, query in (("", {}), ("queues", {}), ("queue", {"name": "hangs"}), ("moves", {}), ("doctor", {})):
             assert pages.get(path, **query).status == 200, path
         pages.until("2 of 3", "")
-        assert "n1" in next(pages.events("live?path=overview"))
+        row = words_of(pages.until_live("did not answer within", "live?path=overview"))
+        assert "n1 node n1 did not answer within" in row
     finally:
         cluster.nodes["n1"].resume()
         cluster.wait_in_sync()
+
+
+def test_forms_that_come_in_slowly_hold_no_page_up(api: Api, pages: Pages) -> None:
+    """Goal: what asks and what acts share their turns, and nobody waits for another's body. Method: more forms than
+    there are turns, sent but for their last byte; pages and a whole form meanwhile; and then all of them at once."""
+    api.put("queues/%2f/crowd")
+    body = urlencode({"do": "publish", "vhost": "/", "name": "crowd", "payload": "x"}).encode()
+    host, port = split_address(pages.address)
+    head = (
+        f"POST /page/act HTTP/1.1\r\nHost: {pages.address}\r\nOrigin: http://{pages.address}\r\n"
+        f"Content-Type: application/x-www-form-urlencoded\r\nContent-Length: {len(body)}\r\n\r\n"
+    ).encode()
+    with ExitStack() as stack:
+        slow = [stack.enter_context(socket.create_connection((host, port), DEADLINE_S)) for _ in range(2 * AT_ONCE_MAX)]
+        for each in slow:
+            each.sendall(head + body[:-1])
+        assert pages.get("queues").status == 200
+        assert "published, and confirmed" in pages.done("publish", name="crowd", payload="whole")
+        for each in slow:
+            each.sendall(body[-1:])
+        assert {each.recv(12) for each in slow} == {b"HTTP/1.1 303"}
+    api.until("queues/%2f/crowd", lambda row: row.get("messages_ready") == 2 * AT_ONCE_MAX + 1)
+
+
+def test_without_users_no_name_is_served_that_somebody_else_can_let_lead_here(api: Api, pages: Pages) -> None:
+    """Goal: no page of another site drives a cluster in which everybody is let in. Method: names in `Host`, with and
+    without a login, and with the `Origin` that a browser would say."""
+    port = pages.address.rpartition(":")[2]
+    for host in (f"rebound.example:{port}", "rebound.example", "localhost.example", "[::1", "127.0.0.1.example"):
+        told = api.call("GET", "queues", None, Host=host)
+        assert told.status == 403, (host, told)
+        assert "mqtool user-set" in told.body["reason"]
+        assert api.call("PUT", "queues/%2f/evil", {}, Host=host, Origin=f"http://{host}").status == 403
+        assert pages.act("rebalance", {"Host": host, "Origin": f"http://{host}"}).status == 403
+    for host in (f"localhost:{port}", "LOCALHOST", "[::1]:7404", "192.0.2.7", f"door.localhost:{port}"):
+        assert api.call("GET", "queues", None, Host=host).status == 200, host
 
 
 def test_where_there_are_users_a_page_shows_and_does_what_its_user_may(cluster: Cluster, api: Api) -> None:
@@ -246,11 +292,13 @@ def test_where_there_are_users_a_page_shows_and_does_what_its_user_may(cluster: 
         shown = strangers.get(path)
         assert shown.status == 401
         assert shown.headers["www-authenticate"].startswith("Basic")
-    assert strangers.act("delete", vhost="/", name="ours", sure="yes").status in (303, 401)
+    assert strangers.act("delete", vhost="/", name="ours", sure="yes").status == 401
     assert strangers.get("live", path="overview").status == 401
     assert Pages(address, "nobody").get("live", path="overview").status == 403
     assert Pages(address, "boss", "wrong").get("").status == 401
     assert Pages(address, "nobody").get("").status == 403
+    assert boss.call("GET", "whoami", None, Host="a.name.example").status == 200
+    assert Api(address, None).call("GET", "queues", None, Host="a.name.example").status == 401
     looker = Pages(address, "looker")
     assert "ours" in looker.text("queues")
     text = looker.text("queue", name="ours")

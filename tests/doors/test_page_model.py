@@ -13,6 +13,7 @@ from mirrorlog.doors.management.page.dialogs import VALUE_BYTES_SHOWN, shown_byt
 from mirrorlog.doors.management.page.live import Feeds, event_of
 from mirrorlog.doors.management.page.model import (
     AXIS,
+    LOST,
     Bar,
     QueueLine,
     Reason,
@@ -96,6 +97,16 @@ def test_findings_of_a_queue_and_of_its_log_stand_at_the_queue_and_losses_with_t
     assert texts[:2] == ["queue q1", "log main"]
     assert "100..200 or further" in texts[2]
     assert reasons.of_queue("q9", "other") == ()
+
+
+def test_what_is_lost_for_good_stands_before_nothing_else() -> None:
+    """Goal: no command takes a loss away, so it must hide nothing. Method: beside mirrors behind, and noted."""
+    lost = Reasons([], {"main": [LossStatus(epoch=8, start=100, end=200)]}).of_queue("a", "main")
+    old = QueueLine(vhost="/", name="a", state="running", node="n1", reasons=lost)
+    behind = QueueLine(vhost="/", name="b", state="running", node="n1", behind=("n2",))
+    noted = QueueLine(vhost="/", name="c", state="running", node="n1", reasons=(*lost, Reason(NOTED, "slow")))
+    assert [old.weight, noted.weight] == [LOST, NOTED]
+    assert red_first([old, behind, noted]) == [noted, behind, old]
 
 
 def test_all_copies_stand_on_one_axis_with_what_is_confirmed_flushed_and_lost() -> None:
@@ -242,6 +253,9 @@ async def test_those_who_look_at_one_page_share_one_rendering_and_nothing_runs_w
             assert feeds.running == 2
             with pytest.raises(ApiError, match="3 pages are open"):
                 feeds.check_room()
+            with pytest.raises(ApiError, match="2 pages are open"):
+                feeds.check_room(lambda key: key == "a", 2)
+            feeds.check_room(lambda key: key == "b", 2)
         assert feeds.running == 1
         feeds.check_room()
     assert feeds.running == 0

@@ -1,5 +1,6 @@
 """Who speaks for a log, what the filters leave, and what a node does that does not answer."""
 
+import asyncio
 from typing import cast
 
 import msgspec
@@ -17,6 +18,8 @@ from mirrorlog.diagnosis.cluster_status import (
     select,
     syncs_of,
 )
+from mirrorlog.diagnosis.facts import facts_of
+from mirrorlog.diagnosis.places import sync_text
 from mirrorlog.errors import (
     AccessRefused,
     BadInput,
@@ -29,7 +32,17 @@ from mirrorlog.errors import (
 )
 from mirrorlog.tools.common.output import page
 from mirrorlog.tools.offsets import offsets_view
-from mirrorlog.wire.messages.queues import FormerSpan, Metadata, NodeInfo, QueueInfo, QueueOutage, QueueSync, SpanInfo
+from mirrorlog.wire.messages.groups import GroupsFound
+from mirrorlog.wire.messages.queues import (
+    FormerSpan,
+    Metadata,
+    MovesFound,
+    NodeInfo,
+    QueueInfo,
+    QueueOutage,
+    QueueSync,
+    SpanInfo,
+)
 from mirrorlog.wire.messages.status import FormerStatus, LeftQueueStatus, Status
 from mirrorlog.wire.names import qualified
 from tests.tools.statuses import (
@@ -203,6 +216,39 @@ class Told:
         return msgspec.structs.replace(node_status("n1"), cluster=view(*logs))
 
 
+class Hanging(Told):
+    """It lets each question about queues of n1 time out."""
+
+    def __init__(self, queues: list[QueueInfo]) -> None:
+        super().__init__(LogUnavailable("no master"))
+        self._queues = {each.name: each for each in queues}
+        self.asked = 0
+
+    async def metadata(self, _queues: list[str] | None) -> Metadata:
+        nodes = [NodeInfo(node_id="n1", client="n1:1", replication="n1:2")]
+        return Metadata("c", "c", "n1", nodes, list(self._queues.values()))
+
+    async def groups(self, queue: str) -> GroupsFound:
+        await self._ask(queue)
+        return GroupsFound(queue=queue, next=90, groups=[])
+
+    async def queue_sync(self, name: str) -> QueueSync:
+        await self._ask(name)
+        return await super().queue_sync(name)
+
+    async def status(self, _node: str = "") -> Status:
+        return await super().status()
+
+    async def moves(self, *, node_timeout_ms: int) -> MovesFound:
+        return MovesFound([])
+
+    async def _ask(self, queue: str) -> None:
+        self.asked += 1
+        await asyncio.sleep(0)
+        if self._queues[queue].master == "n1":
+            raise TimeoutError
+
+
 CAME_BACK = QueueInfo(
     name="q",
     queue_id=1,
@@ -228,6 +274,22 @@ async def test_what_former_logs_keep_is_told_as_far_as_it_is_known_without_the_m
         (sync,) = (await syncs_of(client, [queue])).values()
         span = FormerSpan(log="old", log_id="y", first=40, next=50, records=-1, unknown=reason)
         assert sync == QueueSync(queue="q", wished=False, log="home", spans=[span])
+        assert sync_text(sync) == f"q: how many records are left in old is unknown: {reason}"
+
+
+async def test_a_master_that_hangs_is_not_asked_for_all_of_its_queues() -> None:
+    """Goal: a page that asks for every queue is there while a master hangs. Method: 200 queues that have moved, asked
+    for as masters tell of groups and of syncs; one that does not answer in time, and one that does."""
+    hung = [msgspec.structs.replace(CAME_BACK, name=f"q{number}", master="n1") for number in range(200)]
+    fine = msgspec.structs.replace(CAME_BACK, name="fine", master="n2")
+    client = Hanging([*hung, fine])
+    facts = await facts_of(cast("Client", client), within_s=60.0)
+    assert len(facts.unasked) == len(hung)
+    assert list(facts.groups) == ["fine"]
+    assert len(facts.syncs) == len(hung) + 1
+    assert client.asked < 2 * len(hung)
+    late = await facts_of(cast("Client", Hanging([fine])), within_s=0.0)
+    assert list(late.unasked) == ["fine"]
 
 
 async def test_what_is_in_the_log_that_a_queue_has_come_back_to_is_not_elsewhere() -> None:

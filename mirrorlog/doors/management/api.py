@@ -15,7 +15,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, TypeVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 import msgspec
 from starlette.requests import Request
@@ -27,6 +27,7 @@ from mirrorlog.doors.http.answers import address_of, login_of
 from mirrorlog.doors.management import definitions, messages, overview, queues, topology, users
 from mirrorlog.doors.management.calls import ApiAnswer, Call, ClusterFacts, Page, Routes
 from mirrorlog.doors.management.shapes import ApiError, bad_request, error_of
+from mirrorlog.doors.management.sites import Sites
 from mirrorlog.errors import ConnectionLost, MirrorlogError
 from mirrorlog.wire.messages.topology import Login
 
@@ -79,12 +80,13 @@ class RouteTable:
 class ManagementApi:
     """An ASGI application, to be mounted at /api."""
 
-    def __init__(self, callers: Callers, node: str, facts: ClusterFacts) -> None:
-        """`node`: the native address of the node whose door this is; `facts`: which the page has, too."""
+    def __init__(self, callers: Callers, node: str, facts: ClusterFacts, sites: Sites) -> None:
+        """`node`: the native address of the node whose door this is; `facts`, `sites`: which the page has, too."""
         self._callers = callers
         self._node = node
         self._routes = RouteTable(ROUTES)
         self._facts = facts
+        self._sites = sites
         self._turns = asyncio.Semaphore(AT_ONCE_MAX)
         self._bodies_bytes = 0
 
@@ -101,7 +103,7 @@ class ManagementApi:
         await _response(answer)(scope, receive, send)
 
     async def _answered(self, request: Request) -> ApiAnswer:
-        check_origin(request)
+        await self._sites.check(request)
         page, names = self._page(request)
         try:
             async with asyncio.timeout(LIMIT_S):
@@ -176,13 +178,6 @@ def _path(request: Request) -> str:
     raw: bytes = request.scope.get("raw_path") or request.scope["path"].encode()
     path = raw.decode("latin-1").removeprefix(PREFIX).removeprefix("/")
     return path.removesuffix("/")
-
-
-def check_origin(request: Request) -> None:
-    """A page of another site must not drive this one through the browser of somebody who is let in. Raises ApiError."""
-    origin = request.headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
-        raise ApiError(403, "forbidden", "pages of other origins are not served")
 
 
 def _json(body: bytes) -> dict[str, Any]:

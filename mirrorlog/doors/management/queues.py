@@ -14,18 +14,12 @@ from typing import Final
 
 from mirrorlog.client.definitions.rows import Row, declared_row, queue_arguments, require, text
 from mirrorlog.config import split_address
-from mirrorlog.doors.management.calls import (
-    NO_CONTENT,
-    ApiAnswer,
-    Call,
-    ClusterStatuses,
-    Routes,
-    written,
-)
+from mirrorlog.diagnosis.cluster_status import syncs_of
+from mirrorlog.doors.management.calls import NO_CONTENT, ApiAnswer, Call, ClusterStatuses, Routes, written
 from mirrorlog.doors.management.shapes import ApiError, bad_request, columns, not_found
 from mirrorlog.errors import AccessRefused, BadRequest, ConfigError, MirrorlogError, NoSuchQueue
 from mirrorlog.wire.messages.groups import ConsumerInfo, GroupInfo
-from mirrorlog.wire.messages.queues import QueueInfo, QueueOutage
+from mirrorlog.wire.messages.queues import QueueInfo, QueueOutage, QueueSync
 from mirrorlog.wire.messages.status import PlacedLog, QueueCounts, QueueStatus
 from mirrorlog.wire.names import split
 
@@ -152,8 +146,8 @@ async def _one(call: Call) -> ApiAnswer:
             for group in groups
             if group.kind == "acking"
         ]
-    if len(info.spans) > 1:
-        row |= await _sync(call, info.name)
+    if (sync := (await syncs_of(call.client, [info])).get(info.name)) is not None:
+        row |= _sync(sync)
     return ApiAnswer(body=columns([_asked(row, call)], call.query)[0])
 
 
@@ -167,14 +161,11 @@ def own_numbers(info: QueueInfo, groups: Sequence[GroupInfo]) -> tuple[int, int,
     return info.next - info.begin - sum(end - first for first, end in info.gaps), 0, 0
 
 
-async def _sync(call: Call, queue: str) -> Row:
-    """Of a queue that has moved: what former logs alone have of it, and whether it is copied; nothing where the caller
-    may not read the queue, or nobody can tell."""
-    try:
-        found = await call.client.admin.queue_sync(queue)
-    except MirrorlogError as error:
-        logger.info("sync_not_told queue=%r reason=%r", queue, error.message)
-        return {}
+def _sync(found: QueueSync) -> Row:
+    """Of a queue that has moved: what former logs alone have of it, and whether it is copied; or why that is unknown,
+    where the caller may not read the queue, or nobody can tell. Pure."""
+    if unknown := [span.unknown for span in found.spans if span.records < 0]:
+        return {"mirrorlog_sync": {"unknown": unknown[0]}}
     left = sum(span.records for span in found.spans)
     row: Row = {"mirrorlog_sync": {"wished": found.wished, "left_records": left, "done_records": found.done_records}}
     if found.waits:
@@ -212,9 +203,7 @@ async def _is_there(call: Call) -> bool:
 async def _delete(call: Call) -> ApiAnswer:
     try:
         await call.client.admin.delete_queue(
-            call.queue,
-            if_unused=call.query.get("if-unused") == "true",
-            if_empty=call.query.get("if-empty") == "true",
+            call.queue, if_unused=call.query.get("if-unused") == "true", if_empty=call.query.get("if-empty") == "true"
         )
     except NoSuchQueue:
         raise not_found() from None
@@ -251,9 +240,19 @@ async def _act(call: Call) -> ApiAnswer:
 async def _consumers(call: Call) -> ApiAnswer:
     """Of queues whose own group has subscribers; those of other groups are told of each queue alone."""
     metadata, statuses = await call.queues(), await call.statuses()
-    taken = [info for info in metadata.queues if (told := statuses.queue(info)) is not None and told.consumers > 0]
+    taken = consumed(metadata.queues, statuses)
     if len(taken) > CONSUMED_MAX:
         raise ApiError(503, "service_unavailable", f"more than {CONSUMED_MAX} queues are consumed; ask by virtual host")
+    return call.listed(await consumer_rows(call, taken))
+
+
+def consumed(queues: Sequence[QueueInfo], statuses: ClusterStatuses) -> list[QueueInfo]:
+    """Those whose own group has subscribers. Pure."""
+    return [info for info in queues if (told := statuses.queue(info)) is not None and told.consumers > 0]
+
+
+async def consumer_rows(call: Call, queues: Sequence[QueueInfo]) -> list[Row]:
+    """Of all groups of these queues."""
     turns = asyncio.Semaphore(CONSUMERS_AT_ONCE)
 
     async def of(info: QueueInfo) -> list[Row]:
@@ -261,8 +260,8 @@ async def _consumers(call: Call) -> ApiAnswer:
             groups = await groups_of(call, info.name) or []
         return [_consumer(info.name, group, each) for group in groups for each in group.consumers]
 
-    found = await asyncio.gather(*(of(info) for info in taken))
-    return call.listed([row for rows in found for row in rows])
+    found = await asyncio.gather(*(of(info) for info in queues))
+    return [row for rows in found for row in rows]
 
 
 def _consumer(queue: str, group: GroupInfo, consumer: ConsumerInfo) -> Row:

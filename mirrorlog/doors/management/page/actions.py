@@ -5,6 +5,7 @@ What came of it is said in a line. A form's values are texts; what they shall be
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -15,7 +16,8 @@ from mirrorlog.doors.management.calls import ApiAnswer, Call, Page
 from mirrorlog.doors.management.messages import DEFAULT_EXCHANGE
 from mirrorlog.doors.management.page.policy_form import body_of
 from mirrorlog.doors.management.shapes import bad_request
-from mirrorlog.wire.messages.queues import QueueSync
+
+_PLACE: Final = re.compile(r"[0-9]{1,18}")
 
 
 class Form:
@@ -29,6 +31,11 @@ class Form:
         found = self._fields.get(name)
         return found[-1] if found else ""
 
+    @property
+    def pairs(self) -> dict[str, str]:
+        """All of it that is not empty."""
+        return {name: found[-1] for name, found in self._fields.items() if found[-1]}
+
     def all(self, name: str) -> list[str]:
         return list(self._fields.get(name, ()))
 
@@ -36,11 +43,12 @@ class Form:
 @dataclass(frozen=True, slots=True)
 class Action:
     """`act`: what it does, in words when that is done; raises ApiError, MirrorlogError. `back`: the page to which it
-    leads, with the fields that it `keeps`."""
+    leads, with the fields that it `keeps`; `mends`: whether all are handed back to it when they are refused."""
 
     act: Callable[[Call, Form], Awaitable[str]]
     back: str = "queue"
     keeps: tuple[str, ...] = ("vhost", "name")
+    mends: bool = False
 
 
 async def _api(page: Page, call: Call, body: Mapping[str, Any], **names: str) -> ApiAnswer:
@@ -48,15 +56,11 @@ async def _api(page: Page, call: Call, body: Mapping[str, Any], **names: str) ->
 
 
 async def _sync(call: Call, form: Form) -> str:
-    return _sync_words(await call.client.admin.sync_queue(call.queue))
+    return sync_text(await call.client.admin.sync_queue(call.queue))
 
 
 async def _cancel_sync(call: Call, form: Form) -> str:
-    return _sync_words(await call.client.admin.cancel_sync_queue(call.queue))
-
-
-def _sync_words(found: QueueSync) -> str:
-    return sync_text(found)
+    return sync_text(await call.client.admin.cancel_sync_queue(call.queue))
 
 
 async def _purge(call: Call, form: Form) -> str:
@@ -112,7 +116,7 @@ async def _publish(call: Call, form: Form) -> str:
 async def _reset(call: Call, form: Form) -> str:
     """To the places that the dry run has shown."""
     groups, places = form.all("group"), form.all("offset")
-    if not groups or len(groups) != len(places) or not all(each.isascii() and each.isdigit() for each in places):
+    if not groups or len(groups) != len(places) or not all(map(_PLACE.fullmatch, places)):
         raise bad_request("say which groups are to stand where")
     offsets = {group: int(place) for group, place in zip(groups, places, strict=True)}
     force = form.one("force") == "yes"
@@ -162,7 +166,7 @@ ACTIONS: Final[Mapping[str, Action]] = {
     "delete": Action(_delete, "queues", ()),
     "publish": Action(_publish),
     "reset": Action(_reset),
-    "set-policy": Action(_set_policy, "policies", ()),
+    "set-policy": Action(_set_policy, "policies", (), mends=True),
     "clear-policy": Action(_clear_policy, "policies", ()),
     "pause": Action(_pause, "moves", ()),
     "resume": Action(_resume, "moves", ()),

@@ -15,7 +15,7 @@ import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import parse_qs, urlencode, urlsplit
+from urllib.parse import parse_qs, urlencode
 
 import jinja2
 from starlette.requests import Request
@@ -25,14 +25,15 @@ from starlette.types import Receive, Scope, Send
 from mirrorlog.diagnosis.cells import bytes_text, time_text
 from mirrorlog.doors.common.callers import Callers
 from mirrorlog.doors.http.answers import address_of, login_of
-from mirrorlog.doors.management.api import check_origin, insisted
+from mirrorlog.doors.management.api import insisted
 from mirrorlog.doors.management.calls import Call, ClusterFacts
 from mirrorlog.doors.management.page import dialogs, views
 from mirrorlog.doors.management.page.actions import ACTIONS, Form
-from mirrorlog.doors.management.page.live import EventStream, Feeds
+from mirrorlog.doors.management.page.live import LISTENERS_A_LOGIN_MAX, EventStream, Feeds
 from mirrorlog.doors.management.page.views import Context, View
 from mirrorlog.doors.management.shapes import ApiError, bad_request, error_of
-from mirrorlog.errors import AccessRefused, MirrorlogError
+from mirrorlog.doors.management.sites import Sites
+from mirrorlog.errors import AccessRefused, LoginFailed, MirrorlogError
 from mirrorlog.wire.messages.topology import Login
 from mirrorlog.wire.names import shown
 
@@ -42,10 +43,13 @@ PREFIX: Final = "/page"
 LIMIT_S: Final = 12.0
 """Below what the server waits for an answer (`HttpLimits.exchange_s_max`): who waited is told."""
 AT_ONCE_MAX: Final = 8
+FORMS_AT_ONCE_MAX: Final = 32
+"""Whose bodies come in, or that wait for a turn: a slow one holds no page up."""
 FORM_BYTES_MAX: Final = 1024 * 1024
 NOTES_MAX: Final = 256
 """What came of so many actions is kept for whoever loads the page anew."""
-_FIELDS_MAX: Final = 1_000
+_FIELDS_MAX: Final = 10_000
+_ADDRESS_CHARS_MAX: Final = 8_000
 _HERE: Final = Path(__file__).parent
 _FILES: Final = {"page.css": "text/css", "page.js": "text/javascript"}
 
@@ -148,14 +152,16 @@ class Notes:
 class ManagementPage:
     """An ASGI application, to be mounted at /page."""
 
-    def __init__(self, callers: Callers, node: str, facts: ClusterFacts) -> None:
-        """`node`: the native address of the node whose door this is; `facts`: which the API has, too."""
+    def __init__(self, callers: Callers, node: str, facts: ClusterFacts, sites: Sites) -> None:
+        """`node`: the native address of the node whose door this is; `facts`, `sites`: which the API has, too."""
         self._callers = callers
         self._node = node
         self._facts = facts
+        self._sites = sites
         self._templates = Templates()
         self._notes = Notes()
         self._turns = asyncio.Semaphore(AT_ONCE_MAX)
+        self._forms = asyncio.Semaphore(FORMS_AT_ONCE_MAX)
         self._feeds: Feeds[_Looked] = Feeds(self._renewed)
         self._files = {name: (_HERE / name).read_bytes() for name in _FILES}
 
@@ -175,6 +181,7 @@ class ManagementPage:
 
     async def _answered(self, request: Request) -> Response:
         path = _path(request)
+        await self._sites.check(request)
         if request.method == "POST" and path == "act":
             return await self._act(request)
         if request.method not in ("GET", "HEAD"):
@@ -205,14 +212,17 @@ class ManagementPage:
 
     async def _live(self, request: Request) -> Response:
         """`path`: of the page. Who may not look is told at once, and gets no place among those who do."""
-        query = dict(request.query_params)
-        path, login, address = query.pop("path", ""), _login(request), address_of(request)
+        path, login, address = request.query_params.get("path", ""), _login(request), address_of(request)
         path = "" if path == "overview" else path
         if path not in VIEWS or not VIEWS[path].live:
             raise ApiError(404, "not_found", "no such page renews itself")
-        await self._facts_of(login, address, _MAY_LOOK, query)
+        # Whatever else is asked makes no page of its own.
+        query = tuple((key, words) for key in VIEWS[path].asks if (words := request.query_params.get(key)))
+        await self._facts_of(login, address, _MAY_LOOK, dict(query))
         self._feeds.check_room()
-        return EventStream(self._feeds, (login, path, tuple(sorted(query.items()))))
+        if login is not None:  # else all who look are one
+            self._feeds.check_room(lambda looked: looked[0] == login, LISTENERS_A_LOGIN_MAX)
+        return EventStream(self._feeds, (login, path, query))
 
     async def _renewed(self, looked: _Looked) -> str:
         """What is live of a page. Raises ApiError."""
@@ -247,7 +257,7 @@ class ManagementPage:
             async with (
                 asyncio.timeout(LIMIT_S),
                 self._callers.client(login, address_of(request)) as client,
-                self._turns,
+                self._forms,
             ):
                 form = await _form(request)
                 action = ACTIONS.get(form.one("do"))
@@ -259,9 +269,12 @@ class ManagementPage:
                 try:
                     async with self._turns:
                         return back, "done", await action.act(call, form)
-                except ApiError as error:
-                    return back, "failed", str(error)
-                except MirrorlogError as error:
+                except (ApiError, MirrorlogError) as error:
+                    if login is None and isinstance(error, AccessRefused | LoginFailed):
+                        raise  # a browser asks for a login, and sends the form again
+                    again = address_within(action.back, **form.pairs) if action.mends else back
+                    if len(again) <= _ADDRESS_CHARS_MAX:
+                        back = again
                     return back, "failed", str(error)
                 finally:
                     self._facts.forget(login)
@@ -282,16 +295,8 @@ class ManagementPage:
             return None
 
     def _failed(self, error: ApiError, note: tuple[str, str] | None = None) -> Response:
-        facts = {
-            "status": error.status,
-            "reason": str(error),
-            "path": "-",
-            "query": {},
-            "note": note,
-            "user": "",
-            "live": "",
-        }
-        page = self._templates.page("error.html", facts)
+        frame = {"path": "-", "query": {}, "note": note, "user": "", "live": ""}
+        page = self._templates.page("error.html", {"status": error.status, "reason": str(error), **frame})
         return Response(page, error.status, dict(error.headers or {}), media_type="text/html")
 
 
@@ -319,10 +324,8 @@ def _refusal(error: MirrorlogError, login: Login | None) -> ApiError:
 def _check_same_site(request: Request) -> None:
     """What changes something was sent by a page of this door's. Every browser says so of a form, by the one header or
     the other; who says neither is none of ours. Raises ApiError."""
-    check_origin(request)
     site = request.headers.get("sec-fetch-site")
-    origin = request.headers.get("origin")
-    if site not in (None, "same-origin") or (site is None and (origin is None or not urlsplit(origin).netloc)):
+    if site not in (None, "same-origin") or (site is None and not request.headers.get("origin")):
         raise ApiError(403, "forbidden", "forms are taken from this page only; programs have /api")
 
 
@@ -335,6 +338,8 @@ async def _form(request: Request) -> Form:
         body += part
         if len(body) > FORM_BYTES_MAX:
             raise ApiError(413, "payload_too_large", f"a form has up to {FORM_BYTES_MAX} bytes")
+    if body.count(b"&") >= _FIELDS_MAX:
+        raise bad_request(f"a form has up to {_FIELDS_MAX} fields; move fewer groups at once, or by mqtool group-reset")
     try:
         return Form(parse_qs(body.decode(), keep_blank_values=True, errors="strict", max_num_fields=_FIELDS_MAX))
     except ValueError:

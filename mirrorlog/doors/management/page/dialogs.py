@@ -9,27 +9,31 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from mirrorlog.client import ConsumedRecord
 from mirrorlog.diagnosis.cells import parse_time, printable, target_of
 from mirrorlog.diagnosis.places import altered_text
-from mirrorlog.doors.management.api import ROUTES
 from mirrorlog.doors.management.calls import Call
 from mirrorlog.doors.management.page.actions import placing_of
-from mirrorlog.doors.management.page.policy_form import FIELDS, NUMBER, text_of
+from mirrorlog.doors.management.page.policy_form import FIELD, FIELDS, NUMBER, typed_of
 from mirrorlog.doors.management.page.views import Context, View, command_of, groups_in_time, number_of, seen
+from mirrorlog.doors.management.queues import consumed, consumer_rows
 from mirrorlog.doors.management.shapes import ApiError, bad_request
 from mirrorlog.errors import AccessRefused, BadInput, MirrorlogError
 from mirrorlog.wire.messages.operators import CopyMoves
 from mirrorlog.wire.messages.queues import QueueInfo
+from mirrorlog.wire.names import split
 from mirrorlog.wire.policies import APPLY_TO, PolicyRow
 
 BROWSED_MAX: Final = 100
 BROWSED_BYTES_MAX: Final = 1024 * 1024
 """Of values on one page; one more record may be on it."""
 VALUE_BYTES_SHOWN: Final = 2048
+CONSUMED_SHOWN: Final = 200
+"""Queues whose consumers are asked for, and how many of these are shown."""
+CONSUMERS_SHOWN: Final = 500
 _BROWSED: Final = 20
 _BROWSE_S: Final = 8.0
 _FETCH_BYTES: Final = 1024 * 1024
@@ -199,11 +203,18 @@ async def _moves(call: Call) -> Context:
 
 
 async def _consumers(call: Call) -> Context:
-    rows = (await ROUTES["consumers"]["GET"](replace(call, names={}, query={}))).body
-    statuses = await call.statuses()
+    """Each queue's groups are asked for, so it is not live, and of the first queues alone."""
+    metadata, statuses = await asyncio.gather(call.client.metadata(None), call.statuses())
+    vhost = call.query.get("vhost", "")
+    taken = [each for each in consumed(metadata.queues, statuses) if vhost in ("", split(each.name)[0])]
+    rows = await consumer_rows(call, taken[:CONSUMED_SHOWN])
     counts = [(each.node_id, each.counts) for each in statuses.told if each.counts is not None]
     return {
-        "rows": sorted(rows, key=lambda row: -row["messages_unacknowledged"]),
+        "rows": sorted(rows, key=lambda row: -row["messages_unacknowledged"])[:CONSUMERS_SHOWN],
+        "count": len(rows),
+        "queues": len(taken),
+        "asked": min(len(taken), CONSUMED_SHOWN),
+        "vhosts": sorted({split(each.name)[0] for each in metadata.queues}),
         "nodes": [(node, each.open, each.strangers, each.capped) for node, each in sorted(counts)],
         "producers": [
             (log.name, each) for told in statuses.told for log in told.logs for each in log.producers if each.blocked_by
@@ -215,20 +226,19 @@ async def _consumers(call: Call) -> Context:
 
 
 async def _policies(call: Call) -> Context:
-    """`edit`, `of`: a policy with which the form is filled."""
+    """`edit`, `of`: a policy with which the form is filled; `do`: a form that was refused, whose values stand there."""
     topology = call.client.admin.topology
     found, vhosts = (await topology.policies()).policies, await topology.virtual_hosts()
     rows = sorted(
         found, key=lambda row: (not row.reason, row.operator, row.virtual_host, -row.policy.priority, row.name)
     )
-    edited = _edited(rows, call.query)
-    definition = edited.policy.definition if edited is not None else {}
+    typed = call.query if "do" in call.query else typed_of(_edited(rows, call.query))
     return {
         "rows": rows,
         "vhosts": sorted(each.name for each in vhosts),
         "apply_to": APPLY_TO,
-        "edited": edited,
-        "fields": [(each, text_of(definition.get(each.key))) for each in FIELDS],
+        "typed": typed,
+        "fields": [(each, typed.get(FIELD + each.key, "")) for each in FIELDS],
         "number": NUMBER,
     }
 
@@ -243,7 +253,7 @@ VIEWS: Final[Mapping[str, View]] = {
     "reset": View("reset.html", _reset, live=False),
     "move": View("move.html", _move, live=False),
     "moves": View("moves.html", _moves),
-    "consumers": View("consumers.html", _consumers),
+    "consumers": View("consumers.html", _consumers, live=False),
     "policies": View("policies.html", _policies, live=False),
 }
 """By path."""

@@ -28,6 +28,7 @@ STREAM_S: Final = 8.0
 """Below `HttpLimits.exchange_s_max`, with what the connection was idle before (`idle_s_max`)."""
 RETRY_MS: Final = 500
 LISTENERS_MAX: Final = 64
+LISTENERS_A_LOGIN_MAX: Final = 16
 
 _K = TypeVar("_K", bound=Hashable)
 
@@ -69,10 +70,11 @@ class Feeds(Generic[_K]):
         """Pages that are rendered."""
         return len(self._feeds)
 
-    def check_room(self) -> None:
-        """Raises ApiError when too many listen."""
-        if sum(feed.listeners for feed in self._feeds.values()) >= self._listeners_max:
-            raise ApiError(503, "service_unavailable", f"{self._listeners_max} pages are open; load this one by hand")
+    def check_room(self, those: Callable[[_K], bool] = lambda key: True, most: int | None = None) -> None:
+        """Raises ApiError when too many listen, or too many of `those`."""
+        most = self._listeners_max if most is None else most
+        if sum(feed.listeners for key, feed in self._feeds.items() if those(key)) >= most:
+            raise ApiError(503, "service_unavailable", f"{most} pages are open; load this one by hand")
 
     @contextlib.asynccontextmanager
     async def listening(self, key: _K) -> AsyncIterator[AsyncIterator[bytes]]:

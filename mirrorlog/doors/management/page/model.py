@@ -19,6 +19,8 @@ from mirrorlog.wire.messages.queues import HoldInfo, QueueInfo, QueueOutage
 from mirrorlog.wire.messages.status import LogStatus, LossStatus, MirrorStatus, PlacedLog, QueueStatus
 from mirrorlog.wire.names import shown, split
 
+LOST: Final = "lost"
+"""The weight of what a log has lost: it is over, and nothing takes it away, so it stands before nothing else."""
 AXIS: Final = 1_000
 """How wide an axis is, in units of its drawings."""
 _SEEN_MIN: Final = 3.0
@@ -29,7 +31,7 @@ _NEAR: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why something is not as it should be. `weight`: stops or noted; `advice`: what to do, may be empty."""
+    """Why something is not as it should be. `weight`: stops, noted or lost; `advice`: what to do, may be empty."""
 
     weight: str
     text: str
@@ -62,7 +64,7 @@ class QueueLine:
 
 def _heaviest(reasons: Iterable[Reason]) -> str:
     weights = {each.weight for each in reasons}
-    return STOPS if STOPS in weights else NOTED if weights else ""
+    return next((weight for weight in (STOPS, NOTED, LOST) if weight in weights), "")
 
 
 class Reasons:
@@ -75,7 +77,7 @@ class Reasons:
             # A group's name begins with that of its queue, which may have blanks itself.
             self._found.setdefault((each.what, each.name), []).append(Reason(each.weight, each.text, each.advice))
         for log, lost in (losses or {}).items():
-            self._found.setdefault(("log", log), []).extend(Reason(STOPS, lost_text(log, each)) for each in lost)
+            self._found.setdefault(("log", log), []).extend(Reason(LOST, lost_text(log, each)) for each in lost)
 
     def of(self, what: str, name: str) -> tuple[Reason, ...]:
         """Of a node, log or queue by its name."""
@@ -159,7 +161,6 @@ class Bar:
     kind: str
     stretches: tuple[BarPart, ...]
     cells: Mapping[str, str] = field(default_factory=dict)
-    href: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +261,7 @@ def _copy_bar(scale: _Scale, placed: PlacedLog, node: str, copy: LogStatus | Non
             "untold", scale.low, mirror.acked, f"acknowledged up to {mirror.acked}, as its master says"
         )
         return Bar(node, "away", (known, *losses), {**cells, "end": str(mirror.acked)})
-    cells |= {"state": f"{copy.state}{': ' + copy.reason if copy.reason else ''}", "epoch": str(copy.epoch)}
+    cells |= {"state": f"{copy.state}{': ' + copy.reason if copy.reason else ''}"}
     cells |= {"end": str(copy.end), "confirmed": str(copy.confirmed), "flushed": str(copy.flushed)}
     kind = "master" if node == placed.master else "mirror" if node in placed.replicas else "former"
     drawn = (

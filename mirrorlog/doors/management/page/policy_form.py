@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from mirrorlog.doors.management.shapes import bad_request
+from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST
+from mirrorlog.wire.policies import PolicyRow
 
 TEXT: Final = "text"
 NUMBER: Final = "number"
@@ -89,6 +91,22 @@ def text_of(value: Any) -> str:
     if value is None:
         return ""
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def typed_of(row: PolicyRow | None) -> dict[str, str]:
+    """A policy as its form would send it; without one a form that is not filled yet."""
+    if row is None:
+        return {"vhost": DEFAULT_VIRTUAL_HOST, "apply-to": "all", "priority": "0"}
+    policy = row.policy
+    return {
+        "policy": row.name,
+        "vhost": row.virtual_host,
+        "pattern": policy.pattern,
+        "apply-to": policy.apply_to,
+        "priority": str(policy.priority),
+        "operator": "yes" if row.operator else "",
+        **{FIELD + each.key: text_of(policy.definition.get(each.key)) for each in FIELDS},
+    }
 
 
 def body_of(form: Callable[[str], str]) -> Mapping[str, Any]:

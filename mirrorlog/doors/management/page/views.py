@@ -47,9 +47,13 @@ from mirrorlog.wire.messages.status import LogStatus, PlacedLog, Status
 from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, split
 
 QUEUES_A_PAGE: Final = 100
+LOGS_SHOWN: Final = 100
+FINDINGS_SHOWN: Final = 500
 REDS_SHOWN: Final = 50
 """On the overview, of queues and of findings."""
 
+DOCTOR_S: Final = 8.0
+"""All groups are asked for within it; of those that are not it says so."""
 MORE_S: Final = 3.0
 """What is asked beside nodes' statuses may take so long: a page is there when a node hangs."""
 EVENTS_SHOWN: Final = 100
@@ -60,11 +64,13 @@ Context = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A page: its template, what fills it, and whether it renews itself while somebody looks at it."""
+    """A page: its template, what fills it, whether it renews itself while somebody looks at it, and what of the query
+    that hangs on."""
 
     template: str
     fill: Callable[[Call], Awaitable[Context]]
     live: bool = True
+    asks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,22 +261,21 @@ def command_of(what: str, vhost: str, name: str) -> str:
 async def _logs(call: Call) -> Context:
     found = await seen(call)
     near = call.query.get("near") == "1"
-    names = {log.log_id: log for log in found.statuses.logs.values()}
+    return await asyncio.to_thread(_log_rows, found, near=near)
+
+
+def _log_rows(found: ClusterSeen, *, near: bool) -> Context:
+    """Those that need somebody first, and `more` there are."""
+    queues: dict[str, list[tuple[str, str]]] = {}
+    for info in found.metadata.queues:
+        queues.setdefault(info.log_id, []).append(split(info.name))
+    logs = [(found.reasons.of("log", log.name), log) for log in found.statuses.logs.values()]
+    logs.sort(key=lambda each: (not _stops(each[0]), not each[0], each[1].name))
     rows = [
-        {
-            "log": log,
-            "axis": _axis(found, log, near=near),
-            "reasons": found.reasons.of("log", log.name),
-            "queues": _queues_of(found, log),
-        }
-        for log in names.values()
+        {"log": log, "axis": _axis(found, log, near=near), "reasons": reasons, "queues": queues.get(log.log_id, [])}
+        for reasons, log in logs[:LOGS_SHOWN]
     ]
-    rows.sort(key=lambda row: (not _stops(row["reasons"]), not row["reasons"], row["log"].name))
-    return {"rows": rows, "near": near}
-
-
-def _queues_of(found: ClusterSeen, log: PlacedLog) -> list[tuple[str, str]]:
-    return [split(info.name) for info in found.metadata.queues if info.log_id == log.log_id]
+    return {"rows": rows, "near": near, "more": len(logs) - len(rows)}
 
 
 def _stops(reasons: tuple[Reason, ...]) -> bool:
@@ -314,14 +319,15 @@ async def _events(call: Call) -> Context:
 
 async def _doctor(call: Call) -> Context:
     """Of all queues' groups, too, which costs a question for each queue: so it is not live."""
-    return {"found": await asyncio.to_thread(findings, await facts_of(call.client))}
+    found = await asyncio.to_thread(findings, await facts_of(call.client, within_s=DOCTOR_S))
+    return {"found": found[:FINDINGS_SHOWN], "more": max(0, len(found) - FINDINGS_SHOWN)}
 
 
 VIEWS: Final[Mapping[str, View]] = {
     "": View("overview.html", _overview),
-    "queues": View("queues.html", _queues),
-    "queue": View("queue.html", _queue),
-    "logs": View("logs.html", _logs),
+    "queues": View("queues.html", _queues, asks=("q", "vhost", "page")),
+    "queue": View("queue.html", _queue, asks=("vhost", "name", "near")),
+    "logs": View("logs.html", _logs, asks=("near",)),
     "nodes": View("nodes.html", _nodes),
     "events": View("events.html", _events),
     "doctor": View("doctor.html", _doctor, live=False),
