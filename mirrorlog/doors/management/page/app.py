@@ -295,7 +295,7 @@ class ManagementPage:
             return None
 
     def _failed(self, error: ApiError, note: tuple[str, str] | None = None) -> Response:
-        frame = {"path": "-", "query": {}, "note": note, "user": "", "live": ""}
+        frame: Context = {"path": "-", "query": {}, "note": note, "user": "", "live": ""}
         page = self._templates.page("error.html", {"status": error.status, "reason": str(error), **frame})
         return Response(page, error.status, dict(error.headers or {}), media_type="text/html")
 
