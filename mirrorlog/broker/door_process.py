@@ -44,15 +44,7 @@ class DoorProcess:
     """
 
     def __init__(
-        self,
-        kind: str,
-        *,
-        module: str,
-        node: str,
-        bind: str,
-        debug: bool,
-        flags: Sequence[str] = (),
-        token: str = "",
+        self, kind: str, *, module: str, node: str, bind: str, debug: bool, flags: Sequence[str] = (), token: str = ""
     ) -> None:
         self._kind = kind
         self._token = token

@@ -161,8 +161,7 @@ def serve(  # noqa: PLR0917  (typer makes them options, nobody passes them by po
         bool, typer.Option("--witness", help="Short for --set node.witness=true: it votes and holds no messages.")
     ] = False,
     insecure: Annotated[
-        bool,
-        typer.Option("--insecure", help="Short for --set node.insecure=true: other machines need prove nothing."),
+        bool, typer.Option("--insecure", help="Short for --set node.insecure=true: other machines need prove nothing.")
     ] = False,
     first_admin: Annotated[
         str | None,

@@ -115,9 +115,7 @@ class BrokerNode:
         cluster = settings.cluster
         self._view = NodeView(
             PlacingSettings(
-                copies=cluster.copies,
-                locator=cluster.queue_master_locator,
-                logs_per_node_max=cluster.logs_per_node_max,
+                copies=cluster.copies, locator=cluster.queue_master_locator, logs_per_node_max=cluster.logs_per_node_max
             )
         )
         self._registered = asyncio.Event()

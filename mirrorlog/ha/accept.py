@@ -17,15 +17,7 @@ from uuid import UUID
 
 from mirrorlog.commitlog.epochs import LIST_BYTES_MAX
 from mirrorlog.config import HaSettings, LimitSettings
-from mirrorlog.errors import (
-    BadBatch,
-    ConnectionLost,
-    MirrorAhead,
-    MirrorlogError,
-    NoSuchLog,
-    Overloaded,
-    ProtocolError,
-)
+from mirrorlog.errors import BadBatch, ConnectionLost, MirrorAhead, MirrorlogError, NoSuchLog, Overloaded, ProtocolError
 from mirrorlog.ha import links as about_links
 from mirrorlog.ha.actions import Action, Close, ReadCold, Send
 from mirrorlog.ha.connection import HAConnection, SourceCopy

@@ -133,9 +133,7 @@ class QueueMoves:
             return None
         how = "has moved" if left.handed_over else "is moving"
         return QueueMoving(
-            f"queue {queue_id} {how} to log {left.target}; ask for its place again",
-            queue_id=queue_id,
-            log=left.target,
+            f"queue {queue_id} {how} to log {left.target}; ask for its place again", queue_id=queue_id, log=left.target
         )
 
     def has_left_there(self, queue_id: int, queue_offset: int) -> bool:

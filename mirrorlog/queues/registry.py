@@ -44,13 +44,7 @@ from mirrorlog.queues.changes import (
     encode_change,
     encode_changes,
 )
-from mirrorlog.queues.checkpoint_states import (
-    CheckpointBegan,
-    MoveState,
-    QueueStartsState,
-    QueueState,
-    State,
-)
+from mirrorlog.queues.checkpoint_states import CheckpointBegan, MoveState, QueueStartsState, QueueState, State
 from mirrorlog.queues.moves import MovePart, QueueMoves
 from mirrorlog.queues.queue_table import IDS_PER_LOG, Governs, IdBlock, Queue, QueueTable, no_such_queue, nobody_governs
 from mirrorlog.wire.names import check_new

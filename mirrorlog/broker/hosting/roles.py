@@ -162,11 +162,7 @@ class MasterRole:
         self._state = StateKeeper(replica, self.publisher, batch_bytes_max=settings.limits.max_batch_bytes)
         self.retention = _retention(host, replica, self.publisher)
         self.holds = HoldKeeper(
-            replica,
-            self.publisher,
-            hold_bytes=settings.log.hold_bytes,
-            past_helper=host.helpers.index,
-            tell=host.tell,
+            replica, self.publisher, hold_bytes=settings.log.hold_bytes, past_helper=host.helpers.index, tell=host.tell
         )
         self.deliverer = Deliverer(
             replica,

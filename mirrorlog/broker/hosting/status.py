@@ -45,13 +45,7 @@ Clock = Callable[[], float]
 
 
 def master_status(
-    replica: Replica,
-    mastership: Mastership,
-    deliverer: Deliverer,
-    *,
-    fall_behind_bytes: int,
-    now: float,
-    now_us: int,
+    replica: Replica, mastership: Mastership, deliverer: Deliverer, *, fall_behind_bytes: int, now: float, now_us: int
 ) -> LogStatus:
     """The log as its master sees it, mirrors included. `now`: the loop's clock in s; `now_us`: µs UTC."""
     mirrors = [

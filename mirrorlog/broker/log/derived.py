@@ -25,14 +25,7 @@ from mirrorlog.commitlog.index.tables import Tables
 from mirrorlog.commitlog.log import CommitLog
 from mirrorlog.config import LimitSettings
 from mirrorlog.errors import BadBatch, IndexDoubtful, MirrorlogError
-from mirrorlog.queues.changes import (
-    Change,
-    MoveChange,
-    OffsetsJumped,
-    QueueArriving,
-    StateGone,
-    decode_changes,
-)
+from mirrorlog.queues.changes import Change, MoveChange, OffsetsJumped, QueueArriving, StateGone, decode_changes
 from mirrorlog.queues.checkpoint import CheckpointTracker
 from mirrorlog.queues.checkpoint_states import GapsState, QueueState, decode_checkpoint
 from mirrorlog.queues.dead_letters.forwarding import ForwardingTable

@@ -464,7 +464,7 @@ class LogPublisher:
         if self.cut_off:
             raise InSyncReplicasNotEnough(
                 f"log {self.replica.assignment.name}: this node is not in touch with a majority of its cluster, and "
-                "may have been replaced; nothing was stored",
+                "may have been replaced; nothing was stored"
             )
 
     def check_running(self) -> None:

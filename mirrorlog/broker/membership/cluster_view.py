@@ -32,13 +32,7 @@ from mirrorlog.cluster.state.commands import (
 from mirrorlog.cluster.state.log_rules import other_queue, promised_of
 from mirrorlog.cluster.state.move_rules import why_not
 from mirrorlog.cluster.state.placements import NO_PLACES, LogPlaces, MovingQueue, Placement, Span
-from mirrorlog.cluster.state.state import (
-    QUEUE_IDS_GRANTED,
-    QUEUE_IDS_MAX,
-    ClusterState,
-    LogFacts,
-    Outcome,
-)
+from mirrorlog.cluster.state.state import QUEUE_IDS_GRANTED, QUEUE_IDS_MAX, ClusterState, LogFacts, Outcome
 from mirrorlog.cluster.state.topology import NONE as NO_TOPOLOGY
 from mirrorlog.cluster.state.topology import User, VirtualHost
 from mirrorlog.cluster.state.topology_commands import PasswordRenewed

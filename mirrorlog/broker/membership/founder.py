@@ -131,10 +131,7 @@ class Founder:
     async def _come_back(self, seed: str) -> None:
         settings = self._settings
         started = NodeStarted(
-            node=settings.node.id,
-            start_id=self._run,
-            kind=StartKind.LOSSY,
-            addresses=addresses_of(settings.member),
+            node=settings.node.id, start_id=self._run, kind=StartKind.LOSSY, addresses=addresses_of(settings.member)
         )
         returned = await come_back(started, self._never, _AtSeed(seed, settings, self._run, self._credentials))
         if returned is None:

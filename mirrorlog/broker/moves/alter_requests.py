@@ -40,14 +40,7 @@ from mirrorlog.queues.changes import QueueAltered, encode_change
 from mirrorlog.queues.limits.lifetime import is_transient
 from mirrorlog.queues.queue_table import Queue
 from mirrorlog.wire.messages.base import Message
-from mirrorlog.wire.messages.queues import (
-    AlteredQueue,
-    AlterQueue,
-    CancelMove,
-    MoveOfQueue,
-    MovesFound,
-    Stays,
-)
+from mirrorlog.wire.messages.queues import AlteredQueue, AlterQueue, CancelMove, MoveOfQueue, MovesFound, Stays
 from mirrorlog.wire.names import shown
 
 TOGETHER_MAX: Final = 1_000

@@ -336,12 +336,7 @@ class MoveService:
         """The state of a queue that has left, until the other log has all of it or the move is over."""
         epoch, place = log.replica.log.epochs.current, (log.log_id, name)
         pieces = QueuePieces(
-            log.replica.derived,
-            queue_id,
-            move.number,
-            log_id=move.source,
-            epoch=epoch,
-            work_bytes=self.piece_bytes,
+            log.replica.derived, queue_id, move.number, log_id=move.source, epoch=epoch, work_bytes=self.piece_bytes
         )
         arriving = bytes(encode_change(pieces.arriving))
         loop = asyncio.get_running_loop()

@@ -234,11 +234,7 @@ class QueueGovernor:
         if said == (holds.policy, holds.operator, effective):
             return None
         return QueueGoverned(
-            queue_id=queue_id,
-            version=version,
-            policy=holds.policy,
-            operator_policy=holds.operator,
-            arguments=effective,
+            queue_id=queue_id, version=version, policy=holds.policy, operator_policy=holds.operator, arguments=effective
         )
 
 

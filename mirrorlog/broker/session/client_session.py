@@ -60,13 +60,7 @@ class NativeDoor:
     """Accepts clients, doors and tools on the client port."""
 
     def __init__(
-        self,
-        *,
-        welcome: Callable[[int], Welcome],
-        host: Host,
-        logs: HostedLogs,
-        requests: Requests,
-        lines: LoopLines,
+        self, *, welcome: Callable[[int], Welcome], host: Host, logs: HostedLogs, requests: Requests, lines: LoopLines
     ) -> None:
         """`welcome`: what is said to whoever connects, by the version that both speak; `lines`: see `listen`."""
         settings, view = host.settings, host.view

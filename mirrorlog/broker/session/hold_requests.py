@@ -29,11 +29,7 @@ class HoldRequests:
     def __init__(self, requests: Requests, view: ClusterView) -> None:
         self._requests = requests
         self._view = view
-        self.handlers: dict[type[Message], Handler] = {
-            SetHold: self._set,
-            EndHold: self._end,
-            ListHolds: self._list,
-        }
+        self.handlers: dict[type[Message], Handler] = {SetHold: self._set, EndHold: self._end, ListHolds: self._list}
 
     # --- inside ---
 

@@ -58,11 +58,7 @@ class MetadataAnswers:
     """`is_there`: see `LifetimeKeeper`."""
 
     def __init__(
-        self,
-        settings: Settings,
-        logs: HostedLogs,
-        view: ClusterView,
-        is_there: Callable[[HostedLog, Queue], bool],
+        self, settings: Settings, logs: HostedLogs, view: ClusterView, is_there: Callable[[HostedLog, Queue], bool]
     ) -> None:
         self._settings = settings
         self._logs = logs

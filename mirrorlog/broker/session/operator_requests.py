@@ -234,10 +234,7 @@ class Operations:
                 reports[fence.node] = answer
                 copies.append(
                     CopyReport(
-                        node_id=fence.node,
-                        last_epoch=answer.last_epoch,
-                        end=answer.end,
-                        confirmed=answer.confirmed,
+                        node_id=fence.node, last_epoch=answer.last_epoch, end=answer.end, confirmed=answer.confirmed
                     )
                 )
             elif isinstance(answer, MirrorlogError):

@@ -23,14 +23,7 @@ from mirrorlog.broker.session.queue_lifetimes import Exclusives, GivenNames, Lif
 from mirrorlog.cluster.decisions import asker
 from mirrorlog.commitlog.epochs import EPOCH_MAX
 from mirrorlog.config import Settings
-from mirrorlog.errors import (
-    BadRequest,
-    LogUnavailable,
-    MirrorlogError,
-    NotMaster,
-    QueueExists,
-    QueueMoving,
-)
+from mirrorlog.errors import BadRequest, LogUnavailable, MirrorlogError, NotMaster, QueueExists, QueueMoving
 from mirrorlog.queues.access import check_together
 from mirrorlog.queues.arguments import check_declaration, log_group_key, log_group_of, version_needed
 from mirrorlog.queues.changes import PositionCommitted
@@ -340,10 +333,7 @@ class Requests:
         if not 0 <= position.queue_offset <= following:
             raise BadRequest(f"position {position.queue_offset} is not within 0 and {following}, the records there are")
         change = PositionCommitted(
-            group=message.group,
-            log_id=position.log_id,
-            epoch=position.epoch,
-            queue_offset=position.queue_offset,
+            group=message.group, log_id=position.log_id, epoch=position.epoch, queue_offset=position.queue_offset
         )
         batch = log.replica.queues.commit_position(message.queue, change)
         log.publisher.append_change(batch, lambda error: respond(error or Done()))

@@ -299,17 +299,11 @@ _COMMANDS: Final[Mapping[type[Message], Callable[[Any], Command]]] = {
     AddVirtualHost: lambda asked: VirtualHostMade(name=asked.name),
     DeleteVirtualHost: lambda asked: VirtualHostRemoved(name=asked.name),
     SetUser: lambda asked: UserSet(
-        name=asked.name,
-        password_hash=asked.password_hash,
-        tags=None if asked.tags is None else tuple(asked.tags),
+        name=asked.name, password_hash=asked.password_hash, tags=None if asked.tags is None else tuple(asked.tags)
     ),
     DeleteUser: lambda asked: UserRemoved(name=asked.name),
     SetPermissions: lambda asked: PermissionsSet(
-        user=asked.user,
-        virtual_host=asked.virtual_host,
-        configure=asked.configure,
-        write=asked.write,
-        read=asked.read,
+        user=asked.user, virtual_host=asked.virtual_host, configure=asked.configure, write=asked.write, read=asked.read
     ),
     ClearPermissions: lambda asked: PermissionsCleared(user=asked.user, virtual_host=asked.virtual_host),
     SetUserLimits: lambda asked: UserLimitsSet(user=asked.user, limits=asked.limits),

@@ -203,11 +203,7 @@ class QueueFetcher:
 
     def _checked(self, answer: FetchedBatches, count: int) -> list[ClosedBatch]:
         return proven_batches(
-            answer.content,
-            count,
-            queue=self._queue,
-            log_id=answer.log_id,
-            body_bytes_max=answer.body_bytes_max,
+            answer.content, count, queue=self._queue, log_id=answer.log_id, body_bytes_max=answer.body_bytes_max
         )
 
     def sound_part(self, answer: FetchedBatches, error: BadBatch) -> list[ClosedBatch] | None:

@@ -210,11 +210,7 @@ def invalid(wrong: Sequence[str]) -> BadRequest:
 def user_row(user: UserInfo) -> Row:
     """Nodes tell no hash."""
     limit = user.limits.max_connections
-    return {
-        "name": user.name,
-        "tags": user.tags,
-        "limits": {} if limit is None else {MAX_CONNECTIONS: limit},
-    }
+    return {"name": user.name, "tags": user.tags, "limits": {} if limit is None else {MAX_CONNECTIONS: limit}}
 
 
 def permission_rows(users: Sequence[UserInfo]) -> list[Row]:

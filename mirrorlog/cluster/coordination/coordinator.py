@@ -24,13 +24,7 @@ from mirrorlog.cluster.coordination.handover import heir
 from mirrorlog.cluster.coordination.liveness import Life
 from mirrorlog.cluster.coordination.promotion import FenceReport, Promotion, by_policy
 from mirrorlog.cluster.raft.messages import Members
-from mirrorlog.cluster.state.commands import (
-    Command,
-    LogMade,
-    ReplicasWished,
-    RunEnded,
-    VersionRaised,
-)
+from mirrorlog.cluster.state.commands import Command, LogMade, ReplicasWished, RunEnded, VersionRaised
 from mirrorlog.cluster.state.state import ClusterState, LogFacts, behind
 from mirrorlog.config import LOG_NUMBER_MAX
 

@@ -32,13 +32,7 @@ from typing import Final
 
 from mirrorlog.queues.changes import Change, Settled, Watermark
 from mirrorlog.queues.delivery.deadlines import Endings
-from mirrorlog.queues.delivery.dispatch import (
-    GRANTS_MAX,
-    Dispatch,
-    Dispatcher,
-    Reach,
-    ReachOut,
-)
+from mirrorlog.queues.delivery.dispatch import GRANTS_MAX, Dispatch, Dispatcher, Reach, ReachOut
 from mirrorlog.queues.delivery.priorities import Attributed
 from mirrorlog.queues.delivery.ready import RANGES_AT_ONCE, FreeRecords, Front
 from mirrorlog.queues.delivery.settlement import (

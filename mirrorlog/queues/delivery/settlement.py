@@ -45,12 +45,7 @@ DEATHS: Final = (DEAD, LIMIT, EXPIRED, DROPPED)
 """Why a record dies: see `Settled`."""
 
 
-REASONS: Final[Mapping[str, str]] = {
-    DEAD: REJECTED,
-    LIMIT: DELIVERY_LIMIT,
-    EXPIRED: EXPIRED_AWAY,
-    DROPPED: MAXLEN,
-}
+REASONS: Final[Mapping[str, str]] = {DEAD: REJECTED, LIMIT: DELIVERY_LIMIT, EXPIRED: EXPIRED_AWAY, DROPPED: MAXLEN}
 """What a dead letter says of it."""
 WHYS: Final[Mapping[str, str]] = {**{reason: why for why, reason in REASONS.items()}, REDRIVEN: REDRIVEN}
 """And back: why a record that has left is settled."""

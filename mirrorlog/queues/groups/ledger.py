@@ -20,17 +20,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from mirrorlog.queues.groups.ledger_chunk import (
-    BITS,
-    FREE,
-    NOT_PARKED,
-    OUT,
-    RECORDS,
-    SETTLED,
-    Chunk,
-    Piece,
-    State,
-)
+from mirrorlog.queues.groups.ledger_chunk import BITS, FREE, NOT_PARKED, OUT, RECORDS, SETTLED, Chunk, Piece, State
 from mirrorlog.queues.groups.verdicts import Verdicts
 from mirrorlog.queues.ranges import Spans, joined
 

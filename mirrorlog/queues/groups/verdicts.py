@@ -126,8 +126,4 @@ class Verdicts:
         if not self._borders or first >= until:
             return []
         begin, end = bisect_right(self._borders, first), bisect_left(self._borders, until)
-        return [
-            *((first,) if begin & 1 else ()),
-            *self._borders[begin:end],
-            *((until,) if end & 1 else ()),
-        ]
+        return [*((first,) if begin & 1 else ()), *self._borders[begin:end], *((until,) if end & 1 else ())]
