@@ -79,10 +79,15 @@ def test_a_document_comes_in_and_goes_out_again(mqtool: Tool, tmp_path: Path, mo
 
 def test_what_is_no_document_is_told_in_a_line(mqtool: Tool, tmp_path: Path) -> None:
     file = tmp_path / "odd.json"
-    for text, said in (("{", "cannot be read as JSON"), ("[]", "should be a JSON object")):
+    for text, said in (
+        ("{", "cannot be read as JSON"),
+        ("[" * 100_000, "cannot be read as JSON"),
+        ("[]", "should be a JSON object"),
+        ('{"queues": ["q"]}', "queues should be a list of objects, actually was 'q'"),
+    ):
         file.write_text(text)
         found = mqtool("import-definitions", str(file))
-        assert (found.code, found.out, said in found.err) == (2, "", True)
+        assert (found.code, found.out, said in found.err, found.err.count("\n")) == (2, "", True, 1)
     assert mqtool("import-definitions", str(tmp_path / "none")).code == 2
     assert mqtool("export-definitions", str(tmp_path / "no" / "where")).code == 2
     assert mqtool("export-definitions", "--map-node", "a=b").code == 2
