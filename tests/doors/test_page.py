@@ -201,7 +201,9 @@ def test_a_live_page_sends_itself_and_what_has_changed(api: Api, pages: Pages) -
     pages.until_live("<dt>ready</dt><dd>0</dd>", live)
     api.post("exchanges/%2f/amq.default/publish", {"routing_key": "lively", "payload": "x", "properties": {}})
     pages.until_live("<dt>ready</dt><dd>1</dd>", live)
-    assert pages.get("live", path="doctor").status == 404
+    for asks_every_queue in ("doctor", "consumers"):
+        assert pages.get("live", path=asks_every_queue).status == 404
+    assert "nobody is subscribed" in pages.text("consumers", vhost="/")
     assert pages.get("live", path="nowhere").status == 404
 
 
