@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from mirrorlog.broker.resources.user_quotas import UserQuotas
+from mirrorlog.broker.session import queue_requests
 from mirrorlog.broker.session.authorization import FAILURES_MAX
 from mirrorlog.broker.session.client_session import ClientSession, NativeDoor
-from mirrorlog.broker.session.queue_lifetimes import Exclusives
+from mirrorlog.broker.session.queue_lifetimes import Exclusives, Respond
 from mirrorlog.config import LimitSettings
 from mirrorlog.errors import MirrorlogError, Overloaded, QueueExclusive
 from mirrorlog.queues.queue_table import Queue
@@ -35,6 +36,9 @@ class Requests:
 
     def handle(self, message: Message, *more: object) -> None:
         raise self.error
+
+    def answer(self, message: DeclareQueue, respond: Respond) -> None:
+        queue_requests.Requests.answer(cast(Any, self), message, respond)
 
     def _sent_away(self) -> None:
         self.sent_away += 1

@@ -11,6 +11,7 @@ import pytest
 from mirrorlog.queues.changes import GroupReset, Settled, encode_change
 from mirrorlog.wire.messages.status import LossStatus, PlacedLog
 from sim.cluster_checks import Outside, losses_have_a_reason
+from sim.cluster_coverage import Observer
 from sim.cluster_logged import logged
 from sim.cluster_moves import Places
 from tests.queues.statelog import StateLog, data
@@ -31,7 +32,8 @@ def outside(
     plan = SimpleNamespace(copies_wanted=copies_wanted, log_names=["main"])
     kinds = {node: frozenset(each.split()) for node, each in (damage or {"a": "power"}).items()}
     nothing = cast(Any, None)
-    return Outside(cast(Any, plan), cast(Any, history), nothing, nothing, kinds, {}, Places(lambda: 0.0, {}, print))
+    places = Places(lambda: 0.0, {}, print)
+    return Outside(cast(Any, plan), cast(Any, history), Observer(), nothing, kinds, {}, places)
 
 
 def test_what_stood_in_an_older_epoch_from_the_start_of_a_loss_on_is_reported() -> None:
