@@ -211,6 +211,6 @@ async def test_a_name_that_another_node_has_given_is_heard_of_first(tmp_path: Pa
 def test_nobody_is_asked_of_a_given_name_for_whom_may_not_declare_it() -> None:
     """Goal: strangers make no work for the cluster."""
     begun: list[object] = []
-    given = GivenNames(cast(Any, None), lambda name: None, lambda name: False, lambda work, respond: begun.append(work))
+    given = GivenNames(cast(Any, None), lambda name: False, lambda work, respond: begun.append(work))
     given.named(DeclareQueue(name="amq.gen-x"), begun.append, may=lambda message: False, go_on=begun.append)
     assert not begun

@@ -201,11 +201,10 @@ def _exclusive(name: str) -> QueueExclusive:
 
 
 class GivenNames:
-    """`find`: a queue that is here; `has_home`: whether a queue is here, or placed."""
+    """`has_home`: whether a queue is here, or placed."""
 
-    def __init__(self, view: ClusterView, find: Find, has_home: Callable[[str], bool], later: Later) -> None:
+    def __init__(self, view: ClusterView, has_home: Callable[[str], bool], later: Later) -> None:
         self._view = view
-        self._find = find
         self._has_home = has_home
         self._later = later
 
@@ -225,13 +224,12 @@ class GivenNames:
         virtual_host, name = split(message.name)
         if not name:
             go_on(replace(message, name=qualified(virtual_host, f"{GENERATED}{secrets.token_urlsafe(16)}")))
-        elif name.startswith(GENERATED) and not self._has_home(message.name):
-            if may(message):
-                self._later(self._once_heard_of(message, go_on), respond)
-        elif name.startswith(RESERVED) and self._view.placed(message.name) is None and self._find(message.name) is None:
-            raise AccessRefused(f"queue {name[:64]!r}: names that begin with {RESERVED} are reserved")
-        else:
+        elif not name.startswith(RESERVED) or self._has_home(message.name):
             go_on(message)
+        elif not name.startswith(GENERATED):
+            raise AccessRefused(f"queue {name[:64]!r}: names that begin with {RESERVED} are reserved")
+        elif may(message):
+            self._later(self._once_heard_of(message, go_on), respond)
 
     async def _once_heard_of(self, message: DeclareQueue, go_on: Callable[[DeclareQueue], None]) -> None:
         await self._view.up_to_date()

@@ -85,7 +85,7 @@ class Requests:
         )
         self.exclusives = self.lifetimes.exclusives = Exclusives(self._transient_queue)
         self._deletions.on_deleted = self.exclusives.dropped
-        self.given = GivenNames(view, self._queue, self._has_home, self.later)
+        self.given = GivenNames(view, self._has_home, self.later)
         self.governed: Governs = nobody_governs  # what policies make of a queue, logged with its declaration
         self._told = MetadataAnswers(settings, logs, view, self.lifetimes.is_there)
         self.handlers: dict[type[Message], Handler] = {
