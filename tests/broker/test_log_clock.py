@@ -89,3 +89,28 @@ def test_a_clock_that_is_set_little_by_little_is_said_to_be_set_too() -> None:
         it.now += 0.1
         it.ahead += 5_000
     assert said == 9  # each time it was more than a tenth: at 105 ms, 210 ms, and so on
+
+
+def test_a_node_that_is_held_up_while_it_reads_its_clocks_does_not_go_ahead() -> None:
+    """Goal: who publishes, and then looks at his own clock, has a later time than his records. Method: 50 ms pass
+    within the first look at the clocks, and none later."""
+    passed = 0.0
+
+    class Held:
+        last_append_time_us = 0
+
+    def read() -> float:
+        """Held up before the second reading."""
+        nonlocal passed
+        readings.append(passed)
+        if len(readings) == 3:  # one is of the making
+            passed += 0.05
+        return passed
+
+    readings: list[float] = []
+    log = Held()
+    clock = LogClock(log, wall_us=lambda: NOON + round(read() * SECOND), now=read)
+    for number in range(5):
+        log.last_append_time_us = clock()
+        assert log.last_append_time_us <= NOON + round(passed * SECOND), number
+        passed += 0.01

@@ -9,9 +9,9 @@ import pytest
 
 from mirrorlog.client import Client
 from mirrorlog.client.connection.finder import Finder
-from mirrorlog.client.connection.queue_metadata import is_outage, outage_of
+from mirrorlog.client.connection.queue_metadata import is_outage, not_found, outage_of
 from mirrorlog.client.subscription.resumption import Resumption
-from mirrorlog.errors import LogUnavailable
+from mirrorlog.errors import LogUnavailable, NoSuchQueue, NotMaster
 from mirrorlog.wire.messages.queues import Metadata, NodeInfo, QueueInfo, QueueOutage
 
 DOWN = LogUnavailable("queue 'q' is on node n2 alone, which is down; start n2", node="n2", since=5, queue="q")
@@ -98,3 +98,20 @@ async def test_a_master_that_answers_later_than_others_is_waited_for() -> None:
         found = await Finder(nodes).find("q")
     assert found.told_by == "n1"
     assert is_outage(found.outage or LogUnavailable(""))
+
+
+def test_a_queue_that_has_a_place_is_there_also_when_no_node_that_answers_has_it() -> None:
+    """Goal: nobody is told that there is no such queue because its node is slow, or because it moves. Method: of three
+    nodes two answer, and the one that knows most says that it is placed; then that it is not."""
+    nodes = [NodeInfo(node_id=name, client=f"{name}:1", replication="") for name in ("n1", "n2", "n3")]
+    n1, n2 = (msgspec.structs.replace(answer(7), node_id=name, nodes=nodes, missing=["q"]) for name in ("n1", "n2"))
+    placed = msgspec.structs.replace(n2, version=8, placed=["q"])
+    told = not_found("q", [n1, placed])
+    assert isinstance(told, NotMaster)
+    assert told.retriable
+    assert "'q' is there" in str(told)
+    assert "n3 did not answer" in str(told)
+    assert "did not answer" not in str(not_found("q", [n1, placed, msgspec.structs.replace(n1, node_id="n3")]))
+    gone = not_found("q", [placed, msgspec.structs.replace(n1, version=9)])
+    assert isinstance(gone, NoSuchQueue)
+    assert "mqtool declare q" in str(gone)

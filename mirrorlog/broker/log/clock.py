@@ -44,11 +44,12 @@ class LogClock:
 
     def __call__(self) -> int:
         """What time it is."""
-        now, last = self._now(), self._log.last_append_time_us
+        # The node's clock first: held up between the two, the log's own time is behind it, and not ahead for good.
+        wall_us, now, last = self._wall_us(), self._now(), self._log.last_append_time_us
         if last != self._last:
             # What was read for an append is stamped in the same step: the time goes on from that reading.
             self._last, self._last_at = last, self._seen_at if last == self._seen else now
-        self._seen, self._seen_at = max(self._wall_us(), last + int((now - self._last_at) * 1_000_000)), now
+        self._seen, self._seen_at = max(wall_us, last + int((now - self._last_at) * 1_000_000)), now
         return self._seen
 
     def jumped(self) -> bool:

@@ -9,7 +9,6 @@ import asyncio
 import secrets
 import ssl
 from collections.abc import Coroutine
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -22,7 +21,7 @@ from mirrorlog.client.connection.queue_metadata import FoundQueue
 from mirrorlog.client.connection.unclosed import Background
 from mirrorlog.client.options import check_timeout, parse_server
 from mirrorlog.config import CLIENT_PORT
-from mirrorlog.errors import BadRequest, ConnectionLost, NotMaster, RequestTimeout
+from mirrorlog.errors import BadRequest, ConnectionLost, NotMaster
 from mirrorlog.wire.messages.queues import GetMetadata, Metadata, NodeInfo, QueueInfo
 
 # Who waits for a connection looks around after so long: its node may hang and have been replaced. The opening goes on.
@@ -188,16 +187,6 @@ class ClusterClient:
     async def has_moved(self, than: FoundQueue) -> bool:
         """Whether there is a `newer_master`."""
         return await self.newer_master(than) is not None
-
-    async def is_placed(self, queue: str, *, timeout_ms: int) -> bool:
-        """Whether some node says that a queue has a place in the cluster, be it on a node that is down."""
-        for address in self.addresses():
-            with suppress(ConnectionLost, RequestTimeout):
-                connection = await self.reach(address)
-                told = await connection.request(GetMetadata(queues=[queue]), Metadata, timeout_ms=timeout_ms)
-                if queue in told.placed or not told.missing:
-                    return True
-        return False
 
     # --- what the finder needs ---
 

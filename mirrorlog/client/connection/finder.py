@@ -20,6 +20,7 @@ from mirrorlog.client.connection.queue_metadata import (
     ended_with_its_node,
     found_in,
     newest,
+    not_found,
     outage_of,
     settled,
     whole,
@@ -175,15 +176,15 @@ class Finder:
         return found
 
     async def find(self, queue: str) -> FoundQueue:
-        """The queue as the node that knows most describes it. Raises NoSuchQueue, ConnectionLost, or LogUnavailable
-        naming the node that is down."""
+        """The queue as the node that knows most describes it. Raises NoSuchQueue, ConnectionLost, LogUnavailable naming
+        the node that is down, or NotMaster when it is there and no node that answers has it."""
         heard = await (self._surveyed(queue) if queue in self._seen else self._first_named(queue))
         found = newest(found_in(queue, heard.answers))
         if found is None:
             if (outage := outage_of(queue, heard.answers)) is not None:
                 raise outage
             self._check_ended(queue, heard.answers)
-            raise NoSuchQueue(f"no queue {queue!r}; make it with: mqtool declare {queue}", queue=queue)
+            raise not_found(queue, heard.answers)
         self._seen[queue] = found
         said = [answer for answer in heard.answers if answer.node_id == found.told_by]
         return replace(found, outage=outage_of(queue, said))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from mirrorlog.errors import LogUnavailable, MirrorlogError, NoSuchQueue, NotCurrent
+from mirrorlog.errors import LogUnavailable, MirrorlogError, NoSuchQueue, NotCurrent, NotMaster
 from mirrorlog.wire.messages.queues import Metadata, QueueInfo, QueueOutage
 
 
@@ -160,6 +160,23 @@ def outage_of(queue: str, answers: Iterable[Metadata]) -> LogUnavailable | None:
         if outage.name == queue:
             return LogUnavailable(outage.reason, node=outage.node, since=outage.since_us, queue=queue)
     return None
+
+
+# --- No node that answers has it ------------------------------------------------------------------------------------
+
+# One that has a place is there: the node that has it is slow, or down and not declared so yet; or the queue moves, and
+# those that were asked had not all heard of its new place. Who asks again, as of one without a master, will find it.
+
+
+def not_found(queue: str, answers: Sequence[Metadata]) -> NoSuchQueue | NotMaster:
+    """Why a queue is on none of the nodes that answer, by the one that knows most; there is one."""
+    knows_most = max(answers, key=lambda answer: answer.version)
+    if queue not in knows_most.placed:
+        return NoSuchQueue(f"no queue {queue!r}; make it with: mqtool declare {queue}", queue=queue)
+    heard_of = {answer.node_id for answer in answers}
+    silent = [node.node_id for node in knows_most.nodes if node.node_id not in heard_of]
+    who = f"; {', '.join(silent)} did not answer in time" if silent else ""
+    return NotMaster(f"queue {queue!r} is there, and no node that answers has it at the moment{who}", queue=queue)
 
 
 # --- It is another one, or is no more -------------------------------------------------------------------------------

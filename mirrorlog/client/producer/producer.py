@@ -92,12 +92,13 @@ class Producer(WithBlock):
 
     # --- life ---
 
-    async def start(self) -> Self:
-        """Find the queue and connect to its master; while there is none, wait for one for `request_timeout_ms`.
+    async def start(self, *, timeout_ms: int | None = None) -> Self:
+        """Find the queue and connect to its master; while there is none, wait for one for `timeout_ms`, by default the
+        client's of a request.
 
         Raises NoSuchQueue, ConnectionLost, or NotMaster when no copy was promoted.
         """
-        await self._sender.start()
+        await self._sender.start(timeout_ms)
         return self
 
     async def close(self) -> None:

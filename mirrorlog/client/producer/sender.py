@@ -133,19 +133,20 @@ class Sender:
     def unresolved(self) -> list[PendingBatch]:
         return self._pipeline.unresolved()
 
-    async def start(self) -> None:
-        """Find the queue and reach its master; while nodes answer but there is no master, for `request_timeout_ms`.
+    async def start(self, timeout_ms: int | None = None) -> None:
+        """Find the queue and reach its master; while nodes answer but there is no master, for `timeout_ms`.
 
         Raises NoSuchQueue, ConnectionLost or NotMaster.
         """
         started_at = self._loop.time()
+        patience_ms = self._client.request_timeout_ms if timeout_ms is None else timeout_ms
         backoff = Backoff(random.random)
         while True:
             try:
                 return await self.connect()
             except (ConnectionLost, RequestTimeout, NotMaster):
                 waited_ms = (self._loop.time() - started_at) * 1000
-                if not self._client.connected or waited_ms >= self._client.request_timeout_ms:
+                if not self._client.connected or waited_ms >= patience_ms:
                     raise
                 await asyncio.sleep(backoff.next_s())
 

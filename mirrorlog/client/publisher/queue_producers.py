@@ -16,8 +16,8 @@ from typing import Final
 from mirrorlog.client.connection.cluster import ClusterClient
 from mirrorlog.client.producer.producer import Producer
 from mirrorlog.client.publisher.publications import Publication
-from mirrorlog.client.publisher.routes import ASK_MS, PublishRoutes
-from mirrorlog.errors import LogUnavailable, MirrorlogError, NoSuchQueue, StaleRouting
+from mirrorlog.client.publisher.routes import PublishRoutes
+from mirrorlog.errors import LogUnavailable, MirrorlogError, NoSuchQueue, NotMaster, StaleRouting
 from mirrorlog.wire.names import qualified
 
 KEPT_MAX: Final = 1_000
@@ -128,16 +128,18 @@ class StartedProducers:
         while (producer := self.kept.get(queue)) is None:
             made = self._make(qualified(self._routes.virtual_host, queue))
             made.kept = True
+            left_ms = max(0, int((publication.give_up_at - self._loop.time()) * 1000))
+            timeout_ms = min(left_ms, self._client.request_timeout_ms)
             try:
-                self.kept.add(queue, await made.start(), self._loop.time())
-            except NoSuchQueue:
+                self.kept.add(queue, await made.start(timeout_ms=timeout_ms), self._loop.time())
+            except (NoSuchQueue, NotMaster) as error:
                 made.abandon()
-                if not await self._is_there(queue):
+                if self._exchange:
+                    await self._check_binding(queue)
+                elif isinstance(error, NoSuchQueue):
                     return None
                 if self._is_over(publication):
-                    raise LogUnavailable(
-                        "it is there, and no node that answers has it; is the node down that does? Nothing was stored"
-                    ) from None
+                    raise LogUnavailable(f"{error.message}; nothing was stored", queue=queue) from None
                 await asyncio.sleep(_LOOK_AGAIN_S)
             except LogUnavailable:  # the cluster says which node is down
                 made.abandon()
@@ -152,12 +154,9 @@ class StartedProducers:
         """Whether its queues are not looked for any more."""
         return self._routes.closed() or self._loop.time() >= publication.give_up_at
 
-    async def _is_there(self, queue: str) -> bool:
-        """Of a queue that no node has found. Behind a binding it is, for a queue that is deleted takes its bindings
-        along; else the cluster says so. Raises StaleRouting when the binding is perhaps not there any more."""
-        if self._exchange:
-            version = await self._routes.version_known()
-            if version > self._routes.table.version:
-                raise StaleRouting(f"bindings have changed since this was routed to {queue!r}", version=version)
-            return True
-        return await self._client.is_placed(qualified(self._routes.virtual_host, queue), timeout_ms=ASK_MS)
+    async def _check_binding(self, queue: str) -> None:
+        """Of a queue that no node has found. Behind a binding it is there, for one that is deleted takes its bindings
+        along. Raises StaleRouting when the binding is perhaps not there any more."""
+        version = await self._routes.version_known()
+        if version > self._routes.table.version:
+            raise StaleRouting(f"bindings have changed since this was routed to {queue!r}", version=version)
