@@ -109,6 +109,25 @@ async def test_what_is_no_node_is_told_apart_in_time(talk: Talk, error: type[Mir
             await Connection.open(address, timeout_ms=200)
 
 
+async def test_a_node_that_takes_its_time_to_greet_is_not_gone() -> None:
+    """Goal: nobody gives up while a login goes on. Method: the only server is silent for a while, and hangs up then."""
+    may_end = asyncio.Event()
+
+    async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await may_end.wait()
+
+    async with stranger(slow) as address:
+        client = Client(address)
+        opening = asyncio.ensure_future(client.connection_to(address))
+        with pytest.raises(ConnectionLost, match="still waited for"):
+            await client.reach(address)
+        assert client.connected
+        may_end.set()
+        with pytest.raises(ConnectionLost):
+            await opening
+        assert not client.connected
+
+
 async def test_a_port_without_a_server_is_named() -> None:
     """By one that was just closed."""
     async with stranger(silent) as address:

@@ -115,8 +115,8 @@ class ClusterClient:
 
     @property
     def connected(self) -> bool:
-        """Whether there is a connection to any node."""
-        return any(connection.usable for connection in self._connections.values())
+        """Whether there is a connection to any node, or one is being opened: a login takes a busy node seconds."""
+        return bool(self._opening) or any(connection.usable for connection in self._connections.values())
 
     async def node_address(self, node_id: str) -> str:
         """The client address of a node. Raises BadRequest for an unknown one, NotMaster for "", which stands for a

@@ -156,6 +156,7 @@ class _Shown:
         return {
             "payload_bytes": len(value),
             "redelivered": redelivered,
+            "exchange": "",  # records do not keep it; clients of the API want the key
             "routing_key": key.decode(errors="replace"),
             "message_count": max(0, left),
             "properties": _properties(record),

@@ -317,6 +317,8 @@ ROUTES: Final[Routes] = {
     "health/checks/certificate-expiration/:within/:unit": {"GET": _certificates},
     "extensions": _NONE,
     "feature-flags": _NONE,
+    "deprecated-features": _NONE,
+    "deprecated-features/used": _NONE,
     "federation-links": _NONE,
     "federation-links/:vhost": {"GET": _vhost_nothing},
     "shovels": _NONE,
