@@ -23,7 +23,7 @@ from mirrorlog.broker.membership.placing import PlacingSettings
 from mirrorlog.broker.moves.alter_requests import AlterRequests, MovingList
 from mirrorlog.broker.moves.evening import AGAIN_S, QueueEvening
 from mirrorlog.broker.moves.move_service import MoveService
-from mirrorlog.broker.moves.wanted_places import AT_ONCE, ATTEMPTS_PER_MINUTE, FIRST_S, WantedPlaces
+from mirrorlog.broker.moves.wanted_places import AT_ONCE, FIRST_S, REPEATS_PER_MINUTE, UNDER_WAY_MAX, WantedPlaces
 from mirrorlog.broker.session.queue_requests import Requests
 from mirrorlog.client.operator_admin import all_moves
 from mirrorlog.cluster.coordination.liveness import Life
@@ -514,21 +514,39 @@ async def test_what_waits_says_why(node: Node) -> None:
     assert (row.stage, row.target, row.number) == ("waits", "1-copies-memory-n1", node.state.placing.moves["q"].number)
 
 
-async def test_many_queues_that_are_astray_go_one_after_the_other(node: Node) -> None:
-    """Goal: no storm of moves. Method: fifty queues are in a log that is not as they ask, by whatever way; each moves
-    once, so many a minute, and then nothing more."""
+async def test_many_queues_that_are_astray_go_some_at_a_time(node: Node) -> None:
+    """Goal: no storm of moves, and no hour of waiting. Method: fifty queues are in a log that is not as they ask, by
+    whatever way, and moves take three seconds: so many are under way at once; each moves once, and then nothing more is
+    asked for."""
     for number in range(50):
         node.declare(f"q{number}", copies=1)
     node.declare("other")
-    for second in range(300):
-        for number in {each.number for each in node.state.placing.moves.values()}:
+    most = 0
+    for second in range(90):
+        under_way = {each.number for each in node.state.placing.moves.values()}
+        most = max(most, len(under_way))
+        for number in under_way if second % 3 == 0 else ():
             names = [name for name, each in node.state.placing.moves.items() if each.number == number]
             assert not node.apply(QueuesMoved(number=number, first=dict.fromkeys(names, 0))).refusal
         await node.passes(1)
-        assert len(node.begun()) <= ATTEMPTS_PER_MINUTE * (1 + second // 60)
+    assert 1 < most <= UNDER_WAY_MAX
     assert len(node.begun()) == 50
     assert [name for name, log_id in node.state.queues.items() if log_id == HERE] == ["other"]
     assert (await node.rows()) == []
+
+
+async def test_what_came_to_nothing_is_tried_again_so_many_times_a_minute(node: Node) -> None:
+    """Goal: what cannot be done keeps nobody busy, however many want it. Method: fifty queues, each of whose moves is
+    cancelled at once."""
+    for number in range(50):
+        node.declare(f"q{number}", copies=1)
+    node.declare("other")
+    for second in range(240):
+        for move in list(node.state.placing.moves.values()):
+            assert not node.apply(MoveCancelled(number=move.number)).refusal
+        await node.passes(1)
+        assert len(node.begun()) <= 50 + REPEATS_PER_MINUTE * (1 + second // 60)
+    assert len(node.begun()) > 50
 
 
 async def test_so_many_queues_are_looked_at_in_a_turn_of_however_many_logs(node: Node) -> None:

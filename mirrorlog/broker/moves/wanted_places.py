@@ -39,8 +39,10 @@ AT_ONCE: Final = 500
 FIRST_S: Final = 5.0
 """How long a queue is left where it is not wanted before it is moved: whoever has just changed that moves it."""
 RETRY_MAX_S: Final = 300.0
-ATTEMPTS_PER_MINUTE: Final = 20
-"""Of all queues that this node masters together."""
+UNDER_WAY_MAX: Final = 8
+"""Queues that are on their way from this node's logs when one more is sent: each takes nothing for a moment."""
+REPEATS_PER_MINUTE: Final = 20
+"""Of all queues that this node masters together: what came to nothing may do so again."""
 
 
 class Astray(NamedTuple):
@@ -71,17 +73,13 @@ class WantedPlaces:
         """By name."""
         self._looking: deque[tuple[HostedLog, deque[int]]] = deque()
         self._look_at = 0.0
-        self._begun_at: deque[float] = deque(maxlen=ATTEMPTS_PER_MINUTE)
+        self._repeated_at: deque[float] = deque(maxlen=REPEATS_PER_MINUTE)
         self._task: asyncio.Task[None] | None = None
 
     def tick(self, now: float) -> None:
         """Time passes (s, the loop's clock)."""
-        if not self._looking:
-            if now < self._look_at or self._view.cluster_version() < versions.PLACEMENTS or not self._view.has_heard():
-                return
-            self._look_at = now + LOOK_S
-            self._forget()
-            self._looking.extend((log, deque(log.replica.queues.queue_ids())) for log in self._mastered())
+        if not self._looking and now >= self._look_at and self._view.cluster_version() >= versions.PLACEMENTS:
+            self._begin_look(now)
         room = AT_ONCE
         while self._looking and room > 0:
             log, ids = self._looking[0]
@@ -90,7 +88,7 @@ class WantedPlaces:
             room -= many
             if not ids or not many:
                 self._looking.popleft()
-        if self._task is None or self._task.done():
+        if self.astray and (self._task is None or self._task.done()):
             self._begin_one(now)
 
     async def stop(self) -> None:
@@ -103,6 +101,12 @@ class WantedPlaces:
 
     def _mastered(self) -> list[HostedLog]:
         return [log for log in self._logs if log.knows_confirmed and not self._view.is_transient(log.log_id)]
+
+    def _begin_look(self, now: float) -> None:
+        if self._view.has_heard():
+            self._look_at = now + LOOK_S
+            self._forget()
+            self._looking.extend((log, deque(log.replica.queues.queue_ids())) for log in self._mastered())
 
     def _forget(self) -> None:
         """What is another master's to say."""
@@ -127,6 +131,8 @@ class WantedPlaces:
 
     def _begin_one(self, now: float) -> None:
         moving = self._view.moves()
+        if sum(name in self.astray for name in moving) >= UNDER_WAY_MAX:
+            return
         due = [name for name, each in self.astray.items() if each.again_at <= now and name not in moving]
         name = next((name for name in due if not self._is_left_alone(name)), None)
         if name is None:
@@ -135,13 +141,14 @@ class WantedPlaces:
         log = self._logs.held(str(known.log_id))
         if self._view.moving_paused():
             self.astray[name] = known._replace(again_at=now + LOOK_S, reason="moving is paused")
-        elif len(self._begun_at) == ATTEMPTS_PER_MINUTE and now - self._begun_at[0] < 60:
-            self.astray[name] = known._replace(again_at=self._begun_at[0] + 60)
+        elif known.tries and len(self._repeated_at) == REPEATS_PER_MINUTE and now - self._repeated_at[0] < 60:
+            self.astray[name] = known._replace(again_at=self._repeated_at[0] + 60)
         elif log is not None and log.knows_confirmed:
             # What is begun may be given up too: then it is still here when it is looked at again.
             again_at = now + min(RETRY_MAX_S, FIRST_S * 2 ** (known.tries + 1))
             self.astray[name] = known._replace(tries=known.tries + 1, again_at=again_at)
-            self._begun_at.append(now)
+            if known.tries:
+                self._repeated_at.append(now)
             self._task = asyncio.ensure_future(self._move(log, name))
 
     async def _move(self, log: HostedLog, name: str) -> None:
