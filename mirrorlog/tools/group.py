@@ -9,7 +9,7 @@ import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from mirrorlog.diagnosis.cells import NOTHING, printable, target_of
+from mirrorlog.diagnosis.cells import NOTHING, ago_text, printable, target_of
 from mirrorlog.diagnosis.cluster_status import authorities, gather, select
 from mirrorlog.errors import AccessRefused, BadInput, NoSuchGroup, UnsupportedVersion
 from mirrorlog.tools.common.options import AsJson, QueueName, VirtualHost
@@ -48,7 +48,7 @@ def groups(
 
     name = None if queue is None else qualified(vhost, queue)
 
-    async def ask(client: Client) -> tuple[list[GroupStatus], list[GroupInfo], list[QueueOutage]]:
+    async def ask(client: Client) -> tuple[list[GroupStatus], GroupsFound | None, list[QueueOutage]]:
         # The queue's master first: it says what is wrong with the queue, and asks for no right to see nodes' states.
         found = None if name is None else await _found(client, name)
         try:
@@ -56,15 +56,16 @@ def groups(
         except AccessRefused:
             if found is None:
                 raise
-            return stands_of(found), _acking(found), []
+            return stands_of(found), found, []
         stands = [group for copy in authorities(status) for group in copy.log.groups]
-        return stands, [] if found is None else _acking(found), status.outages
+        return stands, found, status.outages
 
-    stands, acking, outages = session_of(context).run(ask)
+    stands, found, outages = session_of(context).run(ask)
+    acking = [] if found is None else _acking(found)
     rows = [*stands, *(_fields(queue or "", each) for each in acking)]
     view = groups_view(stands)
     if queue is not None:
-        view = Group(view, acking_view(acking), *consumers_view(acking))
+        view = Group(view, acking_view(acking), *consumers_view(acking, found.now_us if found else 0))
     emit_with_outages(as_json, rows, view, outages)
 
 
@@ -113,10 +114,20 @@ def groups_view(found: Sequence[GroupStatus], *, title: str = "") -> RenderableT
     return table(title, ("queue", "group", *numbers), rows, numbers=numbers)
 
 
-def consumers_view(found: Sequence[GroupInfo]) -> list[RenderableType]:
-    """The consumers of groups, and the leases: a table of each of which there is one. Pure."""
+def consumers_view(found: Sequence[GroupInfo], now_us: int = 0) -> list[RenderableType]:
+    """The consumers of groups, and the leases: a table of each of which there is one. `now_us`: µs UTC, by the clock of
+    their master. Pure."""
     consumers = [
-        (_name(group), printable(each.name), each.peer, str(each.priority), str(each.in_hand), yes_no(each.alone))
+        (
+            _name(group),
+            printable(each.name),
+            each.peer,
+            str(each.priority),
+            str(each.in_hand),
+            yes_no(each.alone),
+            ago_text(each.since_us or None, now_us),
+            ago_text(each.held_since_us or None, now_us),
+        )
         for group in found
         for each in group.consumers
     ]
@@ -125,6 +136,7 @@ def consumers_view(found: Sequence[GroupInfo]) -> list[RenderableType]:
             _name(group),
             printable(each.holder),
             str(each.records),
+            ago_text(each.since_us or None, now_us),
             NOTHING if each.ends_in_ms < 0 else f"{each.ends_in_ms / 1000:.1f} s",
         )
         for group in found
@@ -132,10 +144,11 @@ def consumers_view(found: Sequence[GroupInfo]) -> list[RenderableType]:
     ]
     views: list[RenderableType] = []
     if consumers:
-        columns = ("group", "name", "peer", "priority", "in hand", "alone")
-        views.append(table("CONSUMERS", columns, consumers, numbers=("priority", "in hand")))
+        of_each = ("group", "name", "peer", "priority", "in hand", "alone", "since", "holds since")
+        views.append(table("CONSUMERS", of_each, consumers, numbers=("priority", "in hand")))
     if leases:
-        views.append(table("LEASES", ("group", "holder", "records", "ends in"), leases, numbers=("records", "ends in")))
+        columns = ("group", "holder", "records", "since", "ends in")
+        views.append(table("LEASES", columns, leases, numbers=("records", "ends in")))
     return views
 
 

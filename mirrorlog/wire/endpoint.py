@@ -98,7 +98,10 @@ class Endpoint(asyncio.BufferedProtocol):
     ) -> None:
         """`lines`: where it waits for its turns, a stranger at first; None: it is served at once, whatever it sends."""
         self.paused = False
-        self.peer = "?"
+        self.peer = self.own = "?"
+        """The addresses of the other end and of this one."""
+        self.name = ""
+        """As RabbitMQ calls connections: from the other end to this one."""
         self.on_closed: Callable[[], None] | None = None
         """Is told once that the descriptor is closed."""
         self._handler = handler
@@ -200,6 +203,12 @@ class Endpoint(asyncio.BufferedProtocol):
         return None if self._transport is None else self._transport.get_extra_info("socket")
 
     @property
+    def tls_version(self) -> str:
+        """Empty without TLS."""
+        tls = None if self._transport is None else self._transport.get_extra_info("ssl_object")
+        return "" if tls is None else str(tls.version())
+
+    @property
     def is_private(self) -> bool:
         """Whether nobody in between can read what is sent: over TLS, or within this machine."""
         return self._private
@@ -258,7 +267,8 @@ class Endpoint(asyncio.BufferedProtocol):
         own = transport.get_extra_info("sockname")
         self.is_local = _is_here(peer, own)
         self._private = transport.get_extra_info("sslcontext") is not None or self.is_local
-        self.peer = f"{peer[0]}:{peer[1]}" if peer else "?"
+        self.peer, self.own = (f"{each[0]}:{each[1]}" if each else "?" for each in (peer, own))
+        self.name = named(self.peer, self.own)
         self._handler.connected(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -450,6 +460,12 @@ def _without_frames(error: MirrorlogError) -> MirrorlogError:
     """Whoever keeps the error keeps nothing of where it was raised: the connection, and what it had sent."""
     error.__context__ = None
     return error.with_traceback(None)
+
+
+def named(peer: str, own: str) -> str:
+    """A connection between these addresses; those of IPv6 in brackets. Pure."""
+    ends = ((each, *each.rpartition(":")) for each in (peer, own))
+    return " -> ".join(f"[{host}]:{port}" if ":" in host else each for each, host, _, port in ends)
 
 
 def _http_answer() -> bytes:

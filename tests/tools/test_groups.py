@@ -42,8 +42,13 @@ def test_who_takes_from_a_group_is_listed(mqtool: Tool, cluster: Cluster) -> Non
     assert (own["queue"], own["kind"], own["subscribers"], own["leased"]) == ("taken", "acking", 2, 1)
     assert {"departing", "departing_waits", "waiting", "alone", "idle_for_another", "due_ms", "gone"} <= own.keys()
     rows = [line.split() for line in for_people.out.splitlines()]
-    assert any(row[:2] == ["(own)", "billing"] for row in rows)
+    assert any(row[:2] == ["(own)", "billing"] and row[-1] == "ago" for row in rows)
     assert any(row[:3] == ["(own)", "worker-7", "1"] for row in rows)
+    billing = own["consumers"][0]
+    assert 0 < billing["since_us"] <= billing["held_since_us"]
+    assert billing["connection"].startswith(f"{billing['peer']} -> ")
+    assert "held_since_us" not in own["consumers"][1]
+    assert 0 < lease["since_us"] <= billing["since_us"]
 
 
 @pytest.mark.process

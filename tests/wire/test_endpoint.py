@@ -16,7 +16,7 @@ import uvloop
 
 from mirrorlog.errors import MirrorlogError, ProtocolError
 from mirrorlog.wire import endpoint
-from mirrorlog.wire.endpoint import Endpoint
+from mirrorlog.wire.endpoint import Endpoint, named
 from mirrorlog.wire.fairness.lines import LoopLines
 from mirrorlog.wire.fairness.turns import Share
 from mirrorlog.wire.frame_reader import FrameReader
@@ -44,6 +44,24 @@ class Recorder:
 
     def disconnected(self, error: MirrorlogError | None) -> None:
         self.gone += 1
+
+
+async def test_its_name_is_that_of_both_ends_as_rabbitmq_writes_it() -> None:
+    """Goal: a connection is found again by what both sides see of it. Method: a real pair, and addresses of IPv6."""
+    handler = Recorder()
+    own, other = _tcp_pair()
+    with own, other:
+        host, port = own.getsockname()
+        there_host, there_port = own.getpeername()
+        await asyncio.get_running_loop().create_connection(
+            lambda: Endpoint(handler, frame_bytes_max=1024, outgoing_bytes_max=1024), sock=own
+        )
+        endpoint = handler.endpoint
+        assert endpoint is not None
+        assert endpoint.name == f"{there_host}:{there_port} -> {host}:{port}"
+        assert endpoint.tls_version == ""
+        endpoint.abort()
+    assert named("::1:40312", "fe80::7:7401") == "[::1]:40312 -> [fe80::7]:7401"
 
 
 async def test_a_close_towards_a_peer_that_is_gone_is_a_close() -> None:

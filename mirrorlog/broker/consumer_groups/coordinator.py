@@ -65,7 +65,7 @@ class Deliverer:
         self._begun = begun
         self._has_begun = False
         self._now = now
-        self._log_clock = clock
+        self.clock = clock
         self._due = False
         self._works = works = ActiveGroups(self._soon)
         self._log = GroupLog(replica, publisher, works)
@@ -179,7 +179,8 @@ class Deliverer:
             alone=work.delivery.subscribers.alone,
             due_at=work.delivery.due_at,
             now=self._now(),
-            peer=self._pushed.peer,
+            now_us=self.clock(),
+            connection=self._pushed.connection,
         )
 
     def leases(self, queue_id: int, group: str) -> tuple[LeaseInfo, ...]:
@@ -187,7 +188,8 @@ class Deliverer:
         ledger, work = self._replica.groups.get(queue_id, group), self._works.get((queue_id, group))
         if ledger is None:
             return ()
-        return leases_of(ledger, ends_at=work.delivery.endings.ends_at if work else lambda lease: None, now=self._now())
+        ends_at = work.delivery.endings.ends_at if work else lambda lease: None
+        return leases_of(ledger, ends_at=ends_at, now=self._now(), now_us=self.clock())
 
     # --- queues ---
 
@@ -233,7 +235,7 @@ class Deliverer:
         if not self._gives:
             return
         due = self._works.come(now)
-        if self._log_clock.jumped():
+        if self.clock.jumped():
             self._works.wake_all()
         # First all of them: one whose changes are refused is due again at once, which is at the next tick.
         for key in due:

@@ -25,6 +25,7 @@ from mirrorlog.broker.subscription_index import SubscriptionBook
 from mirrorlog.errors import BadRequest, MirrorlogError, Overloaded
 from mirrorlog.queues.changes import Change, Watermark
 from mirrorlog.queues.delivery.group import Settlement
+from mirrorlog.wire.endpoint import Endpoint
 from mirrorlog.wire.frames import FrameType, How, frame
 from mirrorlog.wire.messages.base import Message
 from mirrorlog.wire.messages.codec import encode
@@ -107,9 +108,9 @@ class PushedTable:
     def add(self, number: int, pushed: Pushed) -> None:
         self._pushed[number] = pushed
 
-    def peer(self, number: int) -> str:
-        """Whose it is, for people."""
-        return self._pushed[number].receiver.endpoint.peer if number in self._pushed else "?"
+    def connection(self, number: int) -> Endpoint | None:
+        """Whose it is."""
+        return self._pushed[number].receiver.endpoint if number in self._pushed else None
 
     def end(self, number: int, receiver: Receiver, error: MirrorlogError | None) -> None:
         """It is no more, and is told `error`; None: its connection is gone, or it has asked for that."""

@@ -18,7 +18,8 @@ from mirrorlog.errors import BadRequest, MirrorlogError, NotGranted
 from mirrorlog.queues.changes import Change
 from mirrorlog.queues.dead_letters.forwarding import NUMBERS
 from mirrorlog.queues.delivery.subscribers import Subscriber, SubscriberOptions
-from mirrorlog.queues.groups.ledger import Ledger
+from mirrorlog.queues.groups.ledger import LeaseRow, Ledger
+from mirrorlog.wire.endpoint import Endpoint
 from mirrorlog.wire.frames import SETTLE_AGAIN, How, Settle, settled_frame
 from mirrorlog.wire.messages.groups import ConsumerInfo, LeaseInfo, Subscribe, Subscribed
 
@@ -192,6 +193,7 @@ class Subscribing:
             exclusive=message.exclusive,
             priority=message.priority,
             name=_name(message.name),
+            since_us=self._clock(),
         )
 
     def _check(self, settle: Settle) -> None:
@@ -251,14 +253,19 @@ def consumers_of(
     alone: int | None,
     due_at: float,
     now: float,
-    peer: Callable[[int], str],
+    now_us: int,
+    connection: Callable[[int], Endpoint | None],
 ) -> GroupConsumers:
-    """`alone`: the number of the one that has the group for itself. `due_at`, `now`: s. `peer`: whose subscription a
-    number is, for people."""
+    """`alone`: the number of the one that has the group for itself. `due_at`, `now`: s; `now_us`: µs UTC.
+    `connection`: whose subscription a number is."""
     there = [each for each in subscribers if not each.closing]
 
+    def peer(each: Subscriber) -> str:
+        found = connection(each.facts.number)
+        return found.peer if found is not None else "?"
+
     def name(each: Subscriber) -> str:
-        return f"{peer(each.facts.number)} ({len(each.unacked)} in hand)"
+        return f"{peer(each)} ({len(each.unacked)} in hand)"
 
     held_back = [each for each in there if alone and each.facts.number != alone]
     able = [each for each in there if each not in held_back]
@@ -271,26 +278,34 @@ def consumers_of(
         due_ms=-1 if due_at == math.inf else max(0, int((due_at - now) * 1000)),
         consumers=tuple(
             ConsumerInfo(
-                peer=peer(each.facts.number),
+                peer=peer(each),
                 name=each.facts.name,
                 priority=each.facts.priority,
                 in_hand=len(each.unacked),
                 alone=each.facts.number == alone,
+                since_us=each.facts.since_us,
+                held_since_us=0 if (at := each.held_at(now)) is None else now_us - int((now - at) * 1_000_000),
+                connection=found.name if (found := connection(each.facts.number)) is not None else "",
             )
             for each in there[:NAMED_MAX]
         ),
     )
 
 
-def leases_of(ledger: Ledger, *, ends_at: Callable[[int], float | None], now: float) -> tuple[LeaseInfo, ...]:
+def leases_of(
+    ledger: Ledger, *, ends_at: Callable[[int], float | None], now: float, now_us: int
+) -> tuple[LeaseInfo, ...]:
     """Some that run. Of other numbers are forwardings: nobody holds these. `ends_at`: when a lease ends, s."""
 
-    def ends_in_ms(lease: int) -> int:
-        at = ends_at(lease)
-        return -1 if at is None else max(0, int((at - now) * 1000))
+    def told(lease: int, row: LeaseRow) -> LeaseInfo:
+        left_s = -1.0 if (at := ends_at(lease)) is None else max(0.0, at - now)
+        return LeaseInfo(
+            lease=lease,
+            holder=row.holder,
+            records=ledger.lease_records(lease),
+            ends_in_ms=-1 if left_s < 0 else int(left_s * 1000),
+            since_us=0 if left_s < 0 else now_us + int(left_s * 1_000_000) - row.lease_ms * 1000,
+        )
 
     some = islice((each for each in ledger.leases.items() if each[0] >= NUMBERS), NAMED_MAX)
-    return tuple(
-        LeaseInfo(lease=lease, holder=row.holder, records=ledger.lease_records(lease), ends_in_ms=ends_in_ms(lease))
-        for lease, row in sorted(some, key=itemgetter(0))
-    )
+    return tuple(told(lease, row) for lease, row in sorted(some, key=itemgetter(0)))

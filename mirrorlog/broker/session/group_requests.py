@@ -403,7 +403,7 @@ def _found(log: HostedLog, deliverer: Deliverer, queue: Queue) -> GroupsFound:
         for group, position in sorted(queue.positions.items())
         if group not in groups
     ]
-    return GroupsFound(queue=queue.name, next=following, groups=[*acking, *streams])
+    return GroupsFound(queue=queue.name, next=following, groups=[*acking, *streams], now_us=deliverer.clock())
 
 
 class _Named:

@@ -265,7 +265,9 @@ async def consumer_rows(call: Call, queues: Sequence[QueueInfo]) -> list[Row]:
 
 
 def _consumer(queue: str, group: GroupInfo, consumer: ConsumerInfo) -> Row:
+    """Times are ms UTC: since when it is subscribed, and since when at the latest it holds its oldest record. Pure."""
     vhost, name = split(queue)
+    times = {"mirrorlog_subscribed_at": consumer.since_us, "mirrorlog_held_since": consumer.held_since_us}
     row: Row = {
         "consumer_tag": consumer.name or consumer.peer,
         "queue": {"name": name, "vhost": vhost},
@@ -274,7 +276,8 @@ def _consumer(queue: str, group: GroupInfo, consumer: ConsumerInfo) -> Row:
         "exclusive": consumer.alone,
         "arguments": {"x-priority": consumer.priority} if consumer.priority else {},
         "messages_unacknowledged": consumer.in_hand,
-        "channel_details": {"connection_name": consumer.peer, "name": consumer.peer},
+        "channel_details": {"connection_name": consumer.connection or consumer.peer, "name": consumer.peer},
+        **{key: at // 1000 for key, at in times.items() if at},
     }
     try:
         host, port = split_address(consumer.peer)

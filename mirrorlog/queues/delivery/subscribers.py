@@ -132,7 +132,7 @@ _GENERATIONS: Final = 8
 @dataclass(frozen=True, slots=True)
 class SubscriberOptions:
     """What somebody subscribes with. `prefetch_records`, `prefetch_bytes`: unacknowledged at most, above 0; a single
-    record may be larger. `name`: for people."""
+    record may be larger. `name`: for people; `since_us`: when it came, µs UTC."""
 
     number: int
     prefetch_records: int
@@ -141,6 +141,7 @@ class SubscriberOptions:
     exclusive: bool = False
     priority: int = 0
     name: str = ""
+    since_us: int = 0
 
 
 @dataclass(slots=True)
@@ -154,7 +155,8 @@ class Subscriber:
     unacked: RangeSet = field(default_factory=RangeSet)
     unacked_bytes: int = 0
     """Of its records: of a batch that it has in part, in proportion."""
-    _generations: list[tuple[float, RangeSet]] = field(default_factory=list)
+    # When each began, with which record, and what is left of it.
+    _generations: list[tuple[float, int, RangeSet]] = field(default_factory=list)
 
     @property
     def room(self) -> int:
@@ -195,20 +197,29 @@ class Subscriber:
             return math.inf
         return self._generations[0][0] + self.timeout_s * (1 + 1 / _GENERATIONS)
 
+    def held_at(self, now: float) -> float | None:
+        """Since when it has had its oldest record, at the latest; None: it has none, or that is not known. Exact while
+        it has the first one of that generation, else up to the length of one late."""
+        if not self._generations:
+            return None
+        began, first, generation = self._generations[0]
+        at = began if generation.meets(first, first + 1) else began + self.timeout_s / _GENERATIONS
+        return at if at < now else None
+
     def _begin(self, first: int, until: int, now: float) -> None:
         if self.timeout_s == math.inf:
             return
         if not self._generations or now - self._generations[-1][0] >= self.timeout_s / _GENERATIONS:
-            self._generations.append((now, RangeSet()))
-        self._generations[-1][1].add(first, until)
+            self._generations.append((now, first, RangeSet()))
+        self._generations[-1][2].add(first, until)
 
     def _forget(self, first: int, until: int) -> None:
         empty = False
-        for _, generation in self._generations:
+        for _, _, generation in self._generations:
             generation.remove(first, until)
             empty = empty or not generation.count
         if empty:
-            self._generations = [each for each in self._generations if each[1].count]
+            self._generations = [each for each in self._generations if each[2].count]
 
 
 _NOBODY: Final = 0

@@ -178,23 +178,31 @@ class ListGroups(Message, frozen=True):
 
 class LeaseInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A lease that runs. `lease`: its number, which its receipts name, too. `records`: how many it has still.
-    `ends_in_ms`: unless it is extended, -1: not known yet."""
+    `ends_in_ms`: unless it is extended, -1: not known yet. `since_us`: when it was given, or extended last, or came to
+    this master, µs UTC; 0: not known."""
 
     lease: int
     records: int
     holder: str = ""
     ends_in_ms: int = -1
+    since_us: int = 0
 
 
 class ConsumerInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Who is subscribed to a group. `name`: as it gave it; `peer`: its connection's address. `in_hand`: records.
-    `alone`: it has the group for itself, because it is exclusive, or the single one that is active."""
+    `alone`: it has the group for itself, because it is exclusive, or the single one that is active. `since_us`: when it
+    subscribed, to this master; `held_since_us`: since when it has had the oldest of its records, at the latest: where
+    the one is settled that came first with it, up to an eighth of the consumer timeout late. Both µs UTC, 0: not known.
+    `connection`: the name of its connection."""
 
     peer: str
     name: str = ""
     priority: int = 0
     in_hand: int = 0
     alone: bool = False
+    since_us: int = 0
+    held_since_us: int = 0
+    connection: str = ""
 
 
 class GroupInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -233,11 +241,13 @@ class GroupInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class GroupsFound(Message, frozen=True):
-    """`next`: the queue's next confirmed queue offset."""
+    """`next`: the queue's next confirmed queue offset. `now_us`: by the clock of the times in it, µs UTC; 0 from older
+    nodes."""
 
     queue: str
     next: int
     groups: list[GroupInfo]
+    now_us: int = 0
 
 
 class ResetGroups(Message, frozen=True):
