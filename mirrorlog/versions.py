@@ -28,7 +28,7 @@ BROUGHT: Final[Mapping[int, str]] = {
     4: "queues: groups that ack, exchanges and bindings, virtual hosts, users, attributes of batches",
     5: "users: limits, hashes of passwords that are renewed at a login, a first administrator in one step",
     6: "placements: a log for each rule and home, copies and queues that move",
-    7: "sync of queues that have moved, and policies: what holds for queues and exchanges by their names",
+    7: "sync of queues that have moved, policies: what holds for queues and exchanges by their names; connections",
 }
 """What each version has that the one before cannot read."""
 
@@ -84,6 +84,10 @@ commands, and take what is copied for records that it has elsewhere."""
 POLICIES: Final = 7
 """Since then there are policies, and logs say what they make of queues. Software before would stop at the commands, and
 forget with its next checkpoint what holds for a queue."""
+
+CONNECTIONS: Final = 7
+"""Since then nodes tell their connections one by one, and close one. Software before would end the connection of who
+asks for that."""
 
 _MARK: Final = re.compile(r"\.v([1-9][0-9]{0,5})")
 

@@ -16,6 +16,7 @@ from typing import Final
 from uuid import UUID
 
 from mirrorlog import __version__
+from mirrorlog.broker.connections import Connections, native_connections
 from mirrorlog.broker.hosting.hosted_log import HostedLog
 from mirrorlog.broker.hosting.hosted_logs import HostedLogs
 from mirrorlog.broker.hosting.status import disk_status, memory_status, with_warnings, without_master
@@ -201,9 +202,16 @@ class Server:
             respond(await moving.found())
 
         requests.handlers[ListMoves] = lambda asked, respond: requests.later(list_moves(respond), respond)
-        self._door = NativeDoor(
+        self._door = door = NativeDoor(
             welcome=self.welcome, host=self._host, logs=self.logs, requests=requests, lines=self._lines
         )
+        node, book = settings.node.id, self._host.subscriptions
+        there = Connections(
+            node,
+            lambda: native_connections(node, door.sessions, book),
+            users=self._view.users, logs=self.logs, tell=self._tell,
+        )  # fmt: skip
+        requests.handlers |= there.handlers
         await self._door.start(settings.client_bind, self._credentials.client)
         self._ticker = asyncio.ensure_future(self._tick_for_ever())
         self._ticker.add_done_callback(self._ticker_ended)

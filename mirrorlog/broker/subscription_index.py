@@ -68,6 +68,10 @@ class SubscriptionBook:
         """Who serves it, whosever it is; None when it has ended."""
         return self._deliverers.get(number)
 
+    def count(self, receiver: Receiver) -> int:
+        """How many belong to a connection."""
+        return len(self._numbers.get(receiver, ()))
+
     def of(self, receiver: Receiver) -> list[tuple[int, ServesSubscriptions]]:
         """All that belong to a connection."""
         return [(number, self._deliverers[number]) for number in sorted(self._numbers.get(receiver, ()))]

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
 
 from msgspec.structs import replace
 
+from mirrorlog import versions
 from mirrorlog.attempts import Attempts
 from mirrorlog.client.connection.backoff import Backoff
 from mirrorlog.client.connection.cluster import ClusterClient
+from mirrorlog.client.connection.connection import Connection
 from mirrorlog.client.connection.finder import first_answer
 from mirrorlog.client.connection.liveness import SILENCE_S
 from mirrorlog.errors import (
+    BadRequest,
     ConnectionLost,
     MirrorlogError,
     NoSuchLog,
@@ -25,6 +29,13 @@ from mirrorlog.errors import (
     UnsupportedVersion,
 )
 from mirrorlog.wire.messages.base import Message
+from mirrorlog.wire.messages.connections import (
+    CloseConnection,
+    ConnectionInfo,
+    ConnectionsFound,
+    ListConnections,
+    NoSuchConnection,
+)
 from mirrorlog.wire.messages.operators import (
     CopyMoves,
     CopyPromoted,
@@ -47,6 +58,15 @@ from mirrorlog.wire.messages.status import GetStatus, Status
 
 _FREE_TIMEOUT_MS: Final = 60_000  # removing large files takes its time
 _M = TypeVar("_M", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterConnections:
+    """`rows`: by name and node; `untold`: why a node tells none; `more`: a node has more than it was asked for."""
+
+    rows: list[ConnectionInfo]
+    untold: dict[str, MirrorlogError]
+    more: bool = False
 
 
 class OperatorAdmin:
@@ -98,16 +118,7 @@ class OperatorAdmin:
         their logs tell it. Of one whose log's master does not answer there is a row with the reason, from the others;
         what has not begun that node alone knows, so there is a row without a queue for it. `node_timeout_ms`: how long
         one node may take, by default `request_timeout_ms`. Raises what the last node answers when none can tell."""
-        nodes = (await self.metadata([])).nodes
-        answers = await asyncio.gather(*(self._moves_at(node, node_timeout_ms) for node in nodes))
-        found = [answer for answer in answers if isinstance(answer, MovesFound)]
-        failed = {
-            node.node_id: answer
-            for node, answer in zip(nodes, answers, strict=True)
-            if isinstance(answer, MirrorlogError)
-        }
-        if not found:
-            raise next(iter(failed.values()), ConnectionLost("no node of the cluster is known"))
+        found, failed = await self._told_by_each(self._moves_at, node_timeout_ms)
         silent = await self._mastering(failed) if failed else ()
         return MovesFound(moves=all_moves(found, failed, silent), paused=any(each.paused for each in found))
 
@@ -120,16 +131,33 @@ class OperatorAdmin:
         masters = {log.master for log in view.logs} if view is not None else set(nodes)
         return [node for node in nodes if node in masters]
 
-    async def _moves_at(self, node: NodeInfo, timeout_ms: int | None) -> MovesFound | MirrorlogError:
-        limit_ms = self._client.request_timeout_ms if timeout_ms is None else timeout_ms
-        try:
-            async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
-                link = await self._client.connection_to(node.client)
-                return await link.request(ListMoves(), MovesFound, timeout_ms=limit_ms)
-        except MirrorlogError as error:
-            return error
-        except TimeoutError:
-            return RequestTimeout(f"no answer within {timeout_ms} ms")
+    async def _moves_at(self, node: NodeInfo, timeout_ms: int) -> MovesFound:
+        link = await self._client.connection_to(node.client)
+        return await link.request(ListMoves(), MovesFound, timeout_ms=timeout_ms)
+
+    async def _told_by_each(
+        self, ask: Callable[[NodeInfo, int], Awaitable[_M]], node_timeout_ms: int | None
+    ) -> tuple[list[_M], dict[str, MirrorlogError]]:
+        """What the nodes answer, and by node why others do not. `ask`: one of them, which may take so many ms. Raises
+        what the last node answers when none can tell."""
+        limit_ms = self._client.request_timeout_ms if node_timeout_ms is None else node_timeout_ms
+        failed: dict[str, MirrorlogError] = {}
+
+        async def answer(node: NodeInfo) -> list[_M]:
+            try:
+                async with asyncio.timeout(None if node_timeout_ms is None else limit_ms / 1000):
+                    return [await ask(node, limit_ms)]
+            except MirrorlogError as error:
+                failed[node.node_id] = error
+            except TimeoutError:
+                failed[node.node_id] = RequestTimeout(f"no answer within {limit_ms} ms")
+            return []
+
+        told = await asyncio.gather(*(answer(node) for node in (await self.metadata([])).nodes))
+        found = [each for answers in told for each in answers]
+        if not found:
+            raise next(iter(failed.values()), ConnectionLost("no node of the cluster is known"))
+        return found, dict(sorted(failed.items()))
 
     async def pause_moving(self, paused: bool = True) -> None:
         """Let no log go to other nodes any more, or let them go on; what is lost is replaced all the same. Raises
@@ -154,6 +182,62 @@ class OperatorAdmin:
             return await link.request(FreeFormer(log=log), FormerFreed, timeout_ms=_FREE_TIMEOUT_MS)
         except MirrorlogError as error:
             return FormerFreed(node=node.node_id, kept=[FormerKept(log_id="", name="", reason=error.message)])
+
+    async def connections(
+        self, *, user: str | None = None, name: str = "", most: int | None = None, node_timeout_ms: int | None = None
+    ) -> ClusterConnections:
+        """The open connections of clients, by name: everybody's for the tags `administrator` and `monitoring`, else
+        one's own. `user`: only his; `name`: only those of that name; `most`: so many of each node, `more` says whether
+        there are others; `node_timeout_ms`: as in `moves`. Raises what the last node answers when none can tell."""
+
+        async def ask(node: NodeInfo, timeout_ms: int) -> ConnectionsFound:
+            """In as many answers as it takes."""
+            link, asked, rows = await self._telling(node), ListConnections(user=user, name=name), list[ConnectionInfo]()
+            while True:
+                limit = asked.limit if most is None else min(asked.limit, most - len(rows))
+                found = await link.request(replace(asked, limit=limit), ConnectionsFound, timeout_ms=timeout_ms)
+                rows += found.connections
+                if not found.more or len(rows) == most:
+                    return replace(found, connections=rows)
+                asked = replace(asked, after=rows[-1].name)
+
+        told, untold = await self._told_by_each(ask, node_timeout_ms)
+        rows = sorted((row for each in told for row in each.connections), key=lambda row: (row.name, row.node))
+        return ClusterConnections(rows, untold, any(each.more for each in told))
+
+    async def close_connection(self, name: str, reason: str = "", *, node_id: str = "", since_us: int = 0) -> str:
+        """Close a client's connection, whichever node has it; the node. Its client is told ConnectionClosed with the
+        reason, and may connect again. `node_id`: of nodes that have one of that name (within their machines) the one
+        that is meant; `since_us`: only if it is the one that has been there since then. Needs the tag `administrator`.
+
+        Raises NoSuchConnection, BadRequest when several nodes have one, AccessRefused, ConnectionLost when it may be
+        one of a node that does not answer."""
+        if not node_id:
+            found = await self.connections(name=name)
+            nodes = sorted({row.node for row in found.rows})
+            if len(nodes) > 1:
+                raise BadRequest(f"nodes {', '.join(nodes)} have a connection {name!r} each; say which one is meant")
+            if not nodes and found.untold:
+                why = "; ".join(f"{node}: {error}" for node, error in found.untold.items())
+                raise ConnectionLost(f"no node that answers has a connection {name!r}; {why}")
+            if not nodes:
+                raise NoSuchConnection(f"no node has a connection {name!r}")
+            node_id = nodes[0]
+        info = {node.node_id: node for node in (await self.metadata([])).nodes}.get(node_id)
+        if info is None:
+            raise BadRequest(f"no node {node_id!r} in this cluster")
+        link, asked = await self._telling(info), CloseConnection(name=name, reason=reason, since_us=since_us)
+        attempts = Attempts()
+        with attempts.request(), attempts.one():
+            await link.request(asked, Done, timeout_ms=self._client.request_timeout_ms)
+        return node_id
+
+    async def _telling(self, node: NodeInfo) -> Connection:
+        """To a node that can be asked about its connections. Raises UnsupportedVersion, ConnectionLost."""
+        link = await self._client.connection_to(node.client)
+        if versions.version_of(link.welcome.start_id) < versions.CONNECTIONS:
+            raise UnsupportedVersion(f"node {node.node_id} runs older software, which does not tell its connections")
+        return link
 
     async def promote(self, log: str, *, to: str = "", accept_loss: bool = False) -> CopyPromoted:
         """Master a log (name or id) from a copy that may lack what was confirmed; without `accept_loss` nothing is

@@ -94,7 +94,7 @@ class GrpcDoor:
         self._bind = bind
         to_nodes, self._certificate = tls.to_nodes(), PortCertificate.of(tls)
         self.renewal = Renewal([each for each in (to_nodes, self._certificate) if each is not None])
-        made = partial(client_of, node, to_nodes)
+        made = partial(client_of, "grpc", node, to_nodes)
         self._client, self._callers = made(token=token), Callers(node, made)
         logins = CallLogins(self._callers, tls=self._certificate is not None)
         self._health = health.aio.HealthServicer()

@@ -44,9 +44,9 @@ class HttpDoor:
         self._bind = bind
         to_nodes, port = tls.to_nodes(), tls.port()
         self.renewal = Renewal([each for each in (to_nodes, port) if each is not None])
-        self._client = client_of(node, to_nodes, connect_timeout_ms=DEADLINE_MS, token=token)
+        self._client = client_of("http", node, to_nodes, connect_timeout_ms=DEADLINE_MS, token=token)
         # With longer for a connection: a node looks at a login slowly on purpose.
-        self._callers = Callers(node, partial(client_of, node, to_nodes))
+        self._callers = Callers(node, partial(client_of, "http", node, to_nodes))
         self._bound = bind
         failures = Failures()
         source = StatusSource(partial(ask_node, self._client, node), failures=failures)

@@ -37,7 +37,9 @@ LANDING: Final = "landing"
 HOLDERS: Final = frozenset({ADMINISTRATOR, LANDING})
 """Who may keep records from going, and say that they may go: for a landing, beside its permissions."""
 POLICYMAKER: Final = "policymaker"
-LOOKERS: Final = frozenset({ADMINISTRATOR, "monitoring", "management", POLICYMAKER})
+WATCHERS: Final = frozenset({ADMINISTRATOR, "monitoring"})
+"""Who is told of other users' connections."""
+LOOKERS: Final = WATCHERS | {"management", POLICYMAKER}
 
 EXPRESSION_CHARS_MAX: Final = 1_000
 WAYS_MAX: Final = NAME_CHARS_MAX**3

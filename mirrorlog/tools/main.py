@@ -28,6 +28,7 @@ from mirrorlog.tools.common.session import (
     session_of,
     tls_of,
 )
+from mirrorlog.tools.connections import close_connection, connections
 from mirrorlog.tools.consume import consume, tail
 from mirrorlog.tools.doctor import doctor
 from mirrorlog.tools.group import group_delete, group_reset, groups
@@ -82,6 +83,7 @@ _INTERRUPTED: Final = 130
 
 _AS_RABBITMQ: Final = {
     "cluster-status": "nodes",
+    "list-connections": "connections",
     "list-users": "users",
     "list-vhosts": "vhosts",
     "list-exchanges": "exchanges",
@@ -159,7 +161,7 @@ def options(  # noqa: PLR0917  (typer makes them options, nobody passes them by 
 for command in (
     *(offsets, nodes, events, queues, groups, landings, declare, publish, consume, tail, dump, verify, recover),
     *(receive, lease, settle, extend, purge, redrive, drain, rebalance, promote),
-    *(doctor, producers, rates),
+    *(doctor, producers, rates, connections, close_connection),
     *(exchanges, bind, unbind, bindings, vhosts, users),
     *(exchange_declare, exchange_delete, vhost_add, vhost_delete, user_set, user_delete, user_permissions, user_limits),
     *(find_offset, landing_end, group_delete, delete, alter_queue, sync_queue, group_reset, forget_node, free_former),

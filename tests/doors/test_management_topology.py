@@ -5,11 +5,17 @@ One cluster of three nodes, without users but for the last test, which makes som
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
 
 import pytest
 
+from mirrorlog.client import Client
 from mirrorlog.testing import Cluster
+from mirrorlog.wire.messages.connections import ConnectionClosed
 from tests.doors.management import Api
 from tests.process.clusters import fast_cluster
 
@@ -168,8 +174,52 @@ def test_the_cluster_and_its_nodes_are_shown(api: Api, cluster: Cluster) -> None
     assert api.call("GET", "health/checks/port-listener/1").status == 503
     assert api.get("health/checks/certificate-expiration/1/months") == {"status": "ok"}
     assert api.get("healthchecks/node")["status"] == "ok"
-    for empty in ("connections", "channels", "consumers", "vhosts/%2F/connections"):
+    for empty in ("channels", "consumers", "vhosts/%2F/channels"):
         assert api.get(empty) == []
+
+
+def test_connections_are_listed_for_the_whole_cluster_and_closed(api: Api, cluster: Cluster) -> None:
+    """Goal: rabbitmqadmin's lists, whichever node is asked, and who closes one is told apart from an accident. Method:
+    a client that waits at another node; it is found by each list, closed with a reason, and gone."""
+
+    async def story() -> None:
+        async with Client(cluster.nodes["n2"].client, role="tool") as client:
+            await client.any_connection()
+            waits = asyncio.ensure_future(client.admin.events(after=10**6, wait_ms=30_000))
+            row = await asyncio.to_thread(found)
+            await asyncio.to_thread(look, row)
+            path = f"connections/{quote(row['name'], safe='')}"
+            closed = await asyncio.to_thread(api.call, "DELETE", path, None, **{"X-Reason": "make room"})
+            assert closed.status == 204
+            with pytest.raises(ConnectionClosed, match="make room"):
+                await waits
+            assert await asyncio.to_thread(api.error, "GET", path) == (404, "Object Not Found", "Not Found")
+            assert await asyncio.to_thread(api.error, "DELETE", path) == (404, "Object Not Found", "Not Found")
+
+    def found() -> dict[str, Any]:
+        [row] = [row for row in api.get("connections") if row["role"] == "tool"]
+        return dict(row)
+
+    def look(row: dict[str, Any]) -> None:
+        facts = {
+            "node": "n2", "user": "", "vhost": "", "protocol": "native", "state": "running", "type": "network",
+            "ssl": False, "door": "native", "channels": 0,
+        }  # fmt: skip
+        assert {name: row[name] for name in facts} == facts
+        assert row["name"] == f"{row['peer_host']}:{row['peer_port']} -> {row['host']}:{row['port']}"
+        assert row["client_properties"]["product"] == "mirrorlog-python"
+        assert abs(row["connected_at"] / 1000 - time.time()) < 600
+        one = api.get(f"connections/{quote(row['name'], safe='')}?columns=name,node")
+        assert one == {"name": row["name"], "node": "n2"}
+        assert api.get(f"connections/{quote(row['name'], safe='')}/channels") == []
+        assert row["name"] in {each["name"] for each in api.get("vhosts/%2F/connections")}
+        page = api.get("connections?page=1&page_size=1&sort=connected_at&sort_reverse=true&columns=door")
+        assert (len(page["items"]), page["items"][0].keys()) == (1, {"door"})
+        # What this door asks with is its own connection, at each node that it asks.
+        assert {each["door"] for each in api.get("connections") if each["role"] == "door"} == {"http"}
+
+    asyncio.run(story())
+    assert api.error("GET", "vhosts/none/connections")[0] == 404
     assert api.error("DELETE", "connections/none")[0] == 404
 
 

@@ -5,6 +5,9 @@ One cluster of three nodes, without users but for the last test, which makes som
 
 from __future__ import annotations
 
+import asyncio
+import html
+import re
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -12,6 +15,7 @@ from urllib.parse import urlencode
 
 import pytest
 
+from mirrorlog.client import Client
 from mirrorlog.config import split_address
 from mirrorlog.doors.management.page.app import AT_ONCE_MAX
 from mirrorlog.testing import Cluster
@@ -21,7 +25,7 @@ from tests.process.clusters import fast_cluster
 
 pytestmark = pytest.mark.process
 
-EVERY = ("", "queues", "logs", "nodes", "consumers", "moves", "policies", "events", "doctor")
+EVERY = ("", "queues", "logs", "nodes", "consumers", "connections", "moves", "policies", "events", "doctor")
 
 
 @pytest.fixture(scope="module")
@@ -192,6 +196,41 @@ def test_a_move_says_first_what_it_would_do(api: Api, pages: Pages) -> None:
     api.until("queues/%2f/goes", lambda row: len(row["slave_nodes"]) == 1)
 
 
+def test_a_connection_is_shown_and_closed_when_that_is_confirmed(cluster: Cluster, pages: Pages) -> None:
+    """Goal: who is connected, since when, and who holds what since when; and just the connection goes that was shown.
+    Method: a client of another node with a subscription; a form that is not sure, one of a connection that has gone and
+    come again by that name, and then the one that the page has."""
+
+    async def story() -> None:
+        async with Client(cluster.nodes["n2"].client, role="tool") as client:
+            await client.admin.declare("waited")
+            async with client.subscribe("waited", name="waiter"), client.producer("waited") as producer:
+                await producer.send(b"x")
+                await asyncio.to_thread(look)
+
+    def look() -> None:
+        pages.until("waiter", "queue", name="waited")
+        text = pages.until("waiter", "consumers")
+        assert re.search(r"waiter waited \(own\) \S+ 20\S+Z 1 20\S+Z", text), text
+        assert "Close it" not in pages.get("connections", q="nobody").text
+        page = pages.get("connections", q="mirrorlog-python").text
+        found = [
+            dict(re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', form))
+            for form in re.findall(r"<tr[^>]*>(?:(?!</tr>).)*\(mqtool\).*?</tr>", page, re.DOTALL)
+        ]
+        assert {each["at"] for each in found} >= {"n2"}
+        fields = next(each for each in found if each["at"] == "n2")
+        fields = {name: html.unescape(value) for name, value in fields.items() if name != "do"}
+        assert "say that you are sure" in pages.done("close-connection", **fields)
+        other = {**fields, "since": int(fields["since"]) - 1, "sure": "yes"}
+        assert "Not done: node n2 has no connection" in pages.done("close-connection", **other)
+        told = pages.done("close-connection", reason="too loud", sure="yes", **fields)
+        assert f"connection {fields['connection']} is closed" in told
+        assert fields["connection"] not in html.unescape(pages.get("connections").text)
+
+    asyncio.run(story())
+
+
 def test_a_live_page_sends_itself_and_what_has_changed(api: Api, pages: Pages) -> None:
     """Goal: numbers renew themselves. Method: listen to a queue's page, publish, wait for the event that has it."""
     api.put("queues/%2f/lively")
@@ -201,8 +240,8 @@ def test_a_live_page_sends_itself_and_what_has_changed(api: Api, pages: Pages) -
     pages.until_live("<dt>ready</dt><dd>0</dd>", live)
     api.post("exchanges/%2f/amq.default/publish", {"routing_key": "lively", "payload": "x", "properties": {}})
     pages.until_live("<dt>ready</dt><dd>1</dd>", live)
-    for asks_every_queue in ("doctor", "consumers"):
-        assert pages.get("live", path=asks_every_queue).status == 404
+    for not_live in ("doctor", "consumers", "connections"):
+        assert pages.get("live", path=not_live).status == 404
     assert "nobody is subscribed" in pages.text("consumers", vhost="/")
     assert pages.get("live", path="nowhere").status == 404
 

@@ -167,8 +167,8 @@ def test_at_400_pixels_nothing_is_wider_than_the_screen_in_light_and_dark(page: 
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
         for path in (
-            "", "queues", "queue?name=orders", "logs", "nodes", "consumers", "moves", "policies", "events",
-            "doctor",            "browse?name=orders", "reset?name=orders&to=earliest", "move?name=orders&copies=2",
+            "", "queues", "queue?name=orders", "logs", "nodes", "consumers", "connections", "moves", "policies",
+            "events", "doctor", "browse?name=orders", "reset?name=orders&to=earliest", "move?name=orders&copies=2",
         ):  # fmt: skip
             page.goto(f"/page/{path}")
             width = page.evaluate("document.scrollingElement.scrollWidth")

@@ -308,6 +308,7 @@ async def test_a_client_publishes_and_reads_over_tls(secured: Doors, shown: File
                 await producer.send(value)
         async with client.consumer("q", until="confirmed") as consumer:
             found = [bytes(record.value or b"") async for record in consumer]
+        assert {row.tls for row in (await client.admin.connections()).rows} == {"TLSv1.3"}
     assert [len(each) for each in found] == [len(each) for each in values]
     assert found == values
     assert await asyncio.to_thread(queues_of, secured, shown) == ["q"]

@@ -4,6 +4,7 @@ import asyncio
 import getpass
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -40,7 +41,7 @@ COMMANDS = [
     *("land", "landings", "landing-end"),
     *("exchange-declare", "exchange-delete", "exchanges", "bind", "unbind", "bindings"),
     *("vhosts", "vhost-add", "vhost-delete", "users", "user-set", "user-delete", "user-permissions", "user-limits"),
-    *("doctor", "producers", "rates"),
+    *("doctor", "producers", "rates", "connections", "close-connection"),
     *("lease", "settle", "extend"),
     *("set-policy", "clear-policy", "list-policies", "list-queues", "cancel-sync-queue"),
     *("set-operator-policy", "clear-operator-policy", "list-operator-policies"),
@@ -68,7 +69,7 @@ def test_every_command_has_help_with_an_example_that_parses(command: str) -> Non
     text = RUNNER.invoke(app, [command, "--help"]).stdout
     example = re.search(rf"Example:\s+mqtool ({command.replace('-', '[-_]')}[^\n]*)", text)
     assert example is not None, text
-    assert RUNNER.invoke(app, [*example.group(1).split(), "--help"]).exit_code == 0
+    assert RUNNER.invoke(app, [*shlex.split(example.group(1)), "--help"]).exit_code == 0
 
 
 @pytest.mark.parametrize("command", ["rebalance", "sync-queue"])

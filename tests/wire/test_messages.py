@@ -10,6 +10,7 @@ import pytest
 from mirrorlog.errors import BadRequest, ProtocolError, StaleProducerEpoch, from_code
 from mirrorlog.wire.frames import FRAME_HEADER_SIZE
 from mirrorlog.wire.messages.codec import as_error, decode, encode, error_frame
+from mirrorlog.wire.messages.connections import CloseConnection, ConnectionInfo, ConnectionsFound
 from mirrorlog.wire.messages.groups import LeasedRange, Leases, SettleLease, Subscribe, SubscriptionEnded
 from mirrorlog.wire.messages.handshake import Failure, Hello
 from mirrorlog.wire.messages.queues import DeclareQueue
@@ -26,6 +27,28 @@ MESSAGES = [
     Subscribe(queue="q", prefetch_records=3, exclusive=True, priority=-1, name="n"),
     Leases(log_id="l", epoch=2, queue_id=1, next=9, leased=[LeasedRange(first=1, next=3, lease=1 << 33, attempts=2)]),
     SettleLease(queue="q", receipts=[LeasedRange(first=1, next=3, lease=7)], how=1, level=1),
+    ConnectionsFound(
+        node_id="n1",
+        connections=[
+            ConnectionInfo(
+                name="a:1 -> b:2",
+                node="n1",
+                door="amqp",
+                protocol="AMQP 0-9-1",
+                peer_host="a",
+                peer_port=1,
+                host="b",
+                port=2,
+                since_us=2**50,
+                user="ann",
+                tls="TLSv1.3",
+                state="blocked",
+                producers=2,
+            )
+        ],
+        more=True,
+    ),
+    CloseConnection(name="a:1 -> b:2", reason="r", since_us=7),
     SubscriptionEnded(subscription=7, code="NOT_MASTER", message="m", details={"master": "h:1"}),
 ]
 

@@ -41,6 +41,7 @@ from mirrorlog.queues.policies import check_policy
 from mirrorlog.wire.auth.passwords import check_hash
 from mirrorlog.wire.fairness.quotas import UserLimits
 from mirrorlog.wire.messages.base import Message
+from mirrorlog.wire.messages.connections import ListConnections
 from mirrorlog.wire.messages.groups import (
     DeleteGroup,
     ExtendLease,
@@ -94,7 +95,7 @@ DEFAULT_EXCHANGE: Final = "amq.default"
 """What the default exchange, which has no name, is called where rights are asked for; as in RabbitMQ."""
 
 _FOR_LOOKERS: Final = (GetStatus, GetEvents, ListVirtualHosts, ListPolicies)
-_FOR_ALL: Final = (GetMetadata, ListMoves, Unsubscribe)
+_FOR_ALL: Final = (GetMetadata, ListMoves, ListConnections, Unsubscribe)
 _FOR_DOORS: Final = (GetMetadata, GetStatus)
 _LOCAL: Final = (
     *_FOR_LOOKERS, *_FOR_ALL, GetRouting, ListUsers, FindOffset, FetchPosition, CommitPosition, ListHolds, SetHold,

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Final
 
 from mirrorlog.broker.hosting.hosted_logs import HostedLogs
+from mirrorlog.broker.log.clock import now_us
 from mirrorlog.broker.log.host import Host
 from mirrorlog.broker.log.unpacking import PublishLine, Unpacking, batch_of
 from mirrorlog.broker.membership.exposure import Exposure
@@ -54,6 +55,7 @@ logger = logging.getLogger(__name__)
 
 _PRODUCE: Final = int(FrameType.PRODUCE)
 _PUBLISHES: Final = frozenset({_PRODUCE, int(FrameType.TRANSACT)})
+_NO_GREETING: Final = Hello(version_min=0, version_max=0, role="")
 
 
 class NativeDoor:
@@ -193,12 +195,11 @@ class ClientSession:
         self._door = door
         self._place = place
         self._endpoint: Endpoint | None = None
-        self._greeted = False
+        self.greeted = False
         self._asked = False
         self._gate: Gate | None = None
-        self._stale_reads = False
-        self._client_id = ""
-        self._takes_credit = False
+        self.hello = _NO_GREETING
+        self.since_us = now_us()
         self._logins = 0
         self._last_read = 0.0
         self._meter_of_user: UserMeter | None = None
@@ -221,7 +222,7 @@ class ClientSession:
 
     def frame(self, frame_: Frame) -> None:
         self._last_read = time.monotonic()
-        if not self._greeted:
+        if not self.greeted:
             self._greet(frame_)
             return
         if not self._asked and frame_.type != FrameType.PING:
@@ -264,7 +265,7 @@ class ClientSession:
         self.endpoint.send((error_frame(error, correlation_id),))
 
     def credited(self, credit: Credit) -> None:
-        if self._takes_credit:
+        if self.hello.credit:
             granted = min(credit.granted, self._bounds.bytes_max)
             self.endpoint.send((credit_frame(credit._replace(granted=granted)),))
 
@@ -272,7 +273,7 @@ class ClientSession:
 
     @property
     def owner(self) -> Hashable:
-        return self._client_id or self
+        return self.hello.client_id or self
 
     @property
     def is_open(self) -> bool:
@@ -281,6 +282,10 @@ class ClientSession:
     @property
     def peer(self) -> str:
         return self.endpoint.peer
+
+    def silent_ms(self, now: float) -> int:
+        """For how long nothing has come."""
+        return max(0, int((now - self._last_read) * 1000))
 
     # --- inside ---
 
@@ -299,7 +304,7 @@ class ClientSession:
 
     def look_at_trust(self) -> None:
         """The last user may have gone."""
-        if self._greeted:
+        if self.greeted:
             try:
                 self._trust()
                 self._hold_to_limits()
@@ -313,12 +318,12 @@ class ClientSession:
             return
         if self.endpoint.held:
             self._last_read = now
-        silent_ms = (now - self._last_read) * 1000
+        silent_ms = self.silent_ms(now)
         if silent_ms >= REST_MS:
             self.endpoint.rest()
-        if not self._greeted and silent_ms >= limits.hello_timeout_ms:
+        if not self.greeted and silent_ms >= limits.hello_timeout_ms:
             self.endpoint.close(ProtocolError(f"no greeting within {limits.hello_timeout_ms} ms"))
-        elif self._greeted and self.gate.shut_s(now) * 1000 > limits.hello_timeout_ms:
+        elif self.greeted and self.gate.shut_s(now) * 1000 > limits.hello_timeout_ms:
             self.endpoint.close(LoginFailed("this connection has no user of this cluster; log in"))
         elif silent_ms >= limits.idle_timeout_ms:
             self.endpoint.close(StalledFrame(f"nothing was sent for {limits.idle_timeout_ms} ms, not even PING"))
@@ -330,10 +335,8 @@ class ClientSession:
         welcome = self._door.welcome(check_hello(hello, cluster_id=str(self._door.settings.cluster.cluster_id)))
         if hello.role == "mirror":
             raise ProtocolError("a mirror on the client port; it belongs on the replication port")
-        self._greeted = True
-        self._stale_reads = hello.stale_reads
-        self._client_id = hello.client_id
-        self._takes_credit = hello.credit
+        self.greeted = True
+        self.hello = hello
         local, served = self._door.exposure.seen(here=self.endpoint.is_local, role=hello.role)
         self._gate = Gate(
             self._door.gatekeeper,
@@ -357,7 +360,7 @@ class ClientSession:
             else:
                 self._produce(queue_id, frame_.correlation_id, payload)
         elif frame_.type == FrameType.FETCH:
-            if self._last_read >= self._door.reads_until and not self._stale_reads:
+            if self._last_read >= self._door.reads_until and not self.hello.stale_reads:
                 raise NotCurrent(
                     "this node is not in touch with a majority of its cluster, so more may be confirmed than it "
                     "knows; ask again, or read what it has with allow_stale_reads"

@@ -98,8 +98,9 @@ class Connection:
     def __init__(
         self, address: str, *, role: str, cluster_id: str | None, stale_reads: bool = False, client_id: str = ""
     ) -> None:
-        """Use `open`."""
+        """Use `open`. `role`: see `ROLES`, of a door with its name: `door:grpc`."""
         self.address = address
+        role, _, door = role.partition(":")
         self._hello = Hello(
             version_min=PROTOCOL_VERSION_MIN,
             version_max=PROTOCOL_VERSION_MAX,
@@ -109,6 +110,7 @@ class Connection:
             stale_reads=stale_reads,
             credit=True,
             client_id=client_id,
+            door=door,
         )
         self.loop = asyncio.get_running_loop()
         self._endpoint: Endpoint | None = None

@@ -81,6 +81,8 @@ class BlockingAdmin(Face[Admin]):
     rebalance = changes(Admin.rebalance)
     copy_moves = waits(Admin.copy_moves)
     moves = waits(Admin.moves)
+    connections = waits(Admin.connections)
+    close_connection = changes(Admin.close_connection)
     pause_moving = changes(Admin.pause_moving)
     free_former = changes(Admin.free_former)
     promote = changes(Admin.promote)

@@ -19,7 +19,7 @@ from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, shown, split
 
 OF_USERS: Final = frozenset({
     "user_set", "user_deleted", "password_renewed", "permissions_set", "permissions_cleared", "user_limits_set",
-    "logins_failed", "rights_refused", "users_held",
+    "logins_failed", "rights_refused", "users_held", "connection_closed",
 })  # fmt: skip
 """Kinds of events that tell who there is and what he may: for administrators, as the list of users is."""
 

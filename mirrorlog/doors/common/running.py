@@ -157,6 +157,7 @@ MakeDoor = Callable[[DoorArguments], Door]
 
 
 def client_of(
+    door: str,
     node: str,
     tls: ssl.SSLContext | None,
     login: Login | None = None,
@@ -164,13 +165,13 @@ def client_of(
     token: str = "",
     connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
 ) -> Client:
-    """A client of the cluster for a door: as a caller, as the door itself, or as nobody."""
+    """A client of the cluster for a door, by its name: as a caller, as the door itself, or as nobody."""
     if token:
         login = Login(user="", password=token)
     user, password = (login.user, login.password) if login is not None else (None, "")
     return Client(
         node,
-        role="door",
+        role=f"door:{door}",
         connect_timeout_ms=connect_timeout_ms,
         request_timeout_ms=REQUEST_TIMEOUT_MS,
         tls=tls,

@@ -24,7 +24,7 @@ from starlette.types import Receive, Scope, Send
 
 from mirrorlog.doors.common.callers import Callers
 from mirrorlog.doors.http.answers import address_of, login_of
-from mirrorlog.doors.management import definitions, messages, overview, queues, topology, users
+from mirrorlog.doors.management import connections, definitions, messages, overview, queues, topology, users
 from mirrorlog.doors.management.calls import ApiAnswer, Call, ClusterFacts, Page, Routes
 from mirrorlog.doors.management.shapes import ApiError, bad_request, error_of
 from mirrorlog.doors.management.sites import Sites
@@ -46,7 +46,7 @@ BODIES_BYTES_MAX: Final = 64 * 1024 * 1024
 
 ROUTES: Final[Routes] = {
     path: pages
-    for each in (overview, topology, queues, messages, users, definitions)
+    for each in (overview, connections, topology, queues, messages, users, definitions)
     for path, pages in each.ROUTES.items()
 }
 
@@ -135,7 +135,8 @@ class ManagementApi:
                     taken = len(body)
                 async with self._turns:
                     query = dict(request.query_params)
-                    call = Call(client, login, self._facts, self._node, names, query, _json(body))
+                    reason = request.headers.get("x-reason", "")
+                    call = Call(client, login, self._facts, self._node, names, query, _json(body), reason)
                     return await insisted(page, call) if request.method in ("GET", "HEAD") else await page(call)
             finally:
                 self._bodies_bytes -= taken

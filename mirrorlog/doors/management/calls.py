@@ -96,7 +96,7 @@ class ClusterStatuses:
 @dataclass(frozen=True, slots=True)
 class Call:
     """`names`: that the path has, by what they are; `body`: of JSON, empty for none; `login`: of who asks; `node`: the
-    address of the node whose door was asked."""
+    address of the node whose door was asked; `reason`: why something is done, as the header X-Reason says."""
 
     client: Client
     login: Login | None
@@ -105,6 +105,7 @@ class Call:
     names: Mapping[str, str]
     query: Query
     body: Mapping[str, Any]
+    reason: str = ""
 
     @property
     def vhost(self) -> str:

@@ -301,7 +301,6 @@ async def _none_such(call: Call) -> ApiAnswer:
 
 
 _NONE: Final = {"GET": _nothing}
-_ONE: Final = {"GET": _none_such, "DELETE": _none_such}
 
 ROUTES: Final[Routes] = {
     "": {"GET": _index},
@@ -323,11 +322,7 @@ ROUTES: Final[Routes] = {
     "federation-links/:vhost": {"GET": _vhost_nothing},
     "shovels": _NONE,
     "shovels/:vhost": {"GET": _vhost_nothing},
-    "connections": _NONE,
-    "connections/:name": _ONE,
-    "connections/:name/channels": {"GET": _none_such},
     "channels": _NONE,
     "channels/:name": {"GET": _none_such},
-    "vhosts/:vhost/connections": {"GET": _vhost_nothing},
     "vhosts/:vhost/channels": {"GET": _vhost_nothing},
 }

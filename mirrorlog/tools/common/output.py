@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -92,19 +92,35 @@ def outage_fields(outage: QueueOutage) -> dict[str, Any]:
     return {"name": outage.name, "log_id": outage.log_id, "outage": told}
 
 
-def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Iterable[str] = ()) -> Table:
-    """A table without a frame; the columns in `numbers` stand right and are never wrapped."""
+def table(
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    numbers: Iterable[str] = (),
+    whole: Collection[str] = (),
+) -> Table:
+    """A table without a frame; the columns in `numbers` stand right, and neither they nor those in `whole` are ever
+    wrapped."""
     right = set(numbers)
     made = Table(
         title=title or None, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0)
     )
     for column in columns:
         number = column in right
-        made.add_column(column, justify="right" if number else "left", no_wrap=number, overflow="fold")
+        kept = number or column in whole
+        made.add_column(column, justify="right" if number else "left", no_wrap=kept, overflow="fold")
     for row in rows:
         # As text, never as markup: a queue's name may hold brackets.
         made.add_row(*(Text(cell) for cell in row))
     return made
+
+
+def cell_text(value: Any) -> str:
+    """A value as RabbitMQ's lists have it: texts as they are, all else as JSON; lists without quotes."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(str, value))}]"
+    return "" if value is None else value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
 def yes_no(answer: bool) -> str:

@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
-import msgspec
 import typer
 from rich.console import RenderableType
 
@@ -14,7 +13,7 @@ from mirrorlog.diagnosis.cells import NOTHING
 from mirrorlog.diagnosis.cluster_status import AllStatuses, gather, newest_view
 from mirrorlog.errors import BadRequest
 from mirrorlog.tools.common.options import AsJson, OnlyVirtualHost, VirtualHost
-from mirrorlog.tools.common.output import emit, emit_with_outages, table
+from mirrorlog.tools.common.output import cell_text, emit, emit_with_outages, table
 from mirrorlog.tools.common.session import session_of
 from mirrorlog.wire.messages.queues import Metadata, QueueInfo
 from mirrorlog.wire.messages.status import QueueStatus
@@ -265,7 +264,7 @@ def list_queues(
     metadata, statuses = session_of(context).run(ask)
     facts = [each for each in queue_facts(metadata, statuses) if vhost in (None, split(each.info.name)[0])]
     rows = [{column: COLUMNS[column](queue) for column in wanted} for queue in facts]
-    cells = [[_cell(row[column]) for column in wanted] for row in rows]
+    cells = [[cell_text(row[column]) for column in wanted] for row in rows]
     outages = [each for each in metadata.outages if vhost in (None, split(each.name)[0])]
     emit_with_outages(as_json, rows, table("", wanted, cells), outages)
 
@@ -285,9 +284,3 @@ def queue_facts(metadata: Metadata, statuses: AllStatuses) -> list[ListedQueue]:
         ListedQueue(info, in_sync.get(info.log_id, []), told.get((info.log_id, info.name)))
         for info in sorted(metadata.queues, key=lambda info: info.name)
     ]
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, list):
-        return f"[{', '.join(map(str, value))}]"
-    return "" if value is None else value if isinstance(value, str) else msgspec.json.encode(value).decode()

@@ -11,13 +11,13 @@ import msgspec
 
 from mirrorlog.errors import BadRequest, MirrorlogError, ProtocolError, from_code
 from mirrorlog.wire.frames import Frame, FrameType, frame
-from mirrorlog.wire.messages import groups, handshake, operators, queues, replication, status, topology
+from mirrorlog.wire.messages import connections, groups, handshake, operators, queues, replication, status, topology
 from mirrorlog.wire.messages.base import Message
 from mirrorlog.wire.messages.handshake import Failure
 
 _M = TypeVar("_M", bound=Message)
 
-_MODULES: Final = (groups, handshake, operators, queues, replication, status, topology)
+_MODULES: Final = (connections, groups, handshake, operators, queues, replication, status, topology)
 _KINDS: Final = [
     kind for module in _MODULES for kind in vars(module).values() if getattr(kind, "__base__", None) is Message
 ]

@@ -26,7 +26,8 @@ class Hello(Message, frozen=True):
     `incarnation`: of the cluster as a member knows it, 0: not said; `runs`: former start ids that the node's disk knows
     and the cluster may know it by, None: not said. `credit`: whether CREDIT frames may be sent to it. `client_id`: a
     secret of the client's own, the same on all its connections: its exclusive queues are its on each of them. `check`:
-    of a node that can check frames, the CRC-32C of what it says of itself (`proof.hello_check`)."""
+    of a node that can check frames, the CRC-32C of what it says of itself (`proof.hello_check`). `door`: the name of
+    the door whose role that is."""
 
     version_min: int
     version_max: int
@@ -42,6 +43,7 @@ class Hello(Message, frozen=True):
     credit: bool = False
     client_id: str = ""
     check: int | None = None
+    door: str = ""
 
     def __repr__(self) -> str:
         """Without the client's secret: messages are shown in errors and logs."""

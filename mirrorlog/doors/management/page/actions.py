@@ -139,6 +139,18 @@ def _policies_path(form: Form) -> str:
     return f"{'operator-policies' if form.one('operator') == 'yes' else 'policies'}/:vhost/:name"
 
 
+async def _close_connection(call: Call, form: Form) -> str:
+    """The one that the page has shown: another one may have come by the same name."""
+    _check_sure(form)
+    since = form.one("since")
+    if not _PLACE.fullmatch(since):
+        raise bad_request("say since when the connection is there")
+    await call.client.admin.close_connection(
+        form.one("connection"), form.one("reason"), node_id=form.one("at"), since_us=int(since)
+    )
+    return f"connection {form.one('connection')} is closed; its client may connect again"
+
+
 async def _pause(call: Call, form: Form) -> str:
     await call.client.admin.pause_moving(True)
     return "no log goes to other nodes until moving is resumed"
@@ -168,6 +180,7 @@ ACTIONS: Final[Mapping[str, Action]] = {
     "reset": Action(_reset),
     "set-policy": Action(_set_policy, "policies", (), mends=True),
     "clear-policy": Action(_clear_policy, "policies", ()),
+    "close-connection": Action(_close_connection, "connections", ("q", "node")),
     "pause": Action(_pause, "moves", ()),
     "resume": Action(_resume, "moves", ()),
     "rebalance": Action(_rebalance, "moves", ()),

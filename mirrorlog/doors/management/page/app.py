@@ -60,6 +60,7 @@ PAGES: Final = (
     ("logs", "Logs"),
     ("nodes", "Nodes"),
     ("consumers", "Consumers"),
+    ("connections", "Connections"),
     ("moves", "Moves"),
     ("policies", "Policies"),
     ("events", "Events"),

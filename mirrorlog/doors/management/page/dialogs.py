@@ -16,6 +16,7 @@ from mirrorlog.client import ConsumedRecord
 from mirrorlog.diagnosis.cells import parse_time, printable, target_of
 from mirrorlog.diagnosis.places import altered_text
 from mirrorlog.doors.management.calls import Call
+from mirrorlog.doors.management.connections import connections_of
 from mirrorlog.doors.management.page.actions import placing_of
 from mirrorlog.doors.management.page.policy_form import FIELD, FIELDS, NUMBER, typed_of
 from mirrorlog.doors.management.page.views import Context, View, command_of, groups_in_time, number_of, seen
@@ -34,6 +35,9 @@ VALUE_BYTES_SHOWN: Final = 2048
 CONSUMED_SHOWN: Final = 200
 """Queues whose consumers are asked for, and how many of these are shown."""
 CONSUMERS_SHOWN: Final = 500
+CONNECTIONS_ASKED: Final = 1_000
+"""Of each node, and how many of these are shown."""
+CONNECTIONS_SHOWN: Final = 200
 _BROWSED: Final = 20
 _BROWSE_S: Final = 8.0
 _FETCH_BYTES: Final = 1024 * 1024
@@ -208,17 +212,34 @@ async def _consumers(call: Call) -> Context:
     vhost = call.query.get("vhost", "")
     taken = [each for each in consumed(metadata.queues, statuses) if vhost in ("", split(each.name)[0])]
     rows = await consumer_rows(call, taken[:CONSUMED_SHOWN])
-    counts = [(each.node_id, each.counts) for each in statuses.told if each.counts is not None]
     return {
         "rows": sorted(rows, key=lambda row: -row["messages_unacknowledged"])[:CONSUMERS_SHOWN],
         "count": len(rows),
         "queues": len(taken),
         "asked": min(len(taken), CONSUMED_SHOWN),
         "vhosts": sorted({split(each.name)[0] for each in metadata.queues}),
-        "nodes": [(node, each.open, each.strangers, each.capped) for node, each in sorted(counts)],
         "producers": [
             (log.name, each) for told in statuses.told for log in told.logs for each in log.producers if each.blocked_by
         ],
+    }
+
+
+async def _connections(call: Call) -> Context:
+    """`q`: a part of its name, its user or its client; `node`. Not live: nobody who types a reason is disturbed."""
+    found, statuses = await asyncio.gather(connections_of(call, most=CONNECTIONS_ASKED), call.statuses())
+    sought, node = call.query.get("q", "").lower(), call.query.get("node", "")
+    rows = [
+        row
+        for row in found.rows
+        if node in ("", row.node) and any(sought in each.lower() for each in (row.name, row.user, row.client))
+    ]
+    counts = [(each.node_id, each.counts) for each in statuses.told if each.counts is not None]
+    return {
+        "rows": rows[:CONNECTIONS_SHOWN],
+        "count": len(rows),
+        "more": found.more,
+        "untold": sorted(found.untold.items()),
+        "nodes": [(node, each.open, each.strangers, each.capped) for node, each in sorted(counts)],
     }
 
 
@@ -254,6 +275,7 @@ VIEWS: Final[Mapping[str, View]] = {
     "move": View("move.html", _move, live=False),
     "moves": View("moves.html", _moves),
     "consumers": View("consumers.html", _consumers, live=False),
+    "connections": View("connections.html", _connections, live=False),
     "policies": View("policies.html", _policies, live=False),
 }
 """By path."""
