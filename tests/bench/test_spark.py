@@ -12,7 +12,7 @@ import pytest
 from bench.results import Results
 from bench.workload import LIMIT, OWN
 
-pytestmark = [pytest.mark.spark, pytest.mark.process, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.spark, pytest.mark.process]
 
 ROOT = Path(__file__).parents[2]
 RECORDS = 20_000

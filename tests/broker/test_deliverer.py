@@ -1036,7 +1036,6 @@ def test_six_masters_under_traffic_lose_nothing_and_bring_back_no_confirmed_ack(
     run(test)
 
 
-@pytest.mark.timeout(120)
 def test_a_killed_master_brings_back_the_unsettled_and_no_confirmed_ack(tmp_path: Path) -> None:
     """Three real nodes, kill -9: acks answered at `all` stay, everything else comes again, in order, flagged."""
 

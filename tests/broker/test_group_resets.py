@@ -542,7 +542,6 @@ def test_a_purge_of_which_a_part_is_logged_says_so_and_may_be_said_again(
 # --- whole processes ---
 
 
-@pytest.mark.timeout(120)
 def test_a_master_dies_between_dry_run_and_reset(tmp_path: Path) -> None:
     """Goal: what was told comes about at the next master, by the client's own methods, of both kinds, and what was
     settled after the reset stays so. Method: three real nodes, kill -9."""

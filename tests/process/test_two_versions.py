@@ -212,7 +212,7 @@ def sync_one(update: Update) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_cluster_is_updated_node_by_node_and_not_back(update: Update, tmp_path: Path) -> None:
     """Goal: two adjacent versions are one cluster, and there is a way back until all nodes are updated. Method: under
     publishing each node in turn is stopped and goes on with the new software; the first goes back in between. Masters

@@ -57,7 +57,7 @@ def test_without_the_word_the_log_waits_for_its_master(how: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", ["always: falling masters", "always: power", "always: anything"])
 def test_logs_that_accept_a_loss_come_through_any_storm(kind: str) -> None:
     """A few schedules of each kind; all checks hold, and copies are promoted by their rule."""

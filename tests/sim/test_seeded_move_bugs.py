@@ -314,7 +314,7 @@ def test_nothing_is_found_without_a_bug(events: tuple[Event, ...]) -> None:
     assert counts["moves: come about"] + counts["moves: cancelled"] >= 2
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "bug",
     [pytest.param(bug, marks=() if name in QUICK else pytest.mark.long, id=name) for name, bug in BUGS.items()],

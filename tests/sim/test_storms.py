@@ -75,7 +75,7 @@ def _come_through(kind: str, schedules: int, tmp_path: Path) -> Counter[str]:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "kind", ["groups: anything", "groups: falling masters", "queues: anything", "queues: falling masters"]
 )
@@ -90,7 +90,7 @@ def test_acking_groups_come_through_any_storm(kind: str, tmp_path: Path) -> None
 
 
 @pytest.mark.long_after(1)
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", ["records: anything", "transactions: falling masters"])
 def test_records_with_limits_and_transactions_come_through_any_storm(kind: str, tmp_path: Path) -> None:
     """Schedules with queues whose records have times, priorities and limits, or with takers who settle by transactions,
@@ -103,7 +103,7 @@ def test_records_with_limits_and_transactions_come_through_any_storm(kind: str, 
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", ["letters: anything", "letters: falling masters"])
 def test_dead_letters_come_through_any_storm(kind: str, tmp_path: Path) -> None:
     """Schedules with queues whose dead records leave for others, on two processes; each letter comes once, in order,
@@ -116,7 +116,7 @@ def test_dead_letters_come_through_any_storm(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", ["lifetimes: anything", "lifetimes: falling masters"])
 def test_queues_go_by_themselves_in_any_storm(kind: str, tmp_path: Path) -> None:
     """Schedules with queues that go with their last subscriber, or when nobody uses them, on two processes; none goes
@@ -128,7 +128,7 @@ def test_queues_go_by_themselves_in_any_storm(kind: str, tmp_path: Path) -> None
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", ["credit: anything", "credit: network"])
 def test_producers_with_little_credit_come_through_any_storm(kind: str, tmp_path: Path) -> None:
     """Schedules in which producers are held all the time, on two processes; they have no more open than they may, go on
@@ -139,7 +139,7 @@ def test_producers_with_little_credit_come_through_any_storm(kind: str, tmp_path
 
 
 @pytest.mark.long_after(1)
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", ["copies: operators", "copies: anything", "used copies: falling masters"])
 def test_copies_move_in_any_storm(kind: str, tmp_path: Path) -> None:
     """Schedules in which logs are wished elsewhere at random, nodes are emptied, join and leave, and moving is paused,

@@ -50,7 +50,7 @@ print(json.dumps({"read": read.count(), "executors": executors, "tasks": tasks})
 @pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.process
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_queue_is_read_and_landed_by_the_workers_of_a_standalone_master(
     jvm: None, servers: list[str], queue: str, tmp_path: Path
 ) -> None:
