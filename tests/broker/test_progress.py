@@ -45,3 +45,16 @@ def test_a_mirror_that_is_filled_is_told_of_from_begin_to_end() -> None:
     ]
     assert ended[0].text == "log main: the mirror on b is filled no more: it is in sync"
     assert fills.look(4.0, end=10 * MIB, reached={}, members=NOBODY) == []
+
+
+def test_the_end_of_a_mastership_is_the_end_of_what_it_fills() -> None:
+    """Goal: nothing that was told to have begun stays open. Method: a mastership ends as one copy has become whole,
+    which it did not hear, and another one has not; once more, with nothing to tell."""
+    fills = MirrorFills("main")
+    fills.look(0.0, end=8 * MIB, reached={"b": 0, "c": 0, "d": 8 * MIB}, members=NOBODY)
+    fills.look(1.0, end=8 * MIB, reached={"b": MIB, "c": MIB, "d": 8 * MIB}, members=NOBODY)
+    assert [line_of(event) for event in fills.ended(8 * MIB, members=frozenset({"b"}))] == [
+        "mirror_sync_ended log=main node=b bytes=8388608 in_sync=True",
+        "mirror_sync_ended log=main node=c bytes=1048576 in_sync=False",
+    ]
+    assert fills.ended(8 * MIB, members=NOBODY) == []

@@ -242,7 +242,9 @@ async def test_a_move_takes_no_more_than_its_limit_and_says_so(growing: Growing,
     assert [len(log.replicas) for log in view_of(growing).logs if log.copies == 1] == [1]
     async with Client(*servers) as client:
         events = (await client.admin.events(node_id=source)).events
-    # Who tells of it may be the master no more when it is over.
     fills = [event for event in events if event.kind.startswith("mirror_sync_") and event.log == log.name]
     assert fills[0].kind == "mirror_sync_begun"
     assert sum(event.kind == "mirror_sync_progressed" for event in fills) >= 2
+    assert [(event.kind, event.details["in_sync"]) for event in fills if "in_sync" in event.details] == [
+        ("mirror_sync_ended", True)
+    ], "the copy's becoming whole made its node the master"

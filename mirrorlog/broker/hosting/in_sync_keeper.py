@@ -62,6 +62,16 @@ class InSyncKeeper:
         if self._asking is not None:
             self._asking.cancel()
 
+    def left_open(self) -> list[Event]:
+        """The ends of what was told to go on and ends with this mastership. Who is in sync by now the cluster says: a
+        mirror that came to be may be what ends it, and this one has not heard of that."""
+        facts = self._cluster.log_facts(self._log_id)
+        members = frozenset(facts.in_sync) if facts is not None else self._mastership.in_sync
+        return self._fills.ended(self._end(), members=members)
+
+    def _end(self) -> int:
+        return self._mastership.progress.held(self._mastership.own).written
+
     def _catch_up(self, now: float) -> None:
         before, answers = self._mastership.awaited, self._mastership.catch_up(now)
         awaited = self._mastership.awaited
@@ -74,10 +84,7 @@ class InSyncKeeper:
 
     def _tell_fills(self, now: float) -> None:
         mastership = self._mastership
-        told = self._fills.look(
-            now, end=mastership.progress.held(mastership.own).written, reached=mastership.filling,
-            members=mastership.in_sync,
-        )  # fmt: skip
+        told = self._fills.look(now, end=self._end(), reached=mastership.filling, members=mastership.in_sync)
         for event in told:
             logger.info("%s", line_of(event))
             self._tell(event)
@@ -114,12 +121,8 @@ class MirrorFills:
 
     def look(self, now: float, *, end: int, reached: Mapping[str, int], members: frozenset[str]) -> list[Event]:
         """`end`: the log's; `reached`: how far each copy is that follows and is no member; `members`: those in sync."""
-        found = []
-        for node in sorted(self._filled.keys() - reached.keys()):
-            begun, came_to, _ = self._filled.pop(node)
-            how = "it is in sync" if node in members else "it does not follow any more"
-            facts = {"bytes": (end if node in members else came_to) - begun, "in_sync": node in members}
-            found.append(self._event("mirror_sync_ended", node, f"is filled no more: {how}", facts))
+        gone = self._filled.keys() - reached.keys()
+        found = [self._ended(node, end, members, "it does not follow any more") for node in sorted(gone)]
         for node, at in sorted(reached.items()):
             lacks = end - at
             if node not in self._filled:
@@ -138,6 +141,19 @@ class MirrorFills:
                 told = f"has {percent} % of what it lacked, {lacks} bytes are left"
                 found.append(self._event("mirror_sync_progressed", node, told, facts))
         return found
+
+    def ended(self, end: int, *, members: frozenset[str]) -> list[Event]:
+        """Nobody is filled from here any more."""
+        why = "this node masters the log no more"
+        return [self._ended(node, end, members, why) for node in sorted(self._filled)]
+
+    def _ended(self, node: str, end: int, members: frozenset[str], why_not: str) -> Event:
+        begun, came_to, _ = self._filled.pop(node)
+        whole = node in members
+        facts = {"bytes": (end if whole else came_to) - begun, "in_sync": whole}
+        return self._event(
+            "mirror_sync_ended", node, f"is filled no more: {'it is in sync' if whole else why_not}", facts
+        )
 
     def _event(self, kind: str, node: str, told: str, facts: Mapping[str, object]) -> Event:
         text = f"log {self._log}: the mirror on {node} {told}"

@@ -40,6 +40,7 @@ from mirrorlog.broker.resources.disk_limits import DiskReport, DiskState
 from mirrorlog.broker.retention.holds import HoldKeeper
 from mirrorlog.broker.retention.length_limits import QueueLengths
 from mirrorlog.broker.retention.queue_retention import QueueRetention, Retention
+from mirrorlog.cluster.state.events import line_of
 from mirrorlog.cluster.state.state import ClusterState
 from mirrorlog.commitlog.epochs import ENTRIES_MAX
 from mirrorlog.commitlog.retention import RetentionLimits
@@ -287,10 +288,17 @@ class MasterRole:
         replica.on_confirmed.remove(self.publisher.tell_credit)
         self._state.stop()
         self._in_sync.stop()
+        self._tell_left_open()
         self.deliverer.fence(elsewhere)
         self.lengths.fence()
         self.forwardings.fence()
         self.publisher.abandon(elsewhere.unknown)
+
+    def _tell_left_open(self) -> None:
+        """Whatever its helpers have told to go on, and would tell the end of later: nobody else knows of it."""
+        for event in self._in_sync.left_open():
+            logger.info("%s", line_of(event))
+            self._host.tell(event)
 
     async def end(self) -> None:
         await self.retention.stop()
