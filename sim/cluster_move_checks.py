@@ -59,6 +59,8 @@ def _open_points_of(state: ClusterState, node: SimulatedNode, held: HostedLog) -
         named = (said.policy, said.operator_policy) if said is not None else ("", "")
         if (holds.policy, holds.operator, holds.arguments) != (*named, queue.effective):
             yield f"log {held.name} says {said} of {queue.name}, and policies say {holds}"
+        if queue.effective.get("ha-sync-mode") == "automatic" and state.placing.has_former_records(queue.name):
+            yield f"{queue.name} is to be whole in {held.name}, and has {state.placing.spans[queue.name]}"
         if said is not None and node.asks_elsewhere(queue, held.log_id):
             yield f"{queue.name} asks for another place than {held.name}: {queue.effective}"
 

@@ -189,7 +189,7 @@ class Server:
         self._wanted = WantedPlaces(
             self.logs,
             self._view,
-            alterations.follow,
+            lambda log, name: alterations.alter(log, name, {}),
             lambda name: name in alterations.staying or requests.is_being_deleted(name),
         )
         requests.governed = self._governor.change

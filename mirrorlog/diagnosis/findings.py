@@ -348,10 +348,11 @@ def _left(sync: QueueSync) -> Iterator[Diagnosis]:
             continue  # its master does not answer, which is a finding of its own
         size = bytes_text(span.size) if span.size >= 0 else f"{span.records} records"
         kept = f"log {span.log} keeps {size} of queue {name}, which has moved to {sync.log}"
-        if sync.waits:
+        if not sync.wished:
+            why = f", and nothing copies them: {sync.waits}" if sync.waits else ""
+            yield _say("queue", name, "records-left", f"{kept}{why}", start=name)
+        elif sync.waits:
             yield _say("queue", name, "sync-waits", f"{kept}, and copying them waits: {sync.waits}", start=name)
-        elif not sync.wished:
-            yield _say("queue", name, "records-left", kept, start=name)
 
 
 def _full(info: QueueInfo, told: GroupsFound | None, status: QueueStatus | None) -> Iterator[Diagnosis]:

@@ -74,7 +74,7 @@ def sync_text(found: QueueSync) -> str:
     size = bytes_text(sum(span.size for span in found.spans)) if known else "nobody says how many bytes"
     left = f"{records} records ({size}) are left in {logs}"
     if not found.wished:
-        return f"{name}: {left}; they are not copied"
+        return f"{name}: {left}; they are not copied{f': {found.waits}' if found.waits else ''}"
     if found.waits:
         return f"{name}: {left}; waits: {found.waits}"
     done = f"{found.done_records} copied" if found.done_records else "nothing copied yet"

@@ -330,6 +330,40 @@ def test_software_of_version_6_agrees_on_spans_that_end() -> None:
     assert world.state.placing.spans["p"][0].ended
 
 
+def test_what_somebody_has_cancelled_no_policy_has_copied_until_somebody_asks() -> None:
+    """Goal: an automatic sync is wished for by whoever masters the log, again and again, and never against an operator.
+    Method: the wish of a policy before and after a cancel, one that comes late, one of a queue that is on its way, or
+    has nothing elsewhere; a cancel is over once nothing is left, and with the queue."""
+    world = World("q", "p")
+    automatic, places = QueueSyncWished(name="q", automatic=True), lambda: world.state.placing
+    assert not world.apply(automatic)
+    assert places().syncs == {}, "it has never moved"
+    world.move("q", to="B")
+    assert not places().may_sync_by_itself("q")
+    assert not world.apply(automatic)
+    assert places().syncs == {}, "it may go on elsewhere"
+    assert not world.apply(QueuesMoved(number=places().moves["q"].number, first={"q": 10}))
+    assert places().may_sync_by_itself("q")
+    assert not world.apply(automatic)
+    assert not world.apply(QueueSyncWished(name="q", wished=False))
+    assert (places().syncs, places().may_sync_by_itself("q")) == ({}, False)
+    assert not world.apply(automatic), "decided on what was so before"
+    assert places().syncs == {}
+    assert world.told[-1] == "sync_cancelled"
+    assert not world.apply(QueueSyncWished(name="q"))
+    assert (places().syncs.keys(), places().unsynced) == ({"q"}, {})
+    assert not world.apply(QueueSyncWished(name="q", wished=False))
+    assert not world.apply(SpanEnded(name="q", log_id="A", span=world.seen("q", "A")))
+    assert places().unsynced == {}, "nothing is left of what was cancelled"
+    world.moved("q", to="C", at=20)
+    assert places().may_sync_by_itself("q")
+    world.moved("p", to="B", at=10)
+    assert not world.apply(QueueSyncWished(name="p", wished=False)), "before anybody wished for it"
+    assert not places().may_sync_by_itself("p")
+    assert not world.apply(QueuesRemoved(names=("p",), log_id="B", epoch=0, removals=0))
+    assert places().unsynced == {}
+
+
 def test_a_wish_to_sync_stays_while_there_is_something_to_copy() -> None:
     """Also of a queue that is on its way; it ends with a cancel, with the last record elsewhere, and with the queue."""
     world = World("q", "p")

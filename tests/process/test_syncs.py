@@ -211,6 +211,68 @@ async def another_master(client: Client, queue: str, former: str) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.story("000:33")
+async def test_what_a_policy_has_copied_is_copied_by_whoever_masters_the_log() -> None:
+    """Goal: an automatic sync hangs on no one moment. Method: the master of a queue's log is killed right after the
+    queue has moved by its policy; and another one right after a policy became automatic that was manual. Both queues
+    are whole in the end, by nobody's word."""
+    all_on = {"ha-mode": "all", "flush": "disk"}
+    async with fast_cluster(3, min_in_sync=2, settings={"cluster.node_timeout_ms": 1_000}) as cluster:
+        await asyncio.to_thread(cluster.wait_in_sync)
+        async with Client(*cluster.servers) as client:
+            policies = client.admin.topology
+            for policy, said in (("moves", all_on), ("turns", {**all_on, "ha-sync-mode": "manual"})):
+                await client.admin.declare(f"beside {policy}")
+                before = await client.admin.declare(policy)
+                await fill(client, policy, 0, 50)
+                await policies.set_policy(policy, f"^{policy}$", said)
+                master = (await moved(client, policy, before.log_id)).master
+                if policy == "turns":
+                    assert (await until(client, policy, lambda sync: bool(sync.spans))).wished is False
+                    await policies.set_policy(policy, f"^{policy}$", all_on)
+                cluster.nodes[master].kill()
+                await another_master(client, policy, master)
+                await asyncio.to_thread(cluster.nodes[master].start)
+                await synced(client, policy)
+                assert numbers(await values(client, policy)) == list(range(50))
+
+
+@pytest.mark.long
+async def test_what_somebody_cancels_stays_cancelled_whatever_policies_say() -> None:
+    """Goal: an operator has the last word. Method: a slow automatic sync is cancelled, another node masters the log,
+    and the policy is set once more; another queue is copied by its policy meanwhile, and this one is not, and says why.
+    Then somebody asks for it."""
+    settings = {**SLOW, "cluster.node_timeout_ms": 1_000}
+    disk, other = {"ha-mode": "all", "flush": "disk"}, {"ha-mode": "all", "flush": "disk", "min-in-sync": 1}
+    async with fast_cluster(3, min_in_sync=2, settings=settings) as cluster:
+        await asyncio.to_thread(cluster.wait_in_sync)
+        async with Client(*cluster.servers) as client:
+            policies = client.admin.topology
+            for queue in ("beside", "orders", "small"):
+                await client.admin.declare(queue)
+            await fill(client, "orders", 0, 60, size=20_000)
+            await fill(client, "small", 0, 5)
+            await policies.set_policy("orders", "^orders$", disk)
+            await until(client, "orders", lambda sync: sync.wished and bool(sync.spans))
+            assert not (await client.admin.cancel_sync_queue("orders")).wished
+            master = (await told(client, "orders")).master
+            cluster.nodes[master].kill()
+            await another_master(client, "orders", master)
+            await asyncio.to_thread(cluster.nodes[master].start)
+            await policies.set_policy("orders", "^orders$", disk, priority=1)
+            before = await told(client, "small")
+            await policies.set_policy("small", "^small$", other)
+            await moved(client, "small", before.log_id)
+            await synced(client, "small")
+            left = await client.admin.queue_sync("orders")
+            assert (left.wished, bool(left.spans)) == (False, True)
+            assert left.waits.startswith("it was cancelled")
+            await client.admin.sync_queue("orders")
+            await synced(client, "orders")
+            assert numbers(await values(client, "orders")) == list(range(60))
+
+
+@pytest.mark.long
 async def test_another_master_goes_on_with_a_sync() -> None:
     """Goal: what was copied is in the log, and nothing else is remembered. Method: kill -9 of the new log's master in
     the middle of a slow sync, and of its successor; both come back. All records are in the new log, in order, once."""

@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from mirrorlog.broker.hosting.hosted_log import HostedLog
-from mirrorlog.broker.moves import move_service, wanted_places
+from mirrorlog.broker.moves import move_service, sync_service, wanted_places
 from mirrorlog.broker.moves.former_records import FormerRecords
 from mirrorlog.cluster.requests import AskOfFormer, BeginTold, HeldTold, RecordsTold
 from mirrorlog.cluster.state import log_rules, machine, move_rules
@@ -279,6 +279,10 @@ BUGS: Final = {
     "a policy that leads nowhere": Bug(
         wanted_places.WantedPlaces, "_begin_one", lambda self, now: None, ("a queue does not come to its place",),
         lambda: plans(*GOVERNED[:3]),
+    ),
+    "an automatic sync that nobody wishes for": Bug(
+        sync_service.SyncService, "_automatic", lambda self: [], ("a queue does not come to its place",),
+        lambda: plans(*GOVERNED[:1]),
     ),
     "a log group torn": Bug(
         machine.HANDLERS, QueuesMoved, _first_alone,

@@ -156,15 +156,6 @@ class AlterRequests:
                 raise QueueMoving(f"the move of queue {shown(names[0])} is cancelled, and it is coming back; ask again")
             await asyncio.sleep(BACK_LOOK_S)
 
-    async def follow(self, log: HostedLog, name: str) -> AlteredQueue:
-        """`alter`, without a change: what holds for the queue leads elsewhere. Where a policy has it so, what the queue
-        leaves behind is copied. Raises as `alter`."""
-        queue = log.replica.queues.find(name)
-        answer = await self.alter(log, name, {})
-        if answer.moves and queue.effective.get(SYNC_MODE) == "automatic":
-            await self._view.decide_once(QueueSyncWished(name=name))
-        return answer
-
     async def alter(
         self, log: HostedLog, name: str, changes: Mapping[str, Any], *, dry_run: bool = False
     ) -> AlteredQueue:

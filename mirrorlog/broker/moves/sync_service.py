@@ -1,5 +1,8 @@
 """Sync: what a queue has left in former logs is copied to the one that it is in, on the node that masters that one
-(decision 0051). Level-triggered, as `move_service` is: what the cluster wishes is compared with what the log says.
+(decision 0051). Level-triggered, as `move_service` is: what the cluster wishes is compared with what the log says, and
+what policies say of a queue (`ha-sync-mode`) with what the cluster wishes: where it is automatic, the queue has left
+something, and nobody has said that no more is to be copied, the master of its log has the cluster wish for it
+(decision 0058). So it begins whoever masters the log by then, and whenever the policy came.
 
 Piece by piece, from the border down: the master of the former log gives the newest batches below it, they are appended
 as copies, and once all copies have them the log says so (`SpanCopied`). That is all the progress there is: it is cut
@@ -9,6 +12,8 @@ it is looked up whether all of it is here, and the cluster is told (`RecordsCopi
 from then on, and a former log of which nothing is left frees it.
 
 One piece at a time is on its way or unconfirmed. Nothing of the queue waits for it: it takes and gives records as ever.
+What fails is tried again, and says why it waits. What hangs, or ends by an error that nobody expected, begins anew,
+less and less often.
 
 Rejected: oldest first (retention frees what was just copied, and what is here has a hole in its middle for as long as
 it takes); progress in the cluster's state alone (it would outlive records that a loss of this log takes).
@@ -19,10 +24,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from typing import Final
 
 from mirrorlog import versions
@@ -35,14 +41,16 @@ from mirrorlog.broker.moves.former_records import FormerRecords
 from mirrorlog.broker.ports import ClusterView
 from mirrorlog.broker.session.queue_deletion import confirmed, publisher_of
 from mirrorlog.cluster.requests import AskHeld, AskRecords, HeldTold, RecordsTold
-from mirrorlog.cluster.state.commands import RecordsCopied
+from mirrorlog.cluster.state.commands import QueueSyncWished, RecordsCopied
 from mirrorlog.cluster.state.events import Event, line_of
 from mirrorlog.cluster.state.placements import Span
 from mirrorlog.commitlog.format.header import read_header
 from mirrorlog.errors import LogUnavailable, MirrorlogError
 from mirrorlog.ha.pace import MovePace
+from mirrorlog.queues.arguments import SYNC_MODE
 from mirrorlog.queues.changes import SpanCopied, encode_change
 from mirrorlog.queues.checkpoint_states import GapsState, encode_checkpoint, encode_state
+from mirrorlog.queues.queue_table import Queue
 from mirrorlog.wire.messages.queues import FormerSpan, QueueSync
 from mirrorlog.wire.names import shown
 
@@ -60,6 +68,13 @@ CHECKED_BYTES: Final = 16 * 1024 * 1024
 TELL_S: Final = 5.0
 """How often the cluster is told how far a copying has come: each time is a decision."""
 RETRY_S, RETRY_MAX_S = 0.1, 2.0
+AUTOMATIC_LOOK_S: Final = 1.0
+"""Between two looks for queues that a policy has copied."""
+HANGS_S: Final = 30.0
+"""A step that has come to nothing by then, not even to an error, is begun anew."""
+RESTART_S, RESTART_MAX_S = 1.0, 600.0
+"""How long a sync rests before it begins anew: twice as long each time in a row."""
+CANCELLED: Final = "it was cancelled; no policy has it copied until somebody asks for it"
 QUEUES_MAX: Final = 2
 """That are copied at once on a node; others wait."""
 RATE_S: Final = 10.0
@@ -74,6 +89,12 @@ class SyncProgress:
     records: int = 0
     size: int = 0
     waits: str = ""
+    step_until: float = inf
+    """By then (s, the loop's clock) the step that is under way has come to something, or it hangs."""
+    restarts: int = 0
+    """In a row."""
+    again_at: float = 0.0
+    """It does not begin before."""
     steps: deque[tuple[float, int]] = field(default_factory=deque)
     """(when, bytes so far), s of the loop's clock."""
     whole: int = 0
@@ -82,11 +103,16 @@ class SyncProgress:
 
     def copied(self, now: float, records: int, size: int) -> None:
         """So much more."""
+        self.restarts = 0
         self.records += records
         self.size += size
         self.steps.append((now, self.size))
         while len(self.steps) > 2 and self.steps[0][0] < now - RATE_S:
             self.steps.popleft()
+
+    def goes_on(self, now: float) -> None:
+        """The step that is under way."""
+        self.step_until = now + HANGS_S
 
     def bytes_per_s(self, now: float) -> float:
         """0 while nothing is copied."""
@@ -116,9 +142,10 @@ class SyncService:
         self._pace = pace
         self._log_bytes_max = log_bytes_max
         self._tell_event = tell
-        self._look_at = 0.0
+        self._look_at = self._look_for_policies_at = self._ticked_at = 0.0
         self._failures = ToldOnce()
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._wishing: asyncio.Task[None] | None = None
         self._told_at: dict[str, float] = {}
         self.progress: dict[str, SyncProgress] = {}
         """By name, of the queues that shall be copied here, and of those that were in this run."""
@@ -127,14 +154,23 @@ class SyncService:
         """Time passes (s, the loop's clock)."""
         if now < self._look_at or self._view.cluster_version() < versions.SYNC:
             return
-        self._look_at = now + LOOK_S
+        self._look_at, self._ticked_at = now + LOOK_S, now
         spans = self._view.places().spans
         self.progress = {name: each for name, each in self.progress.items() if name in spans}
         self._told_at = {name: at for name, at in self._told_at.items() if name in spans}
+        for name, task in self._tasks.items():
+            if (known := self.progress.get(name)) is not None and known.step_until <= now:
+                known.step_until = inf
+                self._restart(name, known, f"nothing came of a step within {HANGS_S:g} s")
+                task.cancel()
+        if now >= self._look_for_policies_at and (self._wishing is None or self._wishing.done()):
+            self._look_for_policies_at = now + AUTOMATIC_LOOK_S
+            if names := self._automatic():
+                self._wishing = asyncio.ensure_future(self._wish(names))
         for name, log in self._due():
-            if name in self._tasks:
-                continue
             progress = self.progress.setdefault(name, SyncProgress())
+            if name in self._tasks or progress.again_at > now:
+                continue
             if sum(not self.progress[each].waits for each in self._tasks if each in self.progress) >= QUEUES_MAX:
                 progress.waits = f"{QUEUES_MAX} other queues are copied on this node"
                 continue
@@ -144,7 +180,7 @@ class SyncService:
 
     async def stop(self) -> None:
         """Nothing is copied any more."""
-        tasks = list(self._tasks.values())
+        tasks = [*self._tasks.values(), *([self._wishing] if self._wishing is not None else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -159,11 +195,33 @@ class SyncService:
             if log is not None and self._is_due(log, name, spans, wished=name in places.syncs):
                 yield name, log
 
-    def _is_due(self, log: HostedLog, name: str, spans: Sequence[Span], *, wished: bool) -> bool:
+    def _queue(self, log: HostedLog, name: str) -> Queue | None:
+        """Of a log that this node masters, if it is there to stay."""
         if not log.knows_confirmed or not isinstance(log.publisher, LogPublisher) or log.publisher.stopping:
-            return False
-        queue = log.replica.queues.get(name)
-        if queue is None or name in self._view.moves():
+            return None
+        return None if name in self._view.moves() else log.replica.queues.get(name)
+
+    def _automatic(self) -> list[str]:
+        """The queues of which nobody has wished yet what a policy says of them."""
+        places, found = self._view.places(), []
+        for name, spans in places.spans.items():
+            if places.may_sync_by_itself(name) and (log := self._logs.held(spans[-1].log_id)) is not None:
+                queue = self._queue(log, name)
+                if queue is not None and queue.effective.get(SYNC_MODE) == "automatic":
+                    found.append(name)
+        return found
+
+    async def _wish(self, names: Iterable[str]) -> None:
+        """What comes to nothing is looked at again."""
+        for name in names:
+            try:
+                await self._view.decide_once(QueueSyncWished(name=name, automatic=True))
+            except MirrorlogError as error:
+                logger.info("sync_not_wished queue=%r reason=%r", name, str(error))
+                return
+
+    def _is_due(self, log: HostedLog, name: str, spans: Sequence[Span], *, wished: bool) -> bool:
+        if (queue := self._queue(log, name)) is None:
             return False
         # What the cluster was told is here, and a declared loss of this log has taken, is copied again.
         behind = log.replica.queues.moves.firsts.get(queue.queue_id, 0) > spans[-1].first
@@ -179,9 +237,13 @@ class SyncService:
             try:
                 if reason := self._holds(log, name):
                     raise LogUnavailable(reason)
+                if (wait_s := self._pace.wait_s(self._now())) > 0:
+                    await asyncio.sleep(wait_s)
+                progress.goes_on(self._ticked_at)
                 await self._step(log, name, spans, progress)
-                progress.waits, retry_s = "", RETRY_S
+                progress.waits, retry_s, progress.step_until = "", RETRY_S, inf
             except MirrorlogError as error:
+                progress.step_until = inf
                 if progress.waits != str(error):
                     progress.waits = str(error)
                     logger.info("sync_waits log=%s queue=%r reason=%r", log.name, name, str(error))
@@ -218,7 +280,7 @@ class SyncService:
         span = spans[number]
         begin = max(span.first, replica.index.begin(queue_id))
         if span.log_id == str(log.log_id) or at <= begin:
-            await self._check_whole(log, queue_id, begin, spans[number + 1].first)
+            await self._check_whole(log, queue_id, begin, spans[number + 1].first, progress)
             if at > span.first:
                 await self._say(log, queue_id, span.first, epoch=epoch)
             await self._tell(log, name, queue_id, span, span.first)
@@ -229,14 +291,12 @@ class SyncService:
         self._tell_progress(log, name, progress, first - max(oldest, replica.index.begin(queue_id)))
         if first < border and self._now() >= self._told_at.get(name, 0.0):
             self._told_at[name] = self._now() + TELL_S
-            await self._check_whole(log, queue_id, first, border)
+            await self._check_whole(log, queue_id, first, border, progress)
             await self._tell(log, name, queue_id, span, first)
 
     async def _copy(self, log: HostedLog, name: str, span: Span, at: int, *, epoch: int) -> tuple[int, int]:
         """The piece of a span that ends at `at`, of a queue of which all that follows is here; where the piece begins,
         and its bytes."""
-        if (wait_s := self._pace.wait_s(self._now())) > 0:
-            await asyncio.sleep(wait_s)
         queue_id = log.replica.queues.find(name).queue_id
         begin = max(span.first, log.replica.index.begin(queue_id))
         allowed = int(self._pace.bytes_per_s * PIECE_S) if self._pace.bytes_per_s else PIECE_BYTES
@@ -280,7 +340,7 @@ class SyncService:
         publisher.append_control(encode_change(SpanCopied(queue_id=queue_id, first=first)))
         await confirmed(publisher.when_confirmed)
 
-    async def _check_whole(self, log: HostedLog, queue_id: int, first: int, until: int) -> None:
+    async def _check_whole(self, log: HostedLog, queue_id: int, first: int, until: int, progress: SyncProgress) -> None:
         """Whether every record of [first, until) is in this log, or known to be lost: before the cluster is told, and
         readers come here, or anybody frees what is elsewhere. Raises LogUnavailable."""
         at, index = first, log.replica.index
@@ -297,6 +357,7 @@ class SyncService:
                 behind = runs[-1].next_queue_offset
             at = max(behind, index.begin(queue_id))  # retention may have passed it
             await asyncio.sleep(0)
+            progress.goes_on(self._ticked_at)
 
     async def _tell(self, log: HostedLog, name: str, queue_id: int, span: Span, first: int) -> None:
         """The cluster, once it is on the disks of all copies: the former log frees it then. Raises LogUnavailable when
@@ -346,7 +407,7 @@ class SyncService:
             done_bytes=done_bytes,
             bytes_per_s=rate,
             seconds_left=left / rate if rate and all(each.size >= 0 for each in former) else -1.0,
-            waits=progress.waits if name in places.syncs else "",
+            waits=progress.waits if name in places.syncs else CANCELLED if name in places.unsynced else "",
         )
 
     async def _former(self, queue_id: int, log_id: str, first: int, until: int) -> FormerSpan:
@@ -380,7 +441,18 @@ class SyncService:
         with suppress(asyncio.CancelledError):
             if isinstance(error := task.exception(), Exception):
                 self._failures.tell("sync", error)
-                self._look_at = self._now() + RETRY_MAX_S  # not at once for ever
+                if (progress := self.progress.get(name)) is not None:
+                    self._restart(name, progress, f"{type(error).__name__}: {error}")
+
+    def _restart(self, name: str, progress: SyncProgress, why: str) -> None:
+        """It begins anew by itself, after a while."""
+        rest_s = min(RESTART_MAX_S, RESTART_S * 2**progress.restarts)
+        progress.restarts, progress.again_at, progress.waits = progress.restarts + 1, self._ticked_at + rest_s, why
+        facts = {"queue": name, "restarts": progress.restarts, "rest_s": rest_s, "reason": why}
+        text = f"copying what former logs have of queue {shown(name)} begins anew in {rest_s:g} s: {why}"
+        event = Event(kind="sync_restarted", text=text, details=facts)
+        logger.warning("%s", line_of(event))
+        self._tell_event(event)
 
 
 def _check(piece: RecordsTold, asked: AskRecords) -> None:

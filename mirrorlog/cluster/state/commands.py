@@ -263,10 +263,12 @@ class SpanEnded(Command, frozen=True):
 
 class QueueSyncWished(Command, frozen=True):
     """What the queue has left in former logs shall be copied to the one that it is in, or no more of it. Nothing
-    happens where there is nothing to copy. Since `versions.SYNC`."""
+    happens where there is nothing to copy. `automatic`: a policy has it so, and nobody asked: then nothing happens
+    either where somebody has said that no more is to be copied. Since `versions.SYNC`."""
 
     name: str
     wished: bool = True
+    automatic: bool = False
 
 
 class RecordsCopied(Command, frozen=True):

@@ -187,9 +187,11 @@ def _span_ended(step: AppliedEntry, command: commands.SpanEnded) -> Iterator[Eve
 
 
 def _sync_wished(step: AppliedEntry, command: commands.QueueSyncWished) -> Iterator[Event]:
-    queue = shown(command.name)
+    if command.wished and command.name not in step.after.placing.syncs:
+        return  # there is nothing to copy; what was cancelled before may be asked for by a policy again
+    queue, by = shown(command.name), ", as its policy has it" if command.automatic else ""
     kind, text = (
-        ("sync_begun", f"what queue {queue} has in former logs is copied to its own")
+        ("sync_begun", f"what queue {queue} has in former logs is copied to its own{by}")
         if command.wished
         else ("sync_cancelled", f"nothing more of queue {queue} is copied from former logs")
     )

@@ -17,7 +17,7 @@ from mirrorlog.cluster.state.commands import (
     SpanEnded,
     SpanSeen,
 )
-from mirrorlog.cluster.state.placements import SPANS_KEPT, SPANS_LIVE_MAX, MovingQueue, Span
+from mirrorlog.cluster.state.placements import SPANS_KEPT, SPANS_LIVE_MAX, LogPlaces, MovingQueue, Span
 from mirrorlog.cluster.state.state import ClusterState, Forbidden, holds_transient
 from mirrorlog.wire.names import shown
 
@@ -149,25 +149,31 @@ def _check_seen(state: ClusterState, name: str, seen: SpanSeen, span: Span) -> N
 
 def _with_spans(state: ClusterState, name: str, spans: tuple[Span, ...]) -> ClusterState:
     state = replace(state, places=replace(state.placing, spans={**state.placing.spans, name: spans}))
-    if name not in state.placing.syncs or _may_sync(state, name):
-        return state
-    left = {each: at for each, at in state.placing.syncs.items() if each != name}
-    return replace(state, places=replace(state.placing, syncs=left))  # there is nothing left to copy
+    return state if _may_sync(state, name) else _with_places(state, state.placing.without_syncs({name}))
 
 
 def _may_sync(state: ClusterState, name: str) -> bool:
-    spans = state.placing.spans.get(name, ())
-    return name in state.placing.moves or any(not span.ended for span in spans[:-1])
+    return name in state.placing.moves or state.placing.has_former_records(name)
 
 
 def sync_wished(state: ClusterState, index: int, command: QueueSyncWished) -> ClusterState:
-    name, syncs = command.name, state.placing.syncs
+    name, places = command.name, state.placing
     if name not in state.queues:
         raise Forbidden(f"there is no queue {shown(name)}")
-    if command.wished == (name in syncs) or (command.wished and not _may_sync(state, name)):
+    if command.automatic and not places.may_sync_by_itself(name):
         return state
-    wished = {**syncs, name: index} if command.wished else {each: at for each, at in syncs.items() if each != name}
-    return replace(state, places=replace(state.placing, syncs=wished))
+    if name in (places.syncs if command.wished else places.unsynced):
+        return state
+    left = places.without_syncs({name})
+    if not _may_sync(state, name):
+        return _with_places(state, left)
+    if command.wished:
+        return _with_places(state, replace(left, syncs={**left.syncs, name: index}))
+    return _with_places(state, replace(left, unsynced={**left.unsynced, name: index}))
+
+
+def _with_places(state: ClusterState, places: LogPlaces) -> ClusterState:
+    return state if places is state.placing else replace(state, places=places)
 
 
 def records_copied(state: ClusterState, index: int, command: RecordsCopied) -> ClusterState:

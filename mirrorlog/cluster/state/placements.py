@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from mirrorlog.config import COPIES_MAX
 
@@ -98,8 +99,9 @@ class LogPlaces(msgspec.Struct, frozen=True, omit_defaults=True):
     `ids_given`: by number, as text, up to which number of a queue logs that are no more have given out ids;
     `logs_removed`: how many these were. `paused`: nothing is begun that moves. `syncs`: the queues whose records in
     former logs shall be copied, by name, each with the index of the entry that says so; a queue goes from here when
-    there are none left. `came`: of each queue that has moved since `versions.SYNC`, by name, the index of the entry by
-    which it came to its log."""
+    there are none left. `unsynced`: those of which somebody has said that no more is to be copied, likewise: no policy
+    has them copied until somebody asks for it, or there is nothing left. `came`: of each queue that has moved since
+    `versions.SYNC`, by name, the index of the entry by which it came to its log."""
 
     logs: Mapping[str, LogPlace] = {}
     spans: Mapping[str, tuple[Span, ...]] = {}
@@ -109,10 +111,30 @@ class LogPlaces(msgspec.Struct, frozen=True, omit_defaults=True):
     paused: bool = False
     syncs: Mapping[str, int] = {}
     came: Mapping[str, int] = {}
+    unsynced: Mapping[str, int] = {}
 
     def place(self, log_id: str) -> LogPlace:
         """Of a log."""
         return self.logs.get(log_id, NOWHERE)
+
+    def has_former_records(self, name: str) -> bool:
+        """Whether a queue has records in a log that it was in before."""
+        return any(not span.ended for span in self.spans.get(name, ())[:-1])
+
+    def may_sync_by_itself(self, name: str) -> bool:
+        """Whether a queue is to be copied as soon as a policy has it so: it stays, it has left something, and nobody
+        has asked for that yet, nor said that no more is to be copied."""
+        known = name in self.syncs or name in self.unsynced or name in self.moves
+        return not known and self.has_former_records(name)
+
+    def without_syncs(self, names: Collection[str]) -> LogPlaces:
+        """Nothing is said of what these queues have left; the same object where nothing was."""
+        if not any(name in self.syncs or name in self.unsynced for name in names):
+            return self
+        syncs, unsynced = (
+            {name: at for name, at in said.items() if name not in names} for said in (self.syncs, self.unsynced)
+        )
+        return replace(self, syncs=syncs, unsynced=unsynced)
 
 
 NO_PLACES: Final = LogPlaces()

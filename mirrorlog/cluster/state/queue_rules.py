@@ -135,11 +135,11 @@ def removed(state: ClusterState, index: int, command: QueuesRemoved) -> ClusterS
 
 def _without_spans(state: ClusterState, names: Collection[str]) -> LogPlaces | None:
     places = state.placing
+    left = places.without_syncs(names)
     spans = {name: spans for name, spans in places.spans.items() if name not in names}
-    syncs = {name: at for name, at in places.syncs.items() if name not in names}
     came = {name: index for name, index in places.came.items() if name not in names}
-    same = (len(spans), len(syncs)) == (len(places.spans), len(places.syncs))
-    return state.places if same else replace(places, spans=spans, syncs=syncs, came=came)
+    same = left is places and len(spans) == len(places.spans)
+    return state.places if same else replace(left, spans=spans, came=came)
 
 
 def transient_made(state: ClusterState, index: int, command: TransientLogMade) -> ClusterState:
