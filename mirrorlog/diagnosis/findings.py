@@ -17,7 +17,7 @@ import msgspec
 
 from mirrorlog.diagnosis.cells import bytes_text, printable
 from mirrorlog.diagnosis.cluster_status import AllStatuses, LogCopy, UnreachedLog, authorities, newest_view
-from mirrorlog.diagnosis.places import absent_nodes
+from mirrorlog.diagnosis.places import absent_nodes, why_queue_unmet
 from mirrorlog.wire.messages.groups import GroupInfo, GroupsFound
 from mirrorlog.wire.messages.queues import MoveOfQueue, QueueInfo, QueueOutage, QueueSync
 from mirrorlog.wire.messages.status import LogStatus, MirrorStatus, PlacedLog, QueueStatus, Status
@@ -80,6 +80,7 @@ _ADVICE: Final[Mapping[tuple[str, str], str]] = {
     ("queue", "nodes-down"): "start node {}",
     ("queue", "nodes-missing"): "start a node of that name, or name others: mqtool alter-queue {} --arg nodes=…, or "
     "--arg copies=…",
+    ("queue", "place-unmet"): "start what is down, or ask for less; it comes about by itself then",
     (
         "queue",
         "move-waits",
@@ -303,6 +304,8 @@ def _queues(facts: Facts, statuses: Mapping[str, QueueStatus]) -> Iterator[Diagn
     for queue, why in facts.unasked.items():
         text = f"the master of queue {shown(queue)} does not tell of its groups: {why}"
         yield _say("queue", shown(queue), "not-answered", text, stops=True)
+    view = newest_view(facts.status.nodes)
+    logs = {log.log_id: log for log in view.logs} if view is not None else {}
     for info in facts.queues:
         told = facts.groups.get(info.name)
         if told is not None and not told.groups and info.next > info.begin:
@@ -312,7 +315,7 @@ def _queues(facts: Facts, statuses: Mapping[str, QueueStatus]) -> Iterator[Diagn
             )
             yield _say("queue", shown(info.name), "never-read", text)
         yield from _full(info, told, statuses.get(info.name))
-        yield from _nodes_missing(info, facts.members)
+        yield from _unmet(info, facts.members, why_queue_unmet(info, view, logs.get(info.log_id)))
     for move in facts.moves:
         yield from _move_waits(move)
     for sync in facts.syncs.values():
@@ -320,8 +323,9 @@ def _queues(facts: Facts, statuses: Mapping[str, QueueStatus]) -> Iterator[Diagn
     yield from _timeouts(facts)
 
 
-def _nodes_missing(info: QueueInfo, members: Collection[str]) -> Iterator[Diagnosis]:
-    """Names may be of nodes that are still to come, or mistyped: either way there are so many copies less."""
+def _unmet(info: QueueInfo, members: Collection[str], why: str) -> Iterator[Diagnosis]:
+    """Names may be of nodes that are still to come, or mistyped: either way there are so many copies less. `why`: what
+    else keeps it from the place that it asks for."""
     absent = absent_nodes(info.effective or info.arguments, members)
     if members and absent:
         on = ", ".join(each for each in (info.master, *info.mirrors) if each) or "no node"
@@ -330,6 +334,9 @@ def _nodes_missing(info: QueueInfo, members: Collection[str]) -> Iterator[Diagno
             f"copies are on {on}"
         )
         yield _say("queue", shown(info.name), "nodes-missing", text, start=shown(info.name))
+    elif why:
+        by = f" (policy {info.policy})" if info.policy else ""
+        yield _say("queue", shown(info.name), "place-unmet", f"queue {shown(info.name)}{by} {why}")
 
 
 def _move_waits(move: MoveOfQueue) -> Iterator[Diagnosis]:

@@ -1,13 +1,19 @@
-"""Where queues are and go, in words: copies, nodes, moves, and what is left in former logs. Pure."""
+"""Where queues are and go, in words: copies, nodes, moves, what is left in former logs, and what keeps a queue from
+being where it is wanted. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from msgspec.structs import replace
+
+from mirrorlog.config import COPIES_MAX
 from mirrorlog.diagnosis.cells import bytes_text
-from mirrorlog.wire.messages.queues import AlteredQueue, QueueSync, Stays
+from mirrorlog.wire.messages.queues import AlteredQueue, QueueInfo, QueueSync, Stays
+from mirrorlog.wire.messages.status import ClusterStatus, NodeStatus, PlacedLog
 from mirrorlog.wire.names import shown
+from mirrorlog.wire.policies import PolicyRow
 
 
 def stays_text(found: Stays) -> str:
@@ -60,6 +66,100 @@ def nodes_note(arguments: Mapping[str, Any], members: Collection[str]) -> str:
     there = [str(node) for node in arguments["nodes"] if node in members]
     on = f"copies are on: {', '.join(there)}" if there else "of those named none is there, so there is one copy"
     return f"no node {', '.join(map(repr, absent))} yet; {on}"
+
+
+# --- What is wanted and cannot be had ---------------------------------------------------------------------------------
+
+
+def why_unmet(holds: Mapping[str, Any], view: ClusterStatus, log: PlacedLog | None = None) -> str:
+    """Why the copies that are asked for cannot be had now, in one sentence; empty when they can be, or are on their
+    way. `holds`: arguments of a queue, with what policies make of them, or those that a policy stands for; `log`: the
+    queue's, None of a policy. A node that is not known to be down counts as up. Pure."""
+    nodes, copies, least = (holds.get(key) for key in ("nodes", "copies", "min_in_sync"))
+    there = {node.node_id: node for node in view.nodes}
+    away = _away(there, there)
+    most = sum(not _why_not(node) for node in there.values())
+    if isinstance(nodes, list | tuple) and nodes:
+        names = [str(node) for node in nodes]
+        if missing := _away(names, there):
+            return f"wants copies on {', '.join(names)}{missing}"
+        copies, most, away = len(names), len(names), ""
+    elif type(copies) is int and copies >= COPIES_MAX:
+        if missing := _away([name for name, node in there.items() if node.life == "down" and not node.witness], there):
+            return f"wants a copy on every node{missing}"
+        copies = None
+    elif type(copies) is int:
+        if copies > most:
+            return f"wants {_copies(copies)}, {_many(most, 'node is', 'nodes are')} eligible{away}"
+        most, away = copies, ""
+    if log is not None:
+        return _lacks(copies, least, log, there)
+    if type(least) is int and least > most:
+        return f"wants {_copies(least)} in sync, there can be {most}{away}"
+    return ""
+
+
+def _lacks(copies: Any, least: Any, log: PlacedLog, there: Mapping[str, NodeStatus]) -> str:
+    """What a log lacks that a queue wants, though it could have it: others take the place of copies that are down after
+    a while."""
+    down = [name for name in log.replicas if name not in there or there[name].life == "down"]
+    up, in_sync = len(log.replicas) - len(down), sum(name not in down for name in log.in_sync)
+    if type(copies) is int and down and up < copies:
+        return f"wants {_copies(copies)}, {_many(up, 'is', 'are')} up{_away(down, there)}"
+    if type(least) is int and in_sync < least:
+        return f"wants {_copies(least)} in sync, {_many(in_sync, 'is', 'are')}{_away(down, there)}"
+    return ""
+
+
+def _away(names: Iterable[str], there: Mapping[str, NodeStatus]) -> str:
+    """Of these nodes those on which nothing is put, and why, behind a colon; empty when there are none."""
+    found = [f"{name} {why}" for name in names if (why := _why_not(there.get(name)))]
+    return f": {'; '.join(found)}" if found else ""
+
+
+def _why_not(node: NodeStatus | None) -> str:
+    """Why nothing is put on a node; empty when something may be."""
+    if node is None:
+        return "is no node of this cluster"
+    if node.life == "down":
+        return "is down"
+    if node.witness:
+        return "is a witness"
+    return "is leaving" if node.leaving else "is draining" if node.draining else ""
+
+
+def _many(count: int, one: str, more: str) -> str:
+    return f"{count} {one if count == 1 else more}"
+
+
+def _copies(count: int) -> str:
+    return _many(count, "copy", "copies")
+
+
+def why_queue_unmet(info: QueueInfo, view: ClusterStatus | None, log: PlacedLog | None) -> str:
+    """The same of a queue that is in that log; of one that nobody masters, and of one of which nothing of its place is
+    known, nothing is said. Pure."""
+    if view is None or log is None or not info.master or log.transient:
+        return ""
+    return why_unmet(info.effective or info.arguments, view, log)
+
+
+def with_reasons(rows: Iterable[PolicyRow], view: ClusterStatus | None) -> list[PolicyRow]:
+    """Policies, with why each cannot be met now. `view`: None while nobody tells how the cluster is. Pure."""
+    if view is None:
+        return list(rows)
+    return [row if row.reason else replace(row, reason=why_unmet(_asked(row), view)) for row in rows]
+
+
+def _asked(row: PolicyRow) -> dict[str, Any]:
+    """What a policy says of a place, by the names of the arguments that it stands for."""
+    said = row.policy.definition
+    params = {"exactly": "copies", "nodes": "nodes"}.get(str(said.get("ha-mode")))
+    found = {params: said.get("ha-params")} if params else {"copies": COPIES_MAX} if "ha-mode" in said else {}
+    return found | ({"min_in_sync": said["min-in-sync"]} if "min-in-sync" in said else {})
+
+
+# --- What former logs have --------------------------------------------------------------------------------------------
 
 
 def sync_text(found: QueueSync) -> str:

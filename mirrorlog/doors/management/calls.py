@@ -14,12 +14,16 @@ from typing import Any, Final
 
 from mirrorlog.client import Client
 from mirrorlog.client.definitions.rows import Row
-from mirrorlog.doors.http.lists import Statuses, copy_of, placed_logs, statuses_of
+from mirrorlog.diagnosis.cluster_status import newest_view
+from mirrorlog.diagnosis.places import with_reasons
+from mirrorlog.doors.http.lists import Statuses, copy_of, statuses_of
 from mirrorlog.doors.management.shapes import ApiError, Query, not_found, shaped
+from mirrorlog.errors import MirrorlogError
 from mirrorlog.wire.messages.queues import Metadata, QueueInfo, QueueOutage
 from mirrorlog.wire.messages.status import PlacedLog, QueueStatus, Status
 from mirrorlog.wire.messages.topology import Login
 from mirrorlog.wire.names import qualified, split
+from mirrorlog.wire.policies import PolicyRow
 
 FRESH_S: Final = 1.0
 LOGINS_MAX: Final = 64
@@ -75,7 +79,8 @@ class ClusterStatuses:
 
     def __init__(self, statuses: Statuses) -> None:
         self.by_node = statuses
-        self.logs: dict[str, PlacedLog] = {log.log_id: log for log in placed_logs(statuses)}
+        self.view = newest_view([*self.told])
+        self.logs: dict[str, PlacedLog] = {log.log_id: log for log in self.view.logs} if self.view is not None else {}
         self._queues: dict[str, dict[str, QueueStatus]] = {}
 
     @property
@@ -124,6 +129,16 @@ class Call:
     async def statuses(self) -> ClusterStatuses:
         """Raises MirrorlogError when no node tells."""
         return ClusterStatuses(await self.facts.statuses(self.client, self.login))
+
+    async def policies(self) -> list[PolicyRow]:
+        """By virtual host and name, with why each cannot be met now, as far as this login may see how the cluster
+        is."""
+        rows = (await self.client.admin.topology.policies()).policies
+        try:
+            view = (await self.statuses()).view
+        except MirrorlogError:
+            view = None
+        return sorted(with_reasons(rows, view), key=lambda row: (row.virtual_host, row.name))
 
     async def described(self) -> QueueInfo | QueueOutage:
         """The queue that the path names. Raises ApiError when there is none."""

@@ -13,7 +13,7 @@ from typing import Final
 
 from mirrorlog.client.definitions.plan import for_rabbitmq, plan, renamed_nodes
 from mirrorlog.client.definitions.rows import Row, policy_of
-from mirrorlog.client.definitions.transfer import all_policies, document_of, set_policy, take_in
+from mirrorlog.client.definitions.transfer import document_of, set_policy, take_in
 from mirrorlog.doors.management.calls import NO_CONTENT, ApiAnswer, Call, Page, Routes, written
 from mirrorlog.doors.management.shapes import bad_request, columns, not_found
 from mirrorlog.wire.policies import PolicyRow
@@ -75,13 +75,13 @@ def _pages(path: str, *, operator: bool) -> dict[str, dict[str, Page]]:
 
     async def all_(call: Call) -> ApiAnswer:
         vhosts = await call.vhosts()
-        rows = await all_policies(call.client, operator=operator)
+        rows = [row for row in await call.policies() if row.operator == operator]
         return call.listed([policy_row(row) for row in rows if row.virtual_host in vhosts])
 
     async def found(call: Call) -> PolicyRow | None:
-        rows = await all_policies(call.client, operator=operator)
-        sought = call.vhost, call.names["name"]
-        return next((row for row in rows if (row.virtual_host, row.name) == sought), None)
+        sought = call.vhost, call.names["name"], operator
+        rows = await call.policies()
+        return next((row for row in rows if (row.virtual_host, row.name, row.operator) == sought), None)
 
     async def one(call: Call) -> ApiAnswer:
         if (row := await found(call)) is None:

@@ -15,6 +15,7 @@ from typing import Final
 from mirrorlog.client.definitions.rows import Row, declared_row, queue_arguments, require, text
 from mirrorlog.config import split_address
 from mirrorlog.diagnosis.cluster_status import syncs_of
+from mirrorlog.diagnosis.places import why_queue_unmet
 from mirrorlog.doors.management.calls import NO_CONTENT, ApiAnswer, Call, ClusterStatuses, Routes, written
 from mirrorlog.doors.management.shapes import ApiError, bad_request, columns, not_found
 from mirrorlog.errors import AccessRefused, BadRequest, ConfigError, MirrorlogError, NoSuchQueue
@@ -36,8 +37,9 @@ CONSUMED_MAX: Final = 1_000
 # --- Rows -----------------------------------------------------------------------------------------------------------
 
 
-def queue_row(info: QueueInfo, log: PlacedLog | None, told: QueueStatus | None) -> Row:
-    """`log`: that it is in; `told`: what the master of that says of it; None while nobody tells. Pure."""
+def queue_row(info: QueueInfo, log: PlacedLog | None, told: QueueStatus | None, *, unmet: str = "") -> Row:
+    """`log`: that it is in; `told`: what the master of that says of it; None while nobody tells; `unmet`: why what is
+    asked for of its place cannot be had now. Pure."""
     in_sync = log.in_sync if log is not None else []
     return {
         **declared_row(info),
@@ -46,6 +48,7 @@ def queue_row(info: QueueInfo, log: PlacedLog | None, told: QueueStatus | None) 
         "synchronised_slave_nodes": [node for node in info.mirrors if node in in_sync],
         "recoverable_slaves": info.mirrors,
         **_policies(info),
+        **({"mirrorlog_reason": unmet} if unmet else {}),
         **(_numbers(told.ready, told.unacknowledged, told.consumers) if told is not None else {}),
         **(_rates(told.counts) if told is not None and told.counts is not None else {}),
     }
@@ -118,7 +121,8 @@ async def queue_rows(call: Call) -> list[Row]:
 
 
 def _row(info: QueueInfo, statuses: ClusterStatuses) -> Row:
-    return queue_row(info, statuses.logs.get(info.log_id), statuses.queue(info))
+    log = statuses.logs.get(info.log_id)
+    return queue_row(info, log, statuses.queue(info), unmet=why_queue_unmet(info, statuses.view, log))
 
 
 async def _list(call: Call) -> ApiAnswer:

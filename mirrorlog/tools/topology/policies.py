@@ -11,7 +11,8 @@ from rich.console import RenderableType
 
 from mirrorlog.diagnosis.cells import NOTHING
 from mirrorlog.diagnosis.cluster_status import AllStatuses, gather, newest_view
-from mirrorlog.errors import BadRequest
+from mirrorlog.diagnosis.places import why_queue_unmet, with_reasons
+from mirrorlog.errors import BadRequest, MirrorlogError
 from mirrorlog.tools.common.options import AsJson, OnlyVirtualHost, VirtualHost
 from mirrorlog.tools.common.output import cell_text, emit, emit_with_outages, table
 from mirrorlog.tools.common.session import session_of
@@ -88,7 +89,8 @@ def clear_operator_policy(context: typer.Context, name: PolicyName, vhost: Virtu
 
 
 def list_policies(context: typer.Context, vhost: OnlyVirtualHost = None, as_json: AsJson = False) -> None:
-    """List the policies with the number of queues that each is the one of, and what ties with it.
+    """List the policies with the number of queues that each is the one of, what ties with it, and why one cannot be
+    met.
 
     Example: mqtool list-policies --json
     """
@@ -175,10 +177,19 @@ def _clear_policy(context: typer.Context, name: str, *, operator: bool, vhost: s
 
 
 def _list_policies(context: typer.Context, vhost: str | None, *, operator: bool, as_json: bool) -> None:
-    found = session_of(context).run(lambda client: client.admin.topology.policies()).policies
+    found = session_of(context).run(_policies_seen)
     rows = [row for row in found if row.operator == operator and vhost in (None, row.virtual_host)]
     fields = [_policy_fields(row) for row in rows]
     emit(as_json, fields, policies_view(rows))
+
+
+async def _policies_seen(client: Client) -> list[PolicyRow]:
+    """With why each cannot be met now, as far as whoever asks may see how the cluster is."""
+    rows = (await client.admin.topology.policies()).policies
+    try:
+        return with_reasons(rows, (await client.admin.status()).cluster)
+    except MirrorlogError:
+        return rows
 
 
 def _policy_fields(row: PolicyRow) -> dict[str, Any]:
@@ -197,11 +208,13 @@ def _policy_fields(row: PolicyRow) -> dict[str, Any]:
 
 
 class ListedQueue(NamedTuple):
-    """`copies_in_sync`: nodes; `told`: by the master of its log; None while that says nothing."""
+    """`copies_in_sync`: nodes; `told`: by the master of its log; None while that says nothing; `unmet`: why what its
+    arguments and policies ask for cannot be had now, empty when it can."""
 
     info: QueueInfo
     copies_in_sync: list[str]
     told: QueueStatus | None
+    unmet: str
 
 
 def _sum(queue: ListedQueue, *names: str) -> int | None:
@@ -226,6 +239,7 @@ COLUMNS: Final[Mapping[str, Callable[[ListedQueue], Any]]] = {
     "effective_policy_definition": lambda queue: queue.info.by_policies,
     "state": lambda queue: "down" if queue.info.reason or not queue.info.master else "running",
     "reason": lambda queue: queue.info.reason,
+    "mirrorlog_reason": lambda queue: queue.unmet,
     **dict.fromkeys(("pid", "leader", "master"), lambda queue: queue.info.master),
     **dict.fromkeys(("slave_pids", "mirrors"), lambda queue: queue.info.mirrors),
     **dict.fromkeys(("synchronised_slave_pids", "in_sync"), _in_sync),
@@ -272,7 +286,7 @@ def list_queues(
 def queue_facts(metadata: Metadata, statuses: AllStatuses) -> list[ListedQueue]:
     """By name. Pure."""
     view = newest_view(statuses.nodes)
-    in_sync = {log.log_id: log.in_sync for log in view.logs} if view is not None else {}
+    logs = {log.log_id: log for log in view.logs} if view is not None else {}
     told = {
         (log.log_id, queue.name): queue
         for node in statuses.nodes
@@ -281,6 +295,11 @@ def queue_facts(metadata: Metadata, statuses: AllStatuses) -> list[ListedQueue]:
         for queue in log.queues
     }
     return [
-        ListedQueue(info, in_sync.get(info.log_id, []), told.get((info.log_id, info.name)))
+        ListedQueue(
+            info,
+            log.in_sync if (log := logs.get(info.log_id)) is not None else [],
+            told.get((info.log_id, info.name)),
+            why_queue_unmet(info, view, log),
+        )
         for info in sorted(metadata.queues, key=lambda info: info.name)
     ]

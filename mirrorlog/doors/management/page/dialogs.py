@@ -248,8 +248,7 @@ async def _connections(call: Call) -> Context:
 
 async def _policies(call: Call) -> Context:
     """`edit`, `of`: a policy with which the form is filled; `do`: a form that was refused, whose values stand there."""
-    topology = call.client.admin.topology
-    found, vhosts = (await topology.policies()).policies, await topology.virtual_hosts()
+    found, vhosts = await call.policies(), await call.client.admin.topology.virtual_hosts()
     rows = sorted(
         found, key=lambda row: (not row.reason, row.operator, row.virtual_host, -row.policy.priority, row.name)
     )
