@@ -111,8 +111,8 @@ class Connections:
         return Counter(account.key.owner for each in masters for account in each.credits.told())
 
     def _close(self, message: CloseConnection, respond: Respond) -> Message:
-        if len(message.reason) > TEXT_CHARS_MAX:
-            raise BadRequest(f"a reason has at most {TEXT_CHARS_MAX} characters, and not {len(message.reason)}")
+        if len(message.reason) > TEXT_CHARS_MAX or not message.reason.isprintable():
+            raise BadRequest(f"a reason is a line of at most {TEXT_CHARS_MAX} characters")
         for each in self._there():
             if each.name == message.name and message.since_us in (0, each.since_us):
                 break

@@ -9,6 +9,7 @@ from uuid import uuid4
 import grpc
 import pytest
 
+from mirrorlog.client.sync import Client as SyncClient
 from mirrorlog.pb.v1 import admin_pb2 as pb
 from mirrorlog.pb.v1 import common_pb2 as common
 from mirrorlog.testing import Cluster
@@ -42,6 +43,15 @@ def declare(channel: grpc.Channel, name: str, **arguments: pb.Argument) -> pb.Qu
     request = pb.DeclareQueueRequest(name=name, arguments=arguments)
     declared: pb.QueueInfo = admin(channel).DeclareQueue(request, timeout=TIMEOUT_S).queue
     return declared
+
+
+@pytest.mark.long_after(1)
+def test_its_connections_are_listed_as_this_doors(cluster: Cluster, channel: grpc.Channel) -> None:
+    """Goal: who sees a connection of a door knows which. Method: a call, and the list of the cluster."""
+    declare(channel, "listed")
+    with SyncClient(*cluster.servers) as client:
+        rows = client.admin.connections().rows
+    assert {(row.door, row.protocol) for row in rows if row.role == "door"} == {("grpc", "grpc")}
 
 
 @pytest.mark.long_after(1)

@@ -46,10 +46,10 @@ class ListConnections(Message, frozen=True):
 
 class ConnectionInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`name`: as RabbitMQ has it, `host:port -> host:port`, its client's end first; of several nodes with a connection
-    within their machine two may have the same. `door`: by which it came, native, grpc or http; `protocol`: what is
-    spoken behind that door. `since_us`: µs UTC, by the node's clock. `role`, `client`: as its greeting says, the latter
-    a name and a version; `tls`: its version, empty without. `state`: running, starting (it has not logged in), flow (it
-    takes no answers) or blocked (its user is above his limits).
+    within their machine two may have the same. `door`: by which it came, native, or the name that a door has given in
+    its greeting, grpc or http; `protocol`: what is spoken behind it. `since_us`: µs UTC, by the node's clock. `role`,
+    `client`: as its greeting says, the latter a name and a version; `tls`: its version, empty without. `state`:
+    running, starting (it has not logged in), flow (it takes no answers) or blocked (its user is above his limits).
 
     `subscriptions`: that it has; `producers`: on it with something that is not confirmed; `unsent_bytes`: answers that
     it has not taken; `silent_ms`: for how long nothing has come from it."""
