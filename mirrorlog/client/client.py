@@ -173,7 +173,7 @@ class Client(ClusterClient):
         self,
         queue: str,
         *,
-        confirm: str | int = "all",
+        confirm: str | int | None = None,
         durability: str = "memory",
         batch_bytes: int = 256 * _KIB,
         linger_ms: int = 5,
@@ -185,7 +185,8 @@ class Client(ClusterClient):
     ) -> Producer:
         """A producer for `queue`; use it with `async with`.
 
-        `confirm`: none, master, one, majority, all, or a number of copies. `durability`: memory or disk, of each copy.
+        `confirm`: none, master, one, majority, all, or a number of copies; None: what policies say of the queue
+        (`confirm`) whenever it is found, else all. `durability`: memory or disk, of each copy.
 
         `batch_bytes`: a batch that would become larger is closed first; a larger record goes alone, and the last batch
         of `send_many` may be an eighth larger instead of a small one behind it. `linger_ms`: how long a batch stays
@@ -207,7 +208,7 @@ class Client(ClusterClient):
         Raises BadRequest naming the option that is wrong.
         """
         options = ProducerOptions(
-            level=parse_level(confirm),
+            level=None if confirm is None else parse_level(confirm),
             durability=parse_durability(durability),
             batch_bytes=batch_bytes,
             linger_ms=linger_ms,
@@ -248,8 +249,8 @@ class Client(ClusterClient):
         """Records for several queues, and acknowledgements, that count together or not at all; use it with `async
         with`: it commits at the end, and rolls back on an exception. All queues must be in one log: `x-log-group`.
 
-        `confirm`, `durability`: as of `producer`. `timeout_ms`: by then a commit has ended. Raises BadRequest naming
-        the option that is wrong.
+        `confirm`, `durability`: as of `producer`; no policy says anything of them here. `timeout_ms`: by then a commit
+        has ended. Raises BadRequest naming the option that is wrong.
         """
         check_timeout("timeout_ms", timeout_ms)
         return Transaction(

@@ -11,7 +11,8 @@ from mirrorlog.commitlog.format.header import Codec
 from mirrorlog.config import split_address
 from mirrorlog.errors import BadRequest, ConfigError
 from mirrorlog.wire.frames import Durability, Level
-from mirrorlog.wire.messages.queues import Position
+from mirrorlog.wire.messages.queues import Position, QueueInfo
+from mirrorlog.wire.policies import CONFIRM
 
 # Above it stand `majority` and `all` on the wire.
 _COPIES_MAX: Final = Level.MAJORITY - 1
@@ -45,6 +46,11 @@ def parse_compression(compression: str) -> Codec:
         raise BadRequest(f"compression {compression!r} is none of none, lz4, zstd") from None
 
 
+def level_for(asked: int | None, info: QueueInfo) -> int:
+    """Of a producer of a queue: the one that it asks for, else that which policies say of the queue, else `all`."""
+    return Level.said(info.effective.get(CONFIRM)) if asked is None else asked
+
+
 def parse_level(confirm: str | int) -> int:
     """Raises BadRequest. A number means so many copies; those that stand for names on the wire are none."""
     if not isinstance(confirm, str) and not _is_number(confirm):
@@ -57,9 +63,10 @@ def parse_level(confirm: str | int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ProducerOptions:
-    """How a producer sends; see `Client.producer`. Raises BadRequest naming the one that is out of range, or no int."""
+    """How a producer sends; see `Client.producer`. `level`: None for the queue's (`level_for`). Raises BadRequest
+    naming the one that is out of range, or no int."""
 
-    level: int
+    level: int | None
     durability: Durability
     batch_bytes: int
     linger_ms: int

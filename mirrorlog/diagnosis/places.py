@@ -13,7 +13,7 @@ from mirrorlog.diagnosis.cells import bytes_text
 from mirrorlog.wire.messages.queues import AlteredQueue, QueueInfo, QueueSync, Stays
 from mirrorlog.wire.messages.status import ClusterStatus, NodeStatus, PlacedLog
 from mirrorlog.wire.names import shown
-from mirrorlog.wire.policies import PolicyRow
+from mirrorlog.wire.policies import CONFIRM, PolicyRow
 
 
 def stays_text(found: Stays) -> str:
@@ -93,7 +93,7 @@ def why_unmet(holds: Mapping[str, Any], view: ClusterStatus, log: PlacedLog | No
             return f"wants {_copies(copies)}, {_many(most, 'node is', 'nodes are')} eligible{away}"
         most, away = copies, ""
     if log is not None:
-        return _lacks(copies, least, log, there)
+        return _lacks(copies, least, log, there) or _unconfirmed(holds, log)
     if type(least) is int and least > most:
         return f"wants {_copies(least)} in sync, there can be {most}{away}"
     return ""
@@ -109,6 +109,14 @@ def _lacks(copies: Any, least: Any, log: PlacedLog, there: Mapping[str, NodeStat
     if type(least) is int and in_sync < least:
         return f"wants {_copies(least)} in sync, {_many(in_sync, 'is', 'are')}{_away(down, there)}"
     return ""
+
+
+def _unconfirmed(holds: Mapping[str, Any], log: PlacedLog) -> str:
+    """Why producers that ask for no level are refused."""
+    level = holds.get(CONFIRM)
+    if type(level) is not int or level <= log.copies:
+        return ""
+    return f"wants confirms by {_copies(level)}, its log has {log.copies}"
 
 
 def _away(names: Iterable[str], there: Mapping[str, NodeStatus]) -> str:

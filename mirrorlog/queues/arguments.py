@@ -66,7 +66,8 @@ _COPIES: Final = "copies"
 MIN_IN_SYNC: Final = "min_in_sync"
 SYNC_MODE: Final = "ha-sync-mode"
 REPLACE_AFTER: Final = "replace-after-ms"
-OF_POLICIES: Final = (SYNC_MODE, REPLACE_AFTER, *PROMOTES)
+TOPOLOGY: Final = "mirror-topology"
+OF_POLICIES: Final = (SYNC_MODE, REPLACE_AFTER, TOPOLOGY, *PROMOTES)
 """Of a place, too, and of policies alone: no queue is declared with them."""
 LOCATOR: Final = "queue-master-locator"
 _LOCATOR_OF_RABBITMQ: Final = f"x-{LOCATOR}"

@@ -29,12 +29,14 @@ from mirrorlog.queues.arguments import (
     SYNC_MODE,
     TEXT,
     TIMEOUT_MS_MAX,
+    TOPOLOGY,
     fits,
     log_group_of,
 )
 from mirrorlog.queues.limits.lifetime import is_transient
+from mirrorlog.wire.frames import Level
 from mirrorlog.wire.names import split
-from mirrorlog.wire.policies import ALTERNATE_EXCHANGE, DECLARED, Policy, wrong_apply_to
+from mirrorlog.wire.policies import ALTERNATE_EXCHANGE, CONFIRM, DECLARED, Policy, wrong_apply_to
 
 _SHOWN_CHARS: Final = 80
 _HA_MODE: Final = "ha-mode"
@@ -79,6 +81,19 @@ def _batch_size(key: str, value: Any) -> str:
     return "" if fitting else f"{key} takes an integer greater than 0, {shown(value)} given"
 
 
+def _confirm(key: str, value: Any) -> str:
+    if value in Level.NAMES if isinstance(value, str) else type(value) is int and 1 <= value < Level.MAJORITY:
+        return ""
+    names = ", ".join(f'"{name}"' for name in Level.NAMES)
+    return (
+        f"{key} must be {names} or a number of copies from 1 to 253, got {shown(value)}{_meant(value, [*Level.NAMES])}"
+    )
+
+
+def _topology(key: str, value: Any) -> str:
+    return f'{key} "ring" is not there yet; there is "star"' if value == "ring" else _choice("star", "auto")(key, value)
+
+
 def _nothing_wrong(key: str, value: Any) -> str:
     """What is wrong with it is told with its neighbours."""
     return ""
@@ -114,10 +129,21 @@ _KEYS: Final[Mapping[str, _Key]] = {
     "flush": _like("flush"),
     "min-in-sync": _like(MIN_IN_SYNC),
     REPLACE_AFTER: _Key(REPLACE_AFTER, _number(1, TIMEOUT_MS_MAX)),
+    CONFIRM: _Key(CONFIRM, _confirm),
+    TOPOLOGY: _Key(TOPOLOGY, _topology),
 }
 KEYS: Final = tuple(_KEYS)
 """Of definitions."""
-CAPS: Final = ("message-ttl", "expires", "max-length", "max-length-bytes", _DELIVERY_LIMIT, "flush", "min-in-sync")
+CAPS: Final = (
+    "message-ttl",
+    "expires",
+    "max-length",
+    "max-length-bytes",
+    _DELIVERY_LIMIT,
+    "flush",
+    "min-in-sync",
+    CONFIRM,
+)
 """Those that an operator's policy may have."""
 _STRICTER: Final = ("x-message-ttl", "x-expires", "x-max-length", "x-max-length-bytes", "x-delivery-limit")
 """Arguments of which the lower one holds."""
@@ -259,6 +285,8 @@ def _set(own: Effective, argument: str, value: Any, source: str, *, stricter: bo
 def _is_stricter(argument: str, value: Any, there: Any) -> bool:
     if argument == "flush":
         return bool(value == "disk" != there)
+    if argument == CONFIRM:
+        return Level.said(value) > Level.said(there)
     if type(there) is not int:
         return True
     if argument == MIN_IN_SYNC:

@@ -85,7 +85,7 @@ class _Destination:
     exchange: str | None
     vhost: str
     mandatory: bool
-    confirm: str | int
+    confirm: str | int | None
     timeout_ms: int
 
 
@@ -124,8 +124,12 @@ def publish(
         int, typer.Option("--delay-ms", metavar="MS", help="How long every record is kept before it is given out.")
     ] = 0,
     confirm: Annotated[
-        str, typer.Option(metavar="LEVEL", help="none, master, one, majority, all, or a number of copies.")
-    ] = "all",
+        str | None,
+        typer.Option(
+            metavar="LEVEL",
+            help="none, master, one, majority, all, or a number of copies; else as the queue's policy says, or all.",
+        ),
+    ] = None,
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.1, max=3600, help="How long a record is tried before it fails.")
     ] = 30.0,
@@ -150,11 +154,12 @@ def publish(
     attributes = asked_attributes(priority, ttl_ms, delay_ms) or NO_ATTRIBUTES
     if records is not None and (key is not None or header or attributes != NO_ATTRIBUTES):
         raise BadInput("--records has each record's own key, headers, priority and times; leave those options out")
-    Level.parse(confirm)
     headers: list[Header] = [_header(text) for text in header or []]
     own = ParsedRecord(None, None if key is None else os.fsencode(key), headers, None, attributes)
     given = _values(value or [], file, own) if records is None else _records(records)
-    level = int(confirm) if confirm.isdecimal() else confirm
+    if confirm is not None:
+        Level.parse(confirm)
+    level = int(confirm) if confirm is not None and confirm.isdecimal() else confirm
     to = _Destination(queue or "", exchange, vhost, mandatory, level, int(timeout * 1000))
     _publish(session_of(context), to, given, as_json=as_json)
 

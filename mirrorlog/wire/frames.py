@@ -149,6 +149,14 @@ class Level:
             raise BadRequest(f"confirm level {level!r:.32} is none of {names}, nor a number of copies from 1 to 253")
         return number
 
+    @staticmethod
+    def said(value: object) -> int:
+        """What a policy says (`confirm`); `all` when it says nothing, or what only newer software knows."""
+        try:
+            return Level.parse(value) if isinstance(value, str | int) else Level.ALL
+        except BadRequest:
+            return Level.ALL
+
 
 class Durability(IntEnum):
     """Where a copy must have the bytes to count."""

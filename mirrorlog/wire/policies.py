@@ -19,6 +19,8 @@ PRIORITY_MAX: Final = 2**31 - 1
 """As far below zero, too."""
 DECLARED: Final = "argument"
 """Where a key comes from that no policy has said."""
+CONFIRM: Final = "confirm"
+"""The level of producers that ask for none."""
 ALTERNATE_EXCHANGE: Final = "alternate-exchange"
 """The one key that is for exchanges."""
 

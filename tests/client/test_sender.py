@@ -82,10 +82,13 @@ class Link:
     usable = True
     welcome = SimpleNamespace(limits=NodeLimits(max_record_bytes=MIB, max_batch_bytes=2 * MIB))
     credit_bytes = 0
+    request_timeout_ms = 1_000
 
     def __init__(self, answer: Callable[[bytes], Answer]) -> None:
         self.answer = answer
         self.sent = 0
+        self.levels: list[int] = []
+        self.found = found
 
     def produce(
         self,
@@ -98,13 +101,14 @@ class Link:
         routing: int = 0,
     ) -> None:
         self.sent += 1
+        self.levels.append(level)
         result = self.answer(bytes(batch))
         if result is not None:
             asyncio.get_running_loop().call_soon(done, result)
 
     async def master_of(self, queue: str) -> tuple[Link, FoundQueue]:
         """A client's part: this is the link to the queue's master."""
-        return self, found
+        return self, self.found
 
     async def vouched(self, found: FoundQueue) -> FoundQueue:
         """A client's part: the master has said so itself."""
@@ -127,6 +131,28 @@ def producer_on(answer: Callable[[bytes], Answer] | Link, **options: Any) -> Pro
     }
     link = answer if isinstance(answer, Link) else Link(answer)
     return Producer(cast(Client, link), "q", ProducerOptions(**{**usual, **options}))
+
+
+@pytest.mark.parametrize(
+    ("asked", "says", "sent"),
+    [
+        (None, {}, Level.ALL),
+        (None, {"confirm": "master"}, Level.MASTER),
+        (None, {"confirm": 3}, 3),
+        (None, {"confirm": "as newer nodes say"}, Level.ALL),
+        (None, {"confirm": {"level": 1}}, Level.ALL),
+        (Level.ALL, {"confirm": "none"}, Level.ALL),
+        (Level.NONE, {"confirm": "all"}, Level.NONE),
+    ],
+)
+async def test_who_asks_for_no_level_gets_that_of_the_queue(asked: int | None, says: dict[str, Any], sent: int) -> None:
+    """Goal: a policy says what a confirm means, and never against who asks. Method: a producer with a level or without,
+    and what the queue says when it is found."""
+    link = Link(Node())
+    link.found = replace(found, info=changed(info, effective=says))
+    async with producer_on(link, level=asked) as producer:
+        await producer.send(b"v")
+    assert link.levels == [sent]
 
 
 def headers_of(node: Node) -> list[list[Any]]:

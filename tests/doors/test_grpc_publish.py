@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator
 
@@ -237,6 +238,34 @@ def test_level_and_durability_are_those_that_were_asked_for(
         stream.opened()
         stream.publish([b"too many"])
         assert (stream.error().code, stored(cluster, queue)) == ("BAD_REQUEST", [b"on disk"])
+
+
+async def test_who_asks_for_no_level_gets_that_of_the_queues_policy(cluster: Cluster, channel: grpc.Channel) -> None:
+    """Goal: a policy is for clients of every door. Method: one of more copies than there are, which is refused, for
+    records with numbers and without; whoever asks for a level has that."""
+    async with Client(*cluster.servers) as client:
+        await client.admin.topology.set_policy("level", "^governed$", {"confirm": 4})
+        queue = await client.admin.declare("governed")
+    assert queue.effective == {"confirm": 4}
+    await asyncio.to_thread(publish_without_a_level, channel)
+    with Raw(cluster.master.client) as raw:
+        assert raw.values(queue.queue_id) == [b"asked"]
+
+
+def publish_without_a_level(channel: grpc.Channel) -> None:
+    with Publishing(channel, "governed") as stream:
+        stream.opened()
+        stream.publish([b"too many"])
+        assert stream.error().code == "BAD_REQUEST"
+    with Publishing(channel, "governed", identity=identity(77)) as stream:
+        stream.opened()
+        stream.publish([b"too many"], sequence=0)
+        assert stream.error().code == "BAD_REQUEST"
+    level = producer_pb2.ConfirmLevel(name=producer_pb2.ConfirmLevel.NAME_ALL)
+    with Publishing(channel, "governed", level=level) as stream:
+        stream.opened()
+        stream.publish([b"asked"])
+        assert stream.confirm().copies == 3
 
 
 async def test_one_stream_too_many_is_refused_by_the_limit_s_name(

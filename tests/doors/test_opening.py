@@ -20,7 +20,7 @@ def opening(**fields: Any) -> Opening:
 def test_what_is_left_out_is_the_safe_choice() -> None:
     """Goal: defaults of the .proto file. Method: name the queue alone."""
     assert opening() == Opening(
-        queue="q", level=Level.ALL, durability=Durability.MEMORY, delivery_timeout_ms=30_000, producer_id=0,
+        queue="q", level=None, durability=Durability.MEMORY, delivery_timeout_ms=30_000, producer_id=0,
         producer_epoch=0,
     )  # fmt: skip
     assert not opening().identified
@@ -29,8 +29,8 @@ def test_what_is_left_out_is_the_safe_choice() -> None:
 @pytest.mark.parametrize(
     ("level", "meant"),
     [
-        (pb.ConfirmLevel(), Level.ALL),
-        (pb.ConfirmLevel(name=pb.ConfirmLevel.NAME_UNSPECIFIED), Level.ALL),
+        (pb.ConfirmLevel(), None),
+        (pb.ConfirmLevel(name=pb.ConfirmLevel.NAME_UNSPECIFIED), None),
         (pb.ConfirmLevel(name=pb.ConfirmLevel.NAME_NONE), Level.NONE),
         (pb.ConfirmLevel(name=pb.ConfirmLevel.NAME_MASTER), Level.MASTER),
         (pb.ConfirmLevel(name=pb.ConfirmLevel.NAME_ONE), Level.ONE),
@@ -40,7 +40,7 @@ def test_what_is_left_out_is_the_safe_choice() -> None:
         (pb.ConfirmLevel(copies=253), 253),
     ],
 )
-def test_levels_are_those_of_the_wire(level: pb.ConfirmLevel, meant: int) -> None:
+def test_levels_are_those_of_the_wire(level: pb.ConfirmLevel, meant: int | None) -> None:
     """Goal: no level is taken for another. Method: every name, and both ends of the numbers."""
     assert opening(level=level).level == meant
 

@@ -204,6 +204,10 @@ def test_the_form_of_a_policy_has_every_key_with_the_type_of_its_values() -> Non
     definition = definition_of(lambda name: form.get(name, ""))
     assert (definition["ha-params"], definition["max-length"]) == (2, 10)
     assert wrong_keys(definition, operator=False) == []
+    for words, level in (("2", 2), (" majority ", "majority")):
+        said = definition_of(lambda name, words=words: words if name == "key:confirm" else "")
+        assert said == {"confirm": level}
+        assert wrong_keys(said, operator=True) == []
     form |= {"key:ha-mode": "nodes", "key:ha-params": "n1, n2"}
     nodes = definition_of(lambda name: form.get(name, ""))
     assert nodes["ha-params"] == ["n1", "n2"]

@@ -237,6 +237,37 @@ def test_the_commands(cluster: Cluster) -> None:
     assert "ha-mode cannot be set by an operator policy" in mqtool("set_operator_policy", "o", "x", definition)[1]
 
 
+async def test_producers_that_ask_for_no_level_get_that_of_the_policy(client: Client) -> None:
+    """Goal: what a confirm means is said for queues, once. Method: a policy with more copies than there are, which is
+    refused: of producers and publishers that ask for nothing, and of no others; the list says why. An operator's policy
+    is not below it; once both are cleared all is as ever."""
+    topology = client.admin.topology
+    await client.admin.declare("levels")
+    await topology.set_policy("level", "^levels$", {"confirm": 4, "mirror-topology": "auto"})
+    info = await once(client, "levels", lambda info: info.effective.get("confirm") == 4)
+    assert (info.effective["mirror-topology"], info.sources["confirm"]) == ("auto", "policy level")
+    async with client.producer("levels") as producer, client.publisher("") as publisher:
+        for send in (producer.send(b"x"), publisher.publish("levels", b"x")):
+            with pytest.raises(BadRequest, match="copies"):
+                await send
+    async with client.producer("levels", confirm="all") as producer:
+        await producer.send(b"asked")
+    async with client.transaction() as transaction:
+        transaction.send("levels", b"together")
+    await topology.set_policy("level", "^levels$", {"confirm": "master"})
+    await topology.set_policy("least", "^levels$", {"confirm": "one"}, operator=True)
+    info = await once(client, "levels", lambda info: info.effective == {"confirm": "one"})
+    assert info.sources == {"confirm": "operator policy least"}
+    async with client.producer("levels") as producer:
+        assert (await producer.send(b"by two")).copies >= 2
+    with pytest.raises(BadRequest, match='mirror-topology "ring" is not there yet'):
+        await topology.set_policy("level", "^levels$", {"mirror-topology": "ring"})
+    await topology.clear_policy("level")
+    await topology.clear_policy("least", operator=True)
+    await once(client, "levels", lambda info: not info.effective)
+    assert await values(client, "levels") == [b"asked", b"together", b"by two"]
+
+
 @pytest.mark.story("000:371")
 async def test_a_policy_gives_an_exchange_its_alternate(client: Client) -> None:
     """Goal: what nothing takes is kept, without declaring the exchange anew. Method: a publish that no binding takes,

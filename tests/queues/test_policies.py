@@ -49,7 +49,15 @@ ALL = {"ha-mode": "all"}
         ({"overflow": {"a": 1}}, "overflow must be"),
         ({"dead-letter-routing-key": "k"}, "needs dead-letter-exchange"),
         ({"dead-letter-exchange": "x\n"}, "dead-letter-exchange must be a text"),
-        ({"confirm": "all"}, "'confirm' is not a recognised policy setting"),
+        ({"confirm": "most"}, 'confirm must be "none", "master", "one", "majority", "all" or a number of copies'),
+        ({"confirm": "al"}, 'did you mean "all"?'),
+        ({"confirm": 0}, "a number of copies from 1 to 253, got 0"),
+        ({"confirm": 254}, "got 254"),
+        ({"confirm": "2"}, 'got "2"'),
+        ({"confirm": True}, "got True"),
+        ({"confirm": ["all"]}, "got ['all']"),
+        ({"mirror-topology": "ring"}, 'mirror-topology "ring" is not there yet; there is "star"'),
+        ({"mirror-topology": "rings"}, 'mirror-topology must be "star" or "auto", got "rings"'),
         ({"ha-mode": "nodes", "ha-params": ["rabbit@a"]}, '"rabbit@a" is none'),
     ],
 )
@@ -68,6 +76,9 @@ def test_what_is_wrong_with_a_definition_is_said(definition: dict[str, Any], wro
         {"ha-mode": "nodes", "ha-params": ["a", "b"], "ha-promote-on-shutdown": "always"},
         {"message-ttl": 0, "expires": 1, "max-length": 0, "delivery-limit": -1, "overflow": "reject-publish-dlx"},
         {"flush": "disk", "min-in-sync": 2, "replace-after-ms": 1000},
+        *({"confirm": level} for level in ("none", "master", "one", "majority", "all", 1, 253)),
+        {"mirror-topology": "star"},
+        {"mirror-topology": "auto"},
         {"alternate-exchange": "", "dead-letter-exchange": "", "dead-letter-routing-key": "k"},
         {"queue-master-locator": "client-local"},
     ],
@@ -157,6 +168,36 @@ def test_of_anything_else_the_argument_holds() -> None:
     assert found.arguments == {**arguments, "min_in_sync": 2, "ha-sync-mode": "automatic"}
     assert governed({}, {"flush": "memory"}, {"flush": "disk"}).arguments["flush"] == "disk"
     assert governed({"flush": "disk"}, {}, {"flush": "memory"}).arguments["flush"] == "disk"
+
+
+@pytest.mark.parametrize(
+    ("policy", "operator", "level"),
+    [
+        ("master", "all", "all"),
+        ("all", "master", "all"),
+        ("none", "one", "one"),
+        (2, "majority", "majority"),
+        ("majority", 3, "majority"),
+        (3, 2, 3),
+        ("one", 3, 3),
+        (None, "one", "one"),
+        ("one", None, "one"),
+    ],
+)
+def test_of_two_confirm_levels_the_stricter_one_holds(policy: Any, operator: Any, level: Any) -> None:
+    """Goal: an operator caps how little a confirm may mean. Method: pairs of levels, in the order of none, master, one,
+    numbers, majority, all."""
+    definition, caps = ({"confirm": each} if each is not None else {} for each in (policy, operator))
+    found = governed({}, definition, caps)
+    assert found.arguments == {"confirm": level}
+    assert check_policy(Policy("", caps or {"max-length": 1}), operator=True) is None
+
+
+def test_the_topology_of_mirrors_is_shown_and_places_nothing() -> None:
+    """Goal: what says how copies are sent is told with the queue, and is nothing to one that has one copy, or is where
+    others are."""
+    assert governed({}, {"mirror-topology": "auto"}).arguments == {"mirror-topology": "auto"}
+    assert governed({"exclusive": True}, {"mirror-topology": "star"}).arguments == {"exclusive": True}
 
 
 @pytest.mark.story("000:33")

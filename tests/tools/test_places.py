@@ -98,6 +98,9 @@ def test_why_a_policy_cannot_be_met(holds: dict[str, Any], view: ClusterStatus, 
         ({"min_in_sync": 2}, log_on("n1", "n2", "n3"), ""),
         ({"nodes": ["n1", "n2"]}, log_on("n1", "n3"), "wants 2 copies, 1 is up: n3 is down"),
         ({"nodes": ["n1", "n2"]}, log_on("n1"), ""),
+        ({"confirm": 3}, log_on("n1", "n2"), "wants confirms by 3 copies, its log has 2"),
+        ({"confirm": 2}, log_on("n1", "n2"), ""),
+        ({"confirm": "all"}, log_on("n1", "n2"), ""),
     ],
 )
 def test_why_a_queue_is_not_as_it_is_wanted(holds: dict[str, Any], log: PlacedLog, why: str) -> None:

@@ -62,7 +62,7 @@ OF_RABBITMQ: Final = frozenset({
 })  # fmt: skip
 """Keys of policies that RabbitMQ knows, and that mean nothing here. Any other that is not known may be a slip, so the
 nodes refuse it."""
-OURS: Final = frozenset({"flush", "min-in-sync", "replace-after-ms"})
+OURS: Final = frozenset({"flush", "min-in-sync", "replace-after-ms", "confirm", "mirror-topology"})
 """Keys of policies that RabbitMQ does not know."""
 PRODUCT: Final = "mirrorlog"
 

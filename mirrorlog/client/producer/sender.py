@@ -19,7 +19,7 @@ from mirrorlog.client.connection.cluster import ClusterClient
 from mirrorlog.client.connection.connection import Connection
 from mirrorlog.client.connection.masters import MOVED, REPLACED_PERHAPS
 from mirrorlog.client.connection.queue_metadata import FoundQueue, is_another
-from mirrorlog.client.options import ProducerOptions
+from mirrorlog.client.options import ProducerOptions, level_for
 from mirrorlog.client.producer.batch import PendingBatch
 from mirrorlog.client.producer.pipeline import Allowance, Pipeline
 from mirrorlog.client.producer.record import BATCH_OVERHEAD_BYTES
@@ -75,7 +75,8 @@ class Sender:
         self._queue = queue
         self._pipeline = pipeline
         self._producer_id = producer_id
-        self._level = options.level
+        self._asked_level = options.level
+        self._level = Level.ALL
         self._durability = options.durability
         self._window = window
         self.failed: deque[PendingBatch] = deque(maxlen=_FAILED_MAX)
@@ -161,13 +162,14 @@ class Sender:
         if self._found is not None and found.newer_than(self._found):
             self._pipeline.moved(self._loop.time())
         self._found = found
-        self._use(connection, found.queue_id)
+        self._use(connection, found.queue_id, level_for(self._asked_level, found.info))
         self._pipeline.begin_at(found.producer_epoch)
 
-    def _use(self, connection: Connection, queue_id: int) -> None:
+    def _use(self, connection: Connection, queue_id: int, level: int) -> None:
         """Publish over it from now on. A node counts anew with a connection, and goes on with one it has."""
-        limits = connection.welcome.limits
-        if connection is not self._credited_by or queue_id != self._queue_id:
+        limits, before = connection.welcome.limits, self._level
+        self._level = level
+        if connection is not self._credited_by or queue_id != self._queue_id or level != before:
             self._end_credit()
             allowance = self._pipeline.allowance = Allowance(
                 connection.credit_bytes, limits.credit_batches, confirms_tell=self._level == Level.ALL

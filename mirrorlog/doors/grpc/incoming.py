@@ -33,7 +33,7 @@ DELIVERY_TIMEOUT_MS_MAX: Final = 600_000
 COPIES_MAX: Final = Level.MAJORITY - 1
 PRODUCER_ID_MAX: Final = 2**63 - 1
 _LEVELS: Final = {
-    pb.ConfirmLevel.NAME_UNSPECIFIED: Level.ALL,
+    pb.ConfirmLevel.NAME_UNSPECIFIED: None,
     pb.ConfirmLevel.NAME_NONE: Level.NONE,
     pb.ConfirmLevel.NAME_MASTER: Level.MASTER,
     pb.ConfirmLevel.NAME_ONE: Level.ONE,
@@ -95,11 +95,11 @@ def _varint(encoded: bytes) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What the first request of a Publish stream asks for. `level`: of the wire. `producer_id`: NO_PRODUCER when the
-    client does not number its batches."""
+    """What the first request of a Publish stream asks for. `level`: of the wire, None for the queue's.
+    `producer_id`: NO_PRODUCER when the client does not number its batches."""
 
     queue: str
-    level: int
+    level: int | None
     durability: Durability
     delivery_timeout_ms: int
     producer_id: int
@@ -127,7 +127,7 @@ def read_opening(request: pb.PublishRequest | Batch) -> Opening:
     )
 
 
-def _level(level: pb.ConfirmLevel) -> int:
+def _level(level: pb.ConfirmLevel) -> int | None:
     if level.WhichOneof("level") == "copies":
         if not 1 <= level.copies <= COPIES_MAX:
             raise BadRequest(f"level.copies {level.copies} is not within 1 and {COPIES_MAX}")

@@ -13,7 +13,8 @@ import grpc
 from mirrorlog.attempts import leaves_doubt, outcome_of
 from mirrorlog.client import Client, Producer, Receipt
 from mirrorlog.client.connection.connection import Connection
-from mirrorlog.client.options import ProducerOptions
+from mirrorlog.client.connection.queue_metadata import FoundQueue
+from mirrorlog.client.options import ProducerOptions, level_for
 from mirrorlog.client.producer.batch import ReceiptRange
 from mirrorlog.commitlog.format.attributes import NO_ATTRIBUTES
 from mirrorlog.commitlog.format.header import HEADER_SIZE
@@ -205,19 +206,20 @@ class Retrying:
 class OneAttempt:
     """The way of a stream's ready batches, and of its records when the stream has an identity."""
 
-    def __init__(self, client: Client, opening: Opening, connection: Connection, queue_id: int) -> None:
+    def __init__(self, client: Client, opening: Opening, connection: Connection, queue: FoundQueue) -> None:
         """Use `open`."""
         self._client = client
         self._opening = opening
-        self._connection = connection
-        self._moved = False
-        self.queue_id = queue_id
+        self._use(connection, queue)
+
+    def _use(self, connection: Connection, queue: FoundQueue) -> None:
+        self._connection, self._moved = connection, False
+        self.queue_id, self._level = queue.queue_id, level_for(self._opening.level, queue.info)
 
     @classmethod
     async def open(cls, client: Client, opening: Opening) -> Self:
         """Find the queue's master. Raises NoSuchQueue or ConnectionLost."""
-        connection, queue = await client.master_of(opening.queue)
-        return cls(client, opening, connection, queue.queue_id)
+        return cls(client, opening, *await client.master_of(opening.queue))
 
     @property
     def limits(self) -> NodeLimits:
@@ -245,9 +247,7 @@ class OneAttempt:
 
     async def _master(self) -> Connection:
         if self._moved or not self._connection.usable:
-            self._connection, queue = await self._client.master_of(self._opening.queue)
-            self.queue_id = queue.queue_id
-            self._moved = False
+            self._use(*await self._client.master_of(self._opening.queue))
         return self._connection
 
     def _produce(self, connection: Connection, batch: bytes | memoryview) -> asyncio.Future[Receipt]:
@@ -273,7 +273,7 @@ class OneAttempt:
         timer = loop.call_later(timeout_ms / 1000 + _GRACE_S, done, silent)
         try:
             connection.produce(
-                batch, level=self._opening.level, durability=self._opening.durability, deadline_ms=timeout_ms, done=done
+                batch, level=self._level, durability=self._opening.durability, deadline_ms=timeout_ms, done=done
             )
         except ConnectionLost:
             timer.cancel()

@@ -17,6 +17,7 @@ TEXT: Final = "text"
 NUMBER: Final = "number"
 CHOICE: Final = "choice"
 MANY: Final = "number or list"
+LEVEL: Final = "level or number"
 FIELD: Final = "key:"
 """What a key's field is called begins with it."""
 _LENGTH_MAX: Final = 16
@@ -52,6 +53,8 @@ FIELDS: Final = (
     PolicyField("flush", CHOICE, ("memory", "disk")),
     PolicyField("min-in-sync", NUMBER),
     PolicyField("replace-after-ms", NUMBER, unit="ms"),
+    PolicyField("confirm", LEVEL),
+    PolicyField("mirror-topology", CHOICE, ("star", "auto")),
 )
 
 
@@ -72,7 +75,9 @@ def value_of(field: PolicyField, words: str) -> Any:
     if field.kind == MANY:
         names = [each.strip() for each in words.split(",") if each.strip()]
         return _number(field.key, names[0]) if len(names) == 1 and _is_number(names[0]) else names
-    return words.strip() if field.kind == CHOICE else words
+    if field.kind == LEVEL and _is_number(words.strip()):
+        return int(words)
+    return words.strip() if field.kind in (CHOICE, LEVEL) else words
 
 
 def _is_number(words: str) -> bool:
