@@ -251,6 +251,10 @@ def test_users_and_permissions_are_kept_and_hold(api: Api) -> None:
     looker = Api(admin.address, "looker", "q")
     assert "mine" in [row["name"] for row in looker.get("queues")]
     assert "consumer_details" not in looker.get("queues/%2F/mine")
+    assert {row["user"] for row in admin.get("connections/username/looker")} == {"looker"}
+    assert looker.error("DELETE", "connections/username/admin")[0] == 401
+    assert admin.delete("connections/username/looker") == admin.delete("connections/username/admin") == 204
+    assert admin.get("whoami")["name"] == "admin"
     assert looker.error("PUT", "users/other", {"password": "x", "tags": ""})[0] == 401
     assert looker.error("DELETE", "queues/%2F/mine")[0] == 401
     assert admin.error("PUT", "permissions/%2F/looker", {"configure": "^l"}) == (

@@ -6,6 +6,7 @@ what its callers have under way.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final
 
 from mirrorlog.client.operator_admin import ClusterConnections
@@ -16,16 +17,19 @@ from mirrorlog.doors.management.shapes import ApiError, columns, not_found
 from mirrorlog.wire.messages.connections import ConnectionInfo, NoSuchConnection
 
 
-async def connections_of(call: Call, name: str = "", *, most: int | None = None) -> ClusterConnections:
+async def connections_of(
+    call: Call, name: str = "", *, user: str | None = None, most: int | None = None
+) -> ClusterConnections:
     """As `Admin.connections`, within the time that a node may take here."""
-    return await call.client.admin.connections(name=name, most=most, node_timeout_ms=int(NODE_SECONDS * 1000))
+    timeout_ms = int(NODE_SECONDS * 1000)
+    return await call.client.admin.connections(name=name, user=user, most=most, node_timeout_ms=timeout_ms)
 
 
 async def _list(call: Call) -> ApiAnswer:
     """Of a virtual host, too, all of them: none is bound to one."""
     if "vhost" in call.names:
         await call.check_vhost()
-    found = await connections_of(call)
+    found = await connections_of(call, user=call.names.get("user"))
     return call.listed([*map(connection_row, found.rows), *untold_rows(found)])
 
 
@@ -59,8 +63,23 @@ async def _close(call: Call) -> ApiAnswer:
     return NO_CONTENT
 
 
+async def _close_all(call: Call) -> ApiAnswer:
+    """Of a user. Those that come meanwhile stay."""
+    found = await connections_of(call, user=call.names["user"])
+    close = call.client.admin.close_connection
+    # At once: the one that this call itself goes by, of which the answer goes first, may be among them.
+    ended = await asyncio.gather(
+        *(close(row.name, call.reason, node_id=row.node, since_us=row.since_us) for row in found.rows),
+        return_exceptions=True,
+    )
+    if failed := [each for each in ended if isinstance(each, Exception) and not isinstance(each, NoSuchConnection)]:
+        raise failed[0]
+    return NO_CONTENT
+
+
 ROUTES: Final[Routes] = {
     "connections": {"GET": _list},
+    "connections/username/:user": {"GET": _list, "DELETE": _close_all},
     "connections/:name": {"GET": _one, "DELETE": _close},
     "connections/:name/channels": {"GET": _channels},
     "vhosts/:vhost/connections": {"GET": _list},
