@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from mirrorlog.broker.hosting.in_sync_keeper import MirrorFills
+from types import SimpleNamespace
+from typing import Any, cast
+
+from mirrorlog.broker.hosting.in_sync_keeper import InSyncKeeper, MirrorFills
 from mirrorlog.broker.log.progress import Milestones
-from mirrorlog.cluster.state.events import line_of
+from mirrorlog.cluster.state.events import Event, line_of
 
 MIB = 1024 * 1024
 NOBODY: frozenset[str] = frozenset()
@@ -58,3 +61,24 @@ def test_the_end_of_a_mastership_is_the_end_of_what_it_fills() -> None:
         "mirror_sync_ended log=main node=c bytes=1048576 in_sync=False",
     ]
     assert fills.ended(8 * MIB, members=NOBODY) == []
+
+
+def test_whether_a_mirror_came_into_sync_the_cluster_says_when_a_mastership_ends() -> None:
+    """Goal: a mirror whose becoming whole makes it the master is told to be in sync. Method: a keeper that tells of one
+    that it fills, and whose mastership has not heard yet what the cluster has decided."""
+    told: list[Event] = []
+    mastership = SimpleNamespace(
+        name="main", own="a", at_rest=False, awaited=None, in_sync=NOBODY, filling={"b": MIB},
+        progress=SimpleNamespace(held=lambda node: SimpleNamespace(written=8 * MIB)),
+        wish=lambda now: None, catch_up=lambda now: (),
+    )  # fmt: skip
+    cluster = SimpleNamespace(log_facts=lambda log_id: SimpleNamespace(in_sync={"a": "run", "b": "run"}))
+    keeper = InSyncKeeper(
+        "id", 1, cast(Any, mastership), cast(Any, cluster), lambda answers: None, tell=told.append
+    )  # fmt: skip
+    keeper.tick(0.0)
+    assert [event.kind for event in told] == ["mirror_sync_begun"]
+    assert [line_of(event) for event in keeper.left_open()] == [
+        "mirror_sync_ended log=main node=b bytes=7340032 in_sync=True"
+    ]
+    assert keeper.left_open() == []
