@@ -82,6 +82,7 @@ class LoggedQueue:
         self.ended += later.ended
         self.leaving += later.leaving
         self.behind += later.behind
+        self.reset |= later.reset
         for group in later.reset:
             self.stands[group] = []
         for group, ended in later.stands.items():

@@ -12,7 +12,7 @@ from mirrorlog.queues.changes import GroupReset, Settled, encode_change
 from mirrorlog.wire.messages.status import LossStatus, PlacedLog
 from sim.cluster_checks import Outside, losses_have_a_reason
 from sim.cluster_coverage import Observer
-from sim.cluster_logged import logged
+from sim.cluster_logged import Ended, LoggedQueue, logged
 from sim.cluster_moves import Places
 from tests.queues.statelog import StateLog, data
 
@@ -114,3 +114,15 @@ def test_a_record_stands_as_what_it_was_settled_as_since_the_last_reset_of_its_g
     stands = {group: [each[1:4] for each in ended] for group, ended in found.stands.items()}
     assert stands == {"": [(0, 4, "acked")], "other": [(2, 3, "dead")]}
     assert [each.why for each in found.ended] == ["dead", "dead", "acked"]
+
+
+def test_a_reset_in_a_later_log_forgets_what_was_settled_in_a_former_one() -> None:
+    """Found by seed 54: a group was deleted, and made anew, in the log that its queue had come to; what was settled
+    before still stood, and an ack of the new one was taken to contradict it. Method: what each log says, put together
+    copy by copy, as all of them are."""
+    former = LoggedQueue(stands={"g": [Ended("g", 41, 42, "dead", 1)]})
+    of_a_copy, whole = LoggedQueue(), LoggedQueue()
+    of_a_copy.go_on(LoggedQueue(stands={"g": [Ended("g", 40, 41, "acked", 2)]}, reset={"g"}))
+    for stay in (former, of_a_copy):
+        whole.go_on(stay)
+    assert whole.stands == {"g": [Ended("g", 40, 41, "acked", 2)]}
