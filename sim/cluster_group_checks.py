@@ -86,6 +86,15 @@ class GroupsOutside:
         return frozenset(found)
 
     @cached_property
+    def unheard(self) -> Mapping[str, int]:
+        """By queue, up to which record it was in a log of which there is only a later part."""
+        freed = {log_id for log_id, _, batches in _logs(self.outside) if batches and batches[0][0] > 0}
+        return {
+            queue: max((first for source, first in known.came if source in freed), default=0)
+            for queue, known in self.each_logged()
+        }
+
+    @cached_property
     def settled_at(self) -> Mapping[_Record, float]:
         """When the logs say first, in s of the run, that somebody has settled a record."""
         found: dict[_Record, float] = {}
@@ -305,8 +314,9 @@ def leases_hold(groups: GroupsOutside) -> None:
 
 def nothing_is_settled_that_nobody_settled(groups: GroupsOutside) -> None:
     """In the end nothing is open in any group. So each record that is there was given to somebody who settled it; and
-    each that was confirmed, where records go when they are settled."""
-    ended = groups.ended
+    each that was confirmed, where records go when they are settled. What a log said that was freed since, nobody
+    knows."""
+    ended, unheard = groups.ended, groups.unheard
     automatic = {(each.queue, each.group) for each in groups.takings if each.way == "auto"}
     stored = {final.queue: {seen.queue_offset for seen in final.seen} for final in groups.outside.history.finals}
     for sent, _, queue_id in groups.queues.sent:
@@ -320,6 +330,8 @@ def nothing_is_settled_that_nobody_settled(groups: GroupsOutside) -> None:
         every = ((each, offset) for each in stored if name_of(each) == queue for offset in sorted(stored[each]))
         for one, offset in every:
             record = one, group, offset
+            if offset < unheard.get(one, 0):
+                continue
             if (queue, group) in automatic:
                 settled = record in groups.granted
             else:

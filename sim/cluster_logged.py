@@ -67,7 +67,7 @@ class LoggedQueue:
     """`records`: by queue offset; `ended`: all that was ever settled, in order; `stands`: by group, what of it was
     settled since its last reset, with which each begins; `leaving`: steps by which records leave, with their log
     offsets and times (µs); `behind`: groups that were made, or set back, with what all groups had settled from there
-    on: [first, until); `reset`: groups that were."""
+    on: [first, until); `reset`: groups that were; `came`: from which logs it came, and with which record on."""
 
     records: dict[int, Stored] = field(default_factory=dict)
     ended: list[Ended] = field(default_factory=list)
@@ -75,6 +75,7 @@ class LoggedQueue:
     leaving: list[tuple[int, int, ForwardingStarted | Addressed | PieceForwarded]] = field(default_factory=list)
     behind: list[tuple[str, int, int]] = field(default_factory=list)
     reset: set[str] = field(default_factory=set)
+    came: list[tuple[str, int]] = field(default_factory=list)
 
     def go_on(self, later: LoggedQueue) -> None:
         """In another log."""
@@ -83,6 +84,7 @@ class LoggedQueue:
         self.leaving += later.leaving
         self.behind += later.behind
         self.reset |= later.reset
+        self.came += later.came
         for group in later.reset:
             self.stands[group] = []
         for group, ended in later.stands.items():
@@ -155,6 +157,9 @@ def _stays(batches: Iterable[tuple[int, bytes]]) -> dict[_Stay, LoggedQueue]:
             changes = decode_changes(batch)
             note_arrivals(changes, arriving)
             came_by.update((each.queue_id, each.move) for each in changes if isinstance(each, QueueOpened))
+            for each in changes:
+                if isinstance(each, QueueArriving):
+                    found[each.queue_id, each.move].came.append((each.source, each.first))
             groups.follow(header, changes)
         elif header.kind == Kind.CHECKPOINT:
             groups.restore(header, decode_checkpoint(batch))
