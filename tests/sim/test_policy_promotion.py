@@ -58,7 +58,13 @@ def test_without_the_word_the_log_waits_for_its_master(how: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("kind", ["always: falling masters", "always: power", "always: anything"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "always: anything",
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("always: falling masters", "always: power")),
+    ],
+)
 def test_logs_that_accept_a_loss_come_through_any_storm(kind: str) -> None:
     """A few schedules of each kind; all checks hold, and copies are promoted by their rule."""
     assert kind in ALWAYS_KINDS
