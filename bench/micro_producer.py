@@ -64,7 +64,7 @@ class InstantClient:
     """The part of a Client that a Producer needs."""
 
     async def master_of(self, queue: str) -> tuple[InstantConnection, Any]:
-        return InstantConnection(), SimpleNamespace(queue_id=1, producer_epoch=0)
+        return InstantConnection(), SimpleNamespace(queue_id=1, producer_epoch=0, info=SimpleNamespace(effective={}))
 
     async def vouched(self, found: Any) -> Any:
         return found

@@ -306,7 +306,7 @@ def test_what_another_group_has_settled_keeps_its_time_for_the_queues_own(tmp_pa
             await other.has(2)
             await other.settle(0, 2)
             ends_us = replica_of(it.nodes[0]).log.last_append_time_us + 100_000
-            await until(lambda: it.deliverer()._log_clock() > ends_us)
+            await until(lambda: it.deliverer().clock() > ends_us)
             own = await it.taker()
             assert await own.has(1) == [1]
             await until(partial(expired, it, "", 0))

@@ -35,10 +35,10 @@ def test_without_servers_it_is_the_usual_port_of_this_machine() -> None:
 
 @pytest.mark.parametrize("option", ["confirm", "durability", "compression", "linger_ms", "window_bytes"])
 async def test_a_producers_wrong_option_is_refused_without_a_node(option: str) -> None:
-    """By None for each, before there is a connection."""
+    """By what is none for each, before there is a connection."""
     client = Client("127.0.0.1:1")
     with pytest.raises(BadRequest, match=option):
-        client.producer("q", **{option: None})  # type: ignore[arg-type]
+        client.producer("q", **{option: "no such"})  # type: ignore[arg-type]
 
 
 async def test_a_producer_that_was_not_started_says_so() -> None:

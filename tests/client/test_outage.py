@@ -112,6 +112,8 @@ def test_a_queue_that_has_a_place_is_there_also_when_no_node_that_answers_has_it
     assert "'q' is there" in str(told)
     assert "n3 did not answer" in str(told)
     assert "did not answer" not in str(not_found("q", [n1, placed, msgspec.structs.replace(n1, node_id="n3")]))
+    denied = not_found("q", [placed, msgspec.structs.replace(n1, version=8)])
+    assert isinstance(denied, NoSuchQueue), "by the master of the log that it is placed in"
     gone = not_found("q", [placed, msgspec.structs.replace(n1, version=9)])
     assert isinstance(gone, NoSuchQueue)
     assert "mqtool declare q" in str(gone)

@@ -71,5 +71,5 @@ async def test_a_change_whose_caller_was_not_let_in_yet_was_not_done(monkeypatch
 
 async def test_a_doors_client_gives_up_before_the_door_does() -> None:
     """Goal: of what was not sent the client says so; the door's own clock cannot tell."""
-    client = client_of("127.0.0.1:1", None)
+    client = client_of("grpc", "127.0.0.1:1", None)
     assert client.request_timeout_ms < calls.UNARY_TIMEOUT_S * 1000

@@ -101,7 +101,7 @@ class MetadataAnswers:
             nodes=nodes,
             queues=queues,
             missing=missing,
-            placed=[name for name in missing if self._view.placed(name) is not None],
+            placed=[name for name in missing if self._may_be_placed(name)],
             version=self._view.version(),
             heard=self._view.has_heard(),
         )
@@ -123,6 +123,13 @@ class MetadataAnswers:
         return next((each for each in found if each[0].log_id == placed), None)
 
     # --- inside ---
+
+    def _may_be_placed(self, name: str) -> bool:
+        """Of one that is not found here. Whoever masters the log that it is placed in would have it: it is not declared
+        yet, or its place is about to be given back."""
+        log_id = self._view.placed(name)
+        log = self._logs.held(str(log_id))
+        return log_id is not None and not (log is not None and log.knows_confirmed)
 
     def _seen_by(self, name: str) -> _Seen:
         """Nobody in particular sees everything: there are no users, or it is one of the node's doors."""

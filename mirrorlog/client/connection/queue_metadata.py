@@ -169,9 +169,10 @@ def outage_of(queue: str, answers: Iterable[Metadata]) -> LogUnavailable | None:
 
 
 def not_found(queue: str, answers: Sequence[Metadata]) -> NoSuchQueue | NotMaster:
-    """Why a queue is on none of the nodes that answer, by the one that knows most; there is one."""
+    """Why a queue is on none of the nodes that answer (there is one), by those that know most: of these only the master
+    of the log that it is placed in denies it."""
     knows_most = max(answers, key=lambda answer: answer.version)
-    if queue not in knows_most.placed:
+    if any(queue not in answer.placed for answer in answers if answer.version == knows_most.version):
         return NoSuchQueue(f"no queue {queue!r}; make it with: mqtool declare {queue}", queue=queue)
     heard_of = {answer.node_id for answer in answers}
     silent = [node.node_id for node in knows_most.nodes if node.node_id not in heard_of]

@@ -140,13 +140,13 @@ class Sender:
         Raises NoSuchQueue, ConnectionLost or NotMaster.
         """
         started_at = self._loop.time()
-        patience_ms = self._client.request_timeout_ms if timeout_ms is None else timeout_ms
         backoff = Backoff(random.random)
         while True:
             try:
                 return await self.connect()
             except (ConnectionLost, RequestTimeout, NotMaster):
                 waited_ms = (self._loop.time() - started_at) * 1000
+                patience_ms = self._client.request_timeout_ms if timeout_ms is None else timeout_ms
                 if not self._client.connected or waited_ms >= patience_ms:
                     raise
                 await asyncio.sleep(backoff.next_s())

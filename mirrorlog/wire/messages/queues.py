@@ -200,11 +200,12 @@ class HoldsFound(Message, frozen=True):
 
 class Metadata(Message, frozen=True):
     """`version`: of the newest decision of the cluster that this node knows: of several answers the highest is true.
-    `placed`: of those that are missing here, the ones that are in a log of the cluster all the same; of all there are,
-    the ones that are not in a log of this node (older nodes name none then). `outages`: of
-    all there are, the ones that nobody can answer for now; when some were asked for, of these, also those with a
-    copy here that nobody can master. `heard`: not so while this node's run has not heard its cluster: then what it says
-    of masters may be old, and that something is not offered (`QueueInfo.attributes`) is no answer."""
+    `placed`: of those that are missing here, the ones that are in a log of the cluster all the same, unless this node
+    masters that log and has not got them; of all there are, the ones that are not in a log of this node (older nodes
+    name none then). `outages`: of all there are, the ones that nobody can answer for now; when some were asked for, of
+    these, also those with a copy here that nobody can master. `heard`: not so while this node's run has not heard its
+    cluster: then what it says of masters may be old, and that something is not offered (`QueueInfo.attributes`) is no
+    answer."""
 
     cluster_id: str
     cluster_name: str
