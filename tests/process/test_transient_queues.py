@@ -44,8 +44,9 @@ SOON_S = 15.0
 
 
 @asynccontextmanager
-async def cluster_of(directory: Path) -> AsyncIterator[tuple[Cluster, Client]]:
-    with fast_cluster(3, min_in_sync=2, data_dir=directory, settings={"cluster.node_timeout_ms": 600}) as cluster:
+async def cluster_of(directory: Path, node_timeout_ms: int = 600) -> AsyncIterator[tuple[Cluster, Client]]:
+    settings = {"cluster.node_timeout_ms": node_timeout_ms}
+    with fast_cluster(3, min_in_sync=2, data_dir=directory, settings=settings) as cluster:
         cluster.wait_in_sync()
         async with Client(*cluster.servers, request_timeout_ms=10_000) as client:
             yield cluster, client
@@ -192,7 +193,7 @@ async def test_a_client_uses_its_exclusive_queue_over_all_its_connections(tmp_pa
 async def test_a_thousand_exclusive_queues_go_at_once(tmp_path: Path) -> None:
     """Goal: a client that goes costs the cluster a few decisions, not thousands. Method: 1,000 queues over one
     connection, and what the cluster has decided since: two decisions, or a few when a look came in between."""
-    async with cluster_of(tmp_path / "nodes") as (cluster, client):
+    async with cluster_of(tmp_path / "nodes", node_timeout_ms=10_000) as (cluster, client):
         with Raw(cluster.nodes["n1"].client) as raw:
             asked = [raw.ask(DeclareQueue(name=f"q{number}", arguments=OWN)) for number in range(1_000)]
             for correlation_id in asked:
