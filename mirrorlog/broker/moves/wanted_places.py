@@ -78,8 +78,11 @@ class WantedPlaces:
 
     def tick(self, now: float) -> None:
         """Time passes (s, the loop's clock)."""
-        if not self._looking and now >= self._look_at and self._view.cluster_version() >= versions.PLACEMENTS:
-            self._begin_look(now)
+        ready = self._view.cluster_version() >= versions.PLACEMENTS and self._view.has_heard()
+        if not self._looking and now >= self._look_at and ready:
+            self._look_at = now + LOOK_S
+            self._forget()
+            self._looking.extend((log, deque(log.replica.queues.queue_ids())) for log in self._mastered())
         room = AT_ONCE
         while self._looking and room > 0:
             log, ids = self._looking[0]
@@ -101,12 +104,6 @@ class WantedPlaces:
 
     def _mastered(self) -> list[HostedLog]:
         return [log for log in self._logs if log.knows_confirmed and not self._view.is_transient(log.log_id)]
-
-    def _begin_look(self, now: float) -> None:
-        if self._view.has_heard():
-            self._look_at = now + LOOK_S
-            self._forget()
-            self._looking.extend((log, deque(log.replica.queues.queue_ids())) for log in self._mastered())
 
     def _forget(self) -> None:
         """What is another master's to say."""
