@@ -30,7 +30,7 @@ _NOBODY: Final = ("nobody", "a password that opens nothing")
 _READER: Final = ("reader", "a password that opens nothing")
 _SECRET: Final = "what only the nodes of this cluster know"
 # An attack ends by itself; this is for one that does not.
-_MARGIN_S: Final = 60.0
+_MARGIN_S: Final = 240.0
 
 
 @dataclass(frozen=True, slots=True)

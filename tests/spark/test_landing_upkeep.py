@@ -240,7 +240,7 @@ def made_old(paths: Iterator[Path], days: int) -> None:
         os.utime(path, (then, then))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_thousand_small_appends_become_few_files_and_nothing_else_changes(
     spark: SparkSession, tmp_path: Path
 ) -> None:
