@@ -62,7 +62,7 @@ _M = TypeVar("_M", bound=Message)
 
 @dataclass(frozen=True, slots=True)
 class ClusterConnections:
-    """`rows`: by name and node; `untold`: why a node tells none; `more`: a node has more than it was asked for."""
+    """`rows`: by name and node; `untold`: by node, why it tells none; `more`: a node has more than it was asked for."""
 
     rows: list[ConnectionInfo]
     untold: dict[str, MirrorlogError]

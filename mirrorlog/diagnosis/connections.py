@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def untold_rows(found: ClusterConnections) -> list[dict[str, Any]]:
     """Of the nodes that tell none."""
-    silent = sorted(found.untold.items())
+    silent = found.untold.items()
     return [{"name": "", "node": node, "state": "unknown", "reason": str(error)} for node, error in silent]
 
 

@@ -130,7 +130,7 @@ class WantedPlaces:
         moving = self._view.moves()
         if sum(name in self.astray for name in moving) >= UNDER_WAY_MAX:
             return
-        due = [name for name, each in self.astray.items() if each.again_at <= now and name not in moving]
+        due = (name for name, each in self.astray.items() if each.again_at <= now and name not in moving)
         name = next((name for name in due if not self._is_left_alone(name)), None)
         if name is None:
             return

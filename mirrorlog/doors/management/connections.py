@@ -40,7 +40,7 @@ async def _there(call: Call) -> ConnectionInfo:
         if call.query.get("node") in (None, row.node):
             return row
     if found.untold:
-        why = "; ".join(f"node {node}: {error}" for node, error in sorted(found.untold.items()))
+        why = "; ".join(f"node {node}: {error}" for node, error in found.untold.items())
         raise ApiError(503, "service_unavailable", f"no node that answers has this connection; {why}")
     raise not_found()
 

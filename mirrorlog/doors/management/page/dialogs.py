@@ -238,7 +238,7 @@ async def _connections(call: Call) -> Context:
         "rows": rows[:CONNECTIONS_SHOWN],
         "count": len(rows),
         "more": found.more,
-        "untold": sorted(found.untold.items()),
+        "untold": list(found.untold.items()),
         "nodes": [(node, each.open, each.strangers, each.capped) for node, each in sorted(counts)],
     }
 
