@@ -400,6 +400,11 @@ def newest_view(statuses: Sequence[Status]) -> ClusterStatus | None:
     return with_waits(newest, views)
 
 
+def logs_in(view: ClusterStatus | None) -> dict[str, PlacedLog]:
+    """The logs that a cluster has, by id; none while nobody tells. Pure."""
+    return {log.log_id: log for log in view.logs} if view is not None else {}
+
+
 def with_waits(view: ClusterStatus, others: Sequence[ClusterStatus]) -> ClusterStatus:
     """Only the coordinator knows whom a log waits for."""
     waits = {log.log_id: log.waits_for for other in others for log in other.logs if log.waits_for}

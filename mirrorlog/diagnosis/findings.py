@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from mirrorlog.diagnosis.cells import bytes_text, printable
-from mirrorlog.diagnosis.cluster_status import AllStatuses, LogCopy, UnreachedLog, authorities, newest_view
+from mirrorlog.diagnosis.cluster_status import AllStatuses, LogCopy, UnreachedLog, authorities, logs_in, newest_view
 from mirrorlog.diagnosis.places import absent_nodes, why_queue_unmet
 from mirrorlog.wire.messages.groups import GroupInfo, GroupsFound
 from mirrorlog.wire.messages.queues import MoveOfQueue, QueueInfo, QueueOutage, QueueSync
@@ -305,7 +305,7 @@ def _queues(facts: Facts, statuses: Mapping[str, QueueStatus]) -> Iterator[Diagn
         text = f"the master of queue {shown(queue)} does not tell of its groups: {why}"
         yield _say("queue", shown(queue), "not-answered", text, stops=True)
     view = newest_view(facts.status.nodes)
-    logs = {log.log_id: log for log in view.logs} if view is not None else {}
+    logs = logs_in(view)
     for info in facts.queues:
         told = facts.groups.get(info.name)
         if told is not None and not told.groups and info.next > info.begin:

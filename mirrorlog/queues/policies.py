@@ -135,15 +135,8 @@ _KEYS: Final[Mapping[str, _Key]] = {
 KEYS: Final = tuple(_KEYS)
 """Of definitions."""
 CAPS: Final = (
-    "message-ttl",
-    "expires",
-    "max-length",
-    "max-length-bytes",
-    _DELIVERY_LIMIT,
-    "flush",
-    "min-in-sync",
-    CONFIRM,
-)
+    "message-ttl", "expires", "max-length", "max-length-bytes", _DELIVERY_LIMIT, "flush", "min-in-sync", CONFIRM,
+)  # fmt: skip
 """Those that an operator's policy may have."""
 _STRICTER: Final = ("x-message-ttl", "x-expires", "x-max-length", "x-max-length-bytes", "x-delivery-limit")
 """Arguments of which the lower one holds."""

@@ -14,13 +14,13 @@ from typing import Any, Final
 
 from mirrorlog.client import Client
 from mirrorlog.client.definitions.rows import Row
-from mirrorlog.diagnosis.cluster_status import newest_view
+from mirrorlog.diagnosis.cluster_status import logs_in, newest_view
 from mirrorlog.diagnosis.places import with_reasons
 from mirrorlog.doors.http.lists import Statuses, copy_of, statuses_of
 from mirrorlog.doors.management.shapes import ApiError, Query, not_found, shaped
 from mirrorlog.errors import MirrorlogError
 from mirrorlog.wire.messages.queues import Metadata, QueueInfo, QueueOutage
-from mirrorlog.wire.messages.status import PlacedLog, QueueStatus, Status
+from mirrorlog.wire.messages.status import QueueStatus, Status
 from mirrorlog.wire.messages.topology import Login
 from mirrorlog.wire.names import qualified, split
 from mirrorlog.wire.policies import PolicyRow
@@ -80,7 +80,7 @@ class ClusterStatuses:
     def __init__(self, statuses: Statuses) -> None:
         self.by_node = statuses
         self.view = newest_view([*self.told])
-        self.logs: dict[str, PlacedLog] = {log.log_id: log for log in self.view.logs} if self.view is not None else {}
+        self.logs = logs_in(self.view)
         self._queues: dict[str, dict[str, QueueStatus]] = {}
 
     @property

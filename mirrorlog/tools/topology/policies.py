@@ -10,7 +10,7 @@ import typer
 from rich.console import RenderableType
 
 from mirrorlog.diagnosis.cells import NOTHING
-from mirrorlog.diagnosis.cluster_status import AllStatuses, gather, newest_view
+from mirrorlog.diagnosis.cluster_status import AllStatuses, gather, logs_in, newest_view
 from mirrorlog.diagnosis.places import why_queue_unmet, with_reasons
 from mirrorlog.errors import BadRequest, MirrorlogError
 from mirrorlog.tools.common.options import AsJson, OnlyVirtualHost, VirtualHost
@@ -286,7 +286,7 @@ def list_queues(
 def queue_facts(metadata: Metadata, statuses: AllStatuses) -> list[ListedQueue]:
     """By name. Pure."""
     view = newest_view(statuses.nodes)
-    logs = {log.log_id: log for log in view.logs} if view is not None else {}
+    logs = logs_in(view)
     told = {
         (log.log_id, queue.name): queue
         for node in statuses.nodes
