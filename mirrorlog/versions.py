@@ -29,6 +29,7 @@ BROUGHT: Final[Mapping[int, str]] = {
     5: "users: limits, hashes of passwords that are renewed at a login, a first administrator in one step",
     6: "placements: a log for each rule and home, copies and queues that move",
     7: "sync of queues that have moved, policies: what holds for queues and exchanges by their names; connections",
+    8: "everyday use: queues that keep what is not acknowledged yet by themselves, groups that are ordered by key",
 }
 """What each version has that the one before cannot read."""
 
@@ -88,6 +89,9 @@ forget with its next checkpoint what holds for a queue."""
 CONNECTIONS: Final = 7
 """Since then nodes tell their connections one by one, and close one. Software before would end the connection of who
 asks for that."""
+
+KEPT_BY_USE: Final = 8
+"""Since then a queue that says nothing of retention is kept as it is used. Software before would keep it for ever."""
 
 _MARK: Final = re.compile(r"\.v([1-9][0-9]{0,5})")
 
