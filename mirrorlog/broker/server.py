@@ -355,7 +355,8 @@ class Server:
 
     def _status(self) -> Status:
         now, wall = asyncio.get_running_loop().time(), now_us()
-        cluster = self._settings.cluster
+        cluster, logs = self._settings.cluster, self.logs.everyone()
+        disk = disk_status(self._disk.report, (log.replica for log in logs))
         return Status(
             cluster_id=str(cluster.cluster_id),
             cluster_name=cluster.name,
@@ -365,12 +366,12 @@ class Server:
             logs=with_warnings(
                 [
                     without_master(log.status(now, wall), self._view.why_unmastered(log.log_id))
-                    for log in self.logs.everyone()
+                    for log in logs
                 ],
-                self._disk.report,
+                disk,
                 self._memory.refusal,
             ),
-            disk=disk_status(self._disk.report),
+            disk=disk,
             cluster=self._view.status(now),
             counts=self._counts(),
             memory=memory_status(self._memory.report),

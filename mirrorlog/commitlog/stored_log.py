@@ -319,6 +319,11 @@ class StoredLog:
         none is made ahead, and data that needs one is refused with DiskFull."""
         self._preparer.allow(size)
 
+    @property
+    def disk_refusal(self) -> str:
+        """Why the disk gave data no further file; empty while it does, as far as anybody has asked."""
+        return self._preparer.refusal
+
     def doubt(self) -> None:
         """Bad bytes were met: the next opening reads everything; on disk when this returns. Blocking. Raises DiskFull,
         DiskFailed."""

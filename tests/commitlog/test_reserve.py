@@ -154,6 +154,27 @@ def test_no_file_is_made_for_data_beyond_what_is_allowed(tmp_path: Path) -> None
     assert files.disk.calls["allocate"] == made + 2, "one file, and what it took counts"
 
 
+def test_a_log_says_why_its_disk_gives_it_no_file_for_as_long_as_it_does(tmp_path: Path) -> None:
+    """Goal: who looks sees a full disk while data is refused. Refused for what is to be kept free, then by the system,
+    which says that it has space: only a file proves it."""
+    files = FaultyFiles()
+    log = reserved(tmp_path, files)
+    log.allow_bytes(SEGMENT - 1)
+    assert log.disk_refusal == ""
+    append_until_refused(log, sized_batch(400))
+    log.allow_bytes(SEGMENT - 1)
+    assert "log.disk_full_percent" in log.disk_refusal
+    log.allow_bytes(1 << 40)
+    assert log.disk_refusal == ""
+    files.disk.fail("allocate", errno.ENOSPC)
+    append_until_refused(log, sized_batch(400))
+    log.allow_bytes(1 << 40)
+    assert "No space left" in log.disk_refusal
+    files.disk.heal()
+    append(log, sized_batch(400))
+    assert log.disk_refusal == ""
+
+
 def warm_spare(log: CommitLog) -> bool:
     warm(log)
     return log._preparer.spare is not None

@@ -123,7 +123,10 @@ def test_a_full_disk_refuses_data_and_all_else_goes_on(small_disk: Path, setting
             for size in (5_000, 100, 1):
                 before, (count, _) = count, fill_from(raw, queue, count, size=size)
                 last = numbered(count - 1, queue, size) if count > before else last
-            assert log_of(one.nodes["n1"]).state == "serving"
+            status = one.nodes["n1"].status()
+            assert status.disk is not None
+            assert (status.disk.state, status.logs[0].state) == ("full", "serving"), "it refuses what comes"
+            assert "free space" in status.logs[0].reason
             assert numbers(raw.values(queue.queue_id)) == list(range(count))
             for number in range(100):
                 commit(raw, queue, number % count)
@@ -138,6 +141,7 @@ def test_a_full_disk_refuses_data_and_all_else_goes_on(small_disk: Path, setting
             assert fill_from(raw, queue, count)[0] == count
             (small_disk / "ballast").unlink()
             eventually(lambda: produced(raw, numbered(count, queue)), "publishing goes on by itself")
+            eventually(lambda: log_of(one.nodes["n1"]).reason == "", "and nothing is said of the disk")
             for number in range(count + 1, count + 5):
                 raw.produce(numbered(number, queue))
         one.nodes["n1"].kill()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, cast
 from uuid import UUID
@@ -11,7 +11,7 @@ import msgspec
 
 from mirrorlog.broker.log.replica import Replica
 from mirrorlog.broker.ports import Reply
-from mirrorlog.broker.resources.disk_limits import DiskReport
+from mirrorlog.broker.resources.disk_limits import DiskReport, DiskState
 from mirrorlog.broker.resources.memory_limits import MemoryReport
 from mirrorlog.commitlog.index.gaps import counted_there
 from mirrorlog.config import LogAssignment
@@ -107,13 +107,16 @@ def unavailable_status(
     )
 
 
-def disk_status(report: DiskReport | None) -> DiskStatus | None:
-    """The disk of the data directory."""
+def disk_status(report: DiskReport | None, replicas: Iterable[Replica]) -> DiskStatus | None:
+    """The disk of the data directory. One that gives a log no further file refuses data: that is full, whatever is free
+    of it."""
     if report is None:
         return None
+    refusals = (each.log.disk_refusal for each in replicas if each.usable)
+    refusal = report.refusal or next(filter(None, refusals), "")
     return DiskStatus(
-        state=report.state.value,
-        reason=report.warning,
+        state=DiskState.FULL.value if refusal else report.state.value,
+        reason=refusal or report.warning,
         free_bytes=report.space.free_bytes,
         size_bytes=report.space.size_bytes,
     )
@@ -137,9 +140,9 @@ def without_master(log: LogStatus, why: str) -> LogStatus:
     return msgspec.structs.replace(log, reason=why) if why and log.state in ("resting", "disconnected") else log
 
 
-def with_warnings(logs: Sequence[LogStatus], disk: DiskReport | None, memory: str) -> list[LogStatus]:
+def with_warnings(logs: Sequence[LogStatus], disk: DiskStatus | None, memory: str) -> list[LogStatus]:
     """What is wrong with the disk, or the memory, is the reason of every log for which nothing else is to be told."""
-    warning = (disk.warning if disk is not None else "") or memory
+    warning = (disk.reason if disk is not None else "") or memory
     if not warning:
         return list(logs)
     return [log if log.reason else msgspec.structs.replace(log, reason=warning) for log in logs]

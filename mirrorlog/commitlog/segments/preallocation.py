@@ -28,7 +28,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final
 
-from mirrorlog.commitlog.files import Files
+from mirrorlog.commitlog.files import Files, disk_error
 from mirrorlog.commitlog.segments.segment import FreedFile, Segment, SpareFile, make_spare_file, recycle_file
 from mirrorlog.errors import DiskFull
 
@@ -139,8 +139,8 @@ class Preparer:
     """
 
     __slots__ = (
-        "_files", "_freed", "_pending", "_recycled", "_refused", "allowed_bytes", "directory", "first_bytes",
-        "on_sync_failed", "prepare_bytes", "segment_bytes", "spare",
+        "_files", "_freed", "_pending", "_recycled", "_refused", "_system_refused", "allowed_bytes", "directory",
+        "first_bytes", "on_sync_failed", "prepare_bytes", "refusal", "segment_bytes", "spare",
     )  # fmt: skip
 
     def __init__(
@@ -154,6 +154,9 @@ class Preparer:
         self._refused = False
         self.allowed_bytes: int | None = None
         """How much of the disk new files for data may still take, as it was last measured; None: all that there is."""
+        self.refusal = ""
+        """Why data that needed a file got none; empty once there is one, or there was space when it was measured."""
+        self._system_refused = False
         self.directory = directory
         self.on_sync_failed: Callable[[OSError], object] = lambda error: None
         """Told on a helper of a sync that failed: no byte that was stored before it is believed any more."""
@@ -189,6 +192,8 @@ class Preparer:
         if job.prepared is not None:
             job.prepared.prepared_to = max(job.prepared.prepared_to, job.to)
         self._refused = job.error is not None
+        if job.spare is not None:
+            self._has_file()
         if job.freed is not None and job.error is not None and not isinstance(job.error, FileNotFoundError):
             self._freed.append(job.freed)
         if job.spare is not None and self.spare is None:
@@ -211,11 +216,11 @@ class Preparer:
     def check_allowed(self) -> None:
         """Raises DiskFull when a further file for data would take more of the disk than is allowed."""
         if not self._is_allowed():
-            raise DiskFull(
+            self.refusal = self.refusal or (
                 f"cannot make the next segment of {self.directory}: its disk has no room for {self.segment_bytes} "
-                "bytes beside what log.disk_full_percent and log.disk_full_bytes keep; free space on its disk",
-                path=str(self.directory),
+                "bytes beside what log.disk_full_percent and log.disk_full_bytes keep; free space on its disk"
             )
+            raise DiskFull(self.refusal, path=str(self.directory))
 
     def make(self, size: int | None = None) -> SpareFile:
         """A file, made here and now, a segment's by default. Raises OSError; data is not to ask again until the disk
@@ -223,10 +228,14 @@ class Preparer:
         size = size or self.segment_bytes
         try:
             spare = make_spare_file(self._files, spare_path(self.directory), size)
-        except OSError:
+        except OSError as error:
             if self.allowed_bytes is not None:
                 self.allowed_bytes = 0
+            refused = disk_error(error, "make the next segment in", self.directory)
+            if type(refused) is DiskFull:
+                self.refusal, self._system_refused = refused.message, True
             raise
+        self._has_file()
         self._spent(size)
         return spare
 
@@ -234,6 +243,8 @@ class Preparer:
         """The disk was measured: new files may take so much of it. A file that is being made is in that, or not yet."""
         self.allowed_bytes = size - (self._pending.new_bytes if self._pending is not None else 0)
         self._refused = False
+        if self._is_allowed() and not self._system_refused:
+            self.refusal = ""
 
     def ask_again(self) -> None:
         """A spare that was refused may be asked for again."""
@@ -292,6 +303,9 @@ class Preparer:
 
     def _is_allowed(self) -> bool:
         return self.allowed_bytes is None or self.allowed_bytes >= self.segment_bytes
+
+    def _has_file(self) -> None:
+        self.refusal, self._system_refused = "", False
 
     def _spent(self, size: int) -> None:
         if self.allowed_bytes is not None:
