@@ -233,7 +233,7 @@ class Mover:
             if altered.by == "alter":
                 await client.admin.alter(queue, arguments_of(altered.where, self._plan), sync=altered.syncs)
             elif altered.where == "none":
-                await topology.clear_policy(f"of {queue}")
+                await topology.clear_policy(f"of {queue}", missing_ok=True)
             else:
                 pattern, priority = ("", 0) if queue == EVERY else (f"^{queue}$", 1)
                 said = definition_of(altered.where, self._plan)

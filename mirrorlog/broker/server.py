@@ -364,10 +364,7 @@ class Server:
             start_id=self._start_id,
             now_us=wall,
             logs=with_warnings(
-                [
-                    without_master(log.status(now, wall), self._view.why_unmastered(log.log_id))
-                    for log in logs
-                ],
+                [without_master(log.status(now, wall), self._view.why_unmastered(log.log_id)) for log in logs],
                 disk,
                 self._memory.refusal,
             ),

@@ -12,7 +12,7 @@ from rich.text import Text
 from mirrorlog.diagnosis.cells import printable, time_text
 from mirrorlog.diagnosis.connections import connection_row, untold_rows
 from mirrorlog.errors import BadRequest
-from mirrorlog.tools.common.options import AsJson
+from mirrorlog.tools.common.options import AsJson, IfExists
 from mirrorlog.tools.common.output import cell_text, emit, table
 from mirrorlog.tools.common.session import session_of
 from mirrorlog.wire.messages.connections import ConnectionInfo
@@ -68,6 +68,8 @@ def close_connection(
     node: Annotated[
         str, typer.Option("--node", help="Of nodes that have one of that name the one that is meant.")
     ] = "",
+    *,
+    if_exists: IfExists = False,
     as_json: AsJson = False,
 ) -> None:
     """Close a client's connection, whichever node has it. Needs the tag administrator.
@@ -77,5 +79,9 @@ def close_connection(
 
     Example: mqtool close_connection '10.0.0.7:40312 -> 10.0.0.1:7401' loud
     """
-    closed = session_of(context).run(lambda client: client.admin.close_connection(name, reason, node_id=node))
+    closed = session_of(context).remove(
+        lambda client: client.admin.close_connection(name, reason, node_id=node),
+        f"connection {name}",
+        if_exists=if_exists,
+    )
     emit(as_json, {"name": name, "node": closed}, f"connection {name} of node {closed} is closed")

@@ -39,7 +39,7 @@ def doctor(
     async def ask(client: Client) -> list[Diagnosis]:
         return findings(await facts_of(client, key))
 
-    found = session_of(context).run(ask)
+    found = session_of(context).run(ask, vhost=vhost)
     emit(as_json, found, text_of(found))
     if any(each.weight == STOPS for each in found):
         raise typer.Exit(_STOPPED)

@@ -12,7 +12,7 @@ from rich.text import Text
 from mirrorlog.diagnosis.cells import NOTHING, ago_text, printable, target_of
 from mirrorlog.diagnosis.cluster_status import authorities, gather, select
 from mirrorlog.errors import AccessRefused, BadInput, NoSuchGroup, UnsupportedVersion
-from mirrorlog.tools.common.options import AsJson, QueueName, VirtualHost
+from mirrorlog.tools.common.options import AsJson, IfExists, QueueName, VirtualHost
 from mirrorlog.tools.common.output import emit, emit_with_outages, table, yes_no
 from mirrorlog.tools.common.session import session_of
 from mirrorlog.wire.messages.groups import GroupInfo, GroupMove, GroupsFound, GroupsReset
@@ -60,7 +60,7 @@ def groups(
         stands = [group for copy in authorities(status) for group in copy.log.groups]
         return stands, found, status.outages
 
-    stands, found, outages = session_of(context).run(ask)
+    stands, found, outages = session_of(context).run(ask, vhost=vhost)
     acking = [] if found is None else _acking(found)
     rows = [*stands, *(_fields(queue or "", each) for each in acking)]
     view = groups_view(stands)
@@ -166,6 +166,8 @@ def group_delete(
     context: typer.Context,
     queue: QueueName,
     group: Annotated[str, typer.Argument(help="The group, as `mqtool groups QUEUE` names it.")],
+    *,
+    if_exists: IfExists = False,
     as_json: AsJson = False,
     vhost: VirtualHost = DEFAULT_VIRTUAL_HOST,
 ) -> None:
@@ -190,7 +192,7 @@ def group_delete(
         names = ", ".join(each.group for each in known if each.group) or "none"
         raise NoSuchGroup(f"queue {queue!r} has no group {group!r}; it has {names}")
 
-    deleted = session_of(context).run(delete)
+    deleted = session_of(context).remove(delete, f"group {group} of queue {queue}", if_exists=if_exists)
     emit(as_json, deleted, f"{deleted.kind} group {group} of queue {queue} deleted; it stood at {deleted.floor}")
 
 

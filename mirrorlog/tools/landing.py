@@ -18,7 +18,7 @@ from typer.core import TyperCommand
 from mirrorlog.diagnosis.cells import NOTHING, bytes_text
 from mirrorlog.diagnosis.cluster_status import of_queues
 from mirrorlog.errors import MissingDependency, NoSuchHold
-from mirrorlog.tools.common.options import AsJson, OnlyVirtualHost, VirtualHost
+from mirrorlog.tools.common.options import AsJson, IfExists, OnlyVirtualHost, VirtualHost
 from mirrorlog.tools.common.output import emit_with_outages, table
 from mirrorlog.tools.common.session import session_of
 from mirrorlog.wire.messages.queues import HoldInfo
@@ -50,7 +50,7 @@ def landings(
     Example: mqtool landings flights
     """
     found, outages = session_of(context).run(
-        lambda client: of_queues(client, lambda log: log.holds, queue=queue, vhost=vhost)
+        lambda client: of_queues(client, lambda log: log.holds, queue=queue, vhost=vhost), vhost=vhost
     )
     emit_with_outages(as_json, found, landings_view(found), outages)
 
@@ -86,6 +86,7 @@ def landing_end(
     context: typer.Context,
     queue: Annotated[str, typer.Argument(help="The queue.")],
     name: Annotated[str, typer.Argument(help="The landing, as `mqtool landings` names it.")],
+    if_exists: IfExists = False,
     vhost: VirtualHost = DEFAULT_VIRTUAL_HOST,
 ) -> None:
     """End a landing's hold: retention frees what it kept, and what was tiered by it is not found any more.
@@ -105,7 +106,7 @@ def landing_end(
         known = ", ".join(hold.name for hold in holds) or "none"
         raise NoSuchHold(f"queue {queue!r} has no landing {name!r}; it has {known}")
 
-    hold = session_of(context).run(end)
+    hold = session_of(context).remove(end, f"landing {name} of queue {queue}", if_exists=if_exists)
     held = f"it had ended: {hold.ended}" if hold.ended else f"{hold.holder} held it from {hold.queue_offset} on"
     typer.echo(f"landing {name} of queue {queue} ended; {held}")
 

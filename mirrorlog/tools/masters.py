@@ -18,7 +18,7 @@ from mirrorlog import versions
 from mirrorlog.diagnosis.cells import NOTHING, bytes_text, offset_text
 from mirrorlog.diagnosis.cluster_status import AllStatuses, copies, gather, mastered_by
 from mirrorlog.errors import BadInput, ConnectionLost, MirrorlogError, Refused, RequestTimeout
-from mirrorlog.tools.common.options import AsJson
+from mirrorlog.tools.common.options import AsJson, IfExists
 from mirrorlog.tools.common.output import emit, print_json, print_json_line, table, terminal_console
 from mirrorlog.tools.common.session import ToolSession, session_of
 from mirrorlog.wire.messages.operators import CopyMoves, CopyPromoted, CopyReport, MasterMove, PlannedMove, Rebalanced
@@ -439,6 +439,7 @@ def forget_node(
     node: Annotated[str, typer.Argument(help="The node.")],
     *,
     force: Annotated[bool, typer.Option("--force", help="Also one that is up: it ends then.")] = False,
+    if_exists: IfExists = False,
     as_json: AsJson = False,
 ) -> None:
     """Take a node out of the cluster for good: it votes no more and its copies count no more.
@@ -448,5 +449,7 @@ def forget_node(
 
     Example: mqtool forget-node n3
     """
-    session_of(context).run(lambda client: client.admin.forget_node(node, force=force))
+    session_of(context).remove(
+        lambda client: client.admin.forget_node(node, force=force), f"node {node}", if_exists=if_exists
+    )
     emit(as_json, {"node_id": node, "forgotten": True}, f"node {node} is forgotten")

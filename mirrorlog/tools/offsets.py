@@ -247,7 +247,7 @@ def offsets(
         with contextlib.suppress(KeyboardInterrupt):
             _watch(session, look, every=every, as_json=as_json)
         return
-    status, names = session.run(look)
+    status, names = session.run(look, vhost=vhost)
     emit(as_json, status, offsets_view(status, names))
 
 

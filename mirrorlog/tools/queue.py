@@ -16,7 +16,15 @@ from mirrorlog.diagnosis.cells import NOTHING, bytes_text, parse_time
 from mirrorlog.diagnosis.cluster_status import lefts_of, of_queues, syncs_of
 from mirrorlog.diagnosis.places import altered_text, nodes_note, stays_text, sync_text
 from mirrorlog.errors import BadInput, MirrorlogError, NoSuchQueue
-from mirrorlog.tools.common.options import AckingGroup, AsJson, OnlyVirtualHost, QueueName, VirtualHost, parse_arguments
+from mirrorlog.tools.common.options import (
+    AckingGroup,
+    AsJson,
+    IfExists,
+    OnlyVirtualHost,
+    QueueName,
+    VirtualHost,
+    parse_arguments,
+)
 from mirrorlog.tools.common.output import emit, emit_with_outages, print_json, print_json_line, table
 from mirrorlog.tools.common.session import session_of
 from mirrorlog.wire.messages.groups import REDRIVE_MAX
@@ -54,7 +62,7 @@ def queues(
         found = metadata if vhost is None else within(metadata, vhost)
         return found, {**await syncs_of(client, found.queues), **await lefts_of(client, found.outages)}
 
-    metadata, syncs = session_of(context).run(ask)
+    metadata, syncs = session_of(context).run(ask, vhost=vhost)
     rows = [queue_fields(queue, syncs.get(queue.name)) for queue in metadata.queues]
     views = [queues_view(metadata.queues), *former_view(list(syncs.values()))]
     formers = {name: {"former": msgspec.to_builtins(sync.spans)} for name, sync in syncs.items()}
@@ -173,6 +181,7 @@ def delete(
         bool, typer.Option("--if-unused", help="Only while nobody consumes from it; readers at mirrors do not count.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Also when a landing holds records of it.")] = False,
+    if_exists: IfExists = False,
     as_json: AsJson = False,
     vhost: VirtualHost = DEFAULT_VIRTUAL_HOST,
 ) -> None:
@@ -183,10 +192,12 @@ def delete(
 
     Example: mqtool delete flights --if-unused
     """
-    records = session_of(context).run(
+    records = session_of(context).remove(
         lambda client: client.admin.delete_queue(
             qualified(vhost, queue), if_empty=if_empty, if_unused=if_unused, force=force
-        )
+        ),
+        f"queue {queue}",
+        if_exists=if_exists,
     )
     emit(
         as_json,
@@ -381,7 +392,7 @@ def rates(
     Example: mqtool rates flights
     """
     found, outages = session_of(context).run(
-        lambda client: of_queues(client, lambda log: log.queues, queue=queue, vhost=vhost)
+        lambda client: of_queues(client, lambda log: log.queues, queue=queue, vhost=vhost), vhost=vhost
     )
     emit_with_outages(as_json, found, rates_view(found), outages)
 
@@ -412,7 +423,7 @@ def producers(
     Example: mqtool producers flights
     """
     found, outages = session_of(context).run(
-        lambda client: of_queues(client, lambda log: log.producers, queue=queue, vhost=vhost)
+        lambda client: of_queues(client, lambda log: log.producers, queue=queue, vhost=vhost), vhost=vhost
     )
     emit_with_outages(as_json, found, producers_view(found), outages)
 

@@ -9,8 +9,8 @@ import typer
 from rich.console import RenderableType
 
 from mirrorlog.diagnosis.cells import NOTHING
-from mirrorlog.errors import NoSuchUser
-from mirrorlog.tools.common.options import AsJson, UserName, VirtualHost
+from mirrorlog.errors import BadInput, NoSuchUser
+from mirrorlog.tools.common.options import AsJson, IfExists, UserName, VirtualHost
 from mirrorlog.tools.common.output import emit, table
 from mirrorlog.tools.common.session import password_from, session_of
 from mirrorlog.wire.auth.passwords import check_hash, hashed
@@ -21,6 +21,8 @@ from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST
 if TYPE_CHECKING:
     from mirrorlog.client import Client
 
+TAGS: Final = ("administrator", "monitoring", "management", "policymaker", "landing")
+"""Those that mean something here. Others come by import-definitions or the management API, as RabbitMQ's tools ask."""
 NEW_PASSWORD_VARIABLE: Final = "MIRRORLOG_NEW_PASSWORD"
 
 
@@ -54,7 +56,7 @@ def user_set(
         list[str] | None,
         typer.Option(
             "--tag",
-            help="administrator, monitoring, management, policymaker, landing, or your own. Repeatable; others go.",
+            help=f"{', '.join(TAGS)}. Repeatable; others go.",
         ),
     ] = None,
     no_tags: Annotated[bool, typer.Option("--no-tags", help="Take all tags away.")] = False,
@@ -70,6 +72,8 @@ def user_set(
 
     Example: mqtool user-set alice --tag administrator
     """
+    if unknown := [each for each in tag or () if each not in TAGS]:
+        raise BadInput(f"--tag {', '.join(unknown)} means nothing here; there are {', '.join(TAGS)}")
     stored = None if keep_password else password_hash or hashed(password_from(NEW_PASSWORD_VARIABLE, name, twice=True))
     if password_hash:
         check_hash(password_hash)
@@ -80,12 +84,14 @@ def user_set(
     typer.echo(f"user {name} is set")
 
 
-def user_delete(context: typer.Context, name: UserName) -> None:
+def user_delete(context: typer.Context, name: UserName, if_exists: IfExists = False) -> None:
     """Delete a user; his connections end. The last administrator goes last: without users everybody may do everything.
 
     Example: mqtool user-delete alice
     """
-    session_of(context).run(lambda client: client.admin.topology.delete_user(name))
+    session_of(context).remove(
+        lambda client: client.admin.topology.delete_user(name), f"user {name}", if_exists=if_exists
+    )
     typer.echo(f"user {name} is gone")
 
 
@@ -97,6 +103,7 @@ def user_permissions(
     write: Annotated[str, typer.Option("--write", help="Names that may be published to and bound.")] = "",
     read: Annotated[str, typer.Option("--read", help="Names that may be consumed and bound from.")] = "",
     clear: Annotated[bool, typer.Option("--clear", help="Take all permissions away.")] = False,
+    if_exists: IfExists = False,
     vhost: VirtualHost = DEFAULT_VIRTUAL_HOST,
 ) -> None:
     """Set all three permissions of a user in a virtual host: regular expressions, which are searched for in names.
@@ -113,7 +120,8 @@ def user_permissions(
         else:
             await topology.set_permissions(name, configure=configure, write=write, read=read, virtual_host=vhost)
 
-    session_of(context).run(ask)
+    what = f"user {name} with permissions in virtual host {vhost}"
+    session_of(context).remove(ask, what, if_exists=clear and if_exists)
     typer.echo(f"permissions of user {name} in virtual host {vhost} are {'cleared' if clear else 'set'}")
 
 

@@ -1,4 +1,4 @@
-"""Queues are deleted by hand, on real nodes."""
+"""What is there is deleted by hand, on real nodes; what is not there is said not to be."""
 
 from __future__ import annotations
 
@@ -38,3 +38,50 @@ def test_conditions_refuse_and_say_why(mqtool: Tool, queue: str) -> None:
     assert mqtool("declare", queue, "--vhost", "theirs").code == 0
     assert mqtool("delete", queue, "--if-unused", "--vhost", "theirs").code == 0
     assert mqtool("delete", queue, "--if-empty", "--if-unused", "--force").out.startswith(f"queue {queue} deleted; 0 ")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("delete", "no-q"),
+        ("group-delete", "no-q", "g"),
+        ("landing-end", "no-q", "l"),
+        ("exchange-delete", "no-e"),
+        ("unbind", "amq.topic", "no-q", "--key", "k"),
+        ("unbind", "amq.topic", "amq.match", "--to-exchange", "--arg", "size=7"),
+        ("vhost-delete", "no-v"),
+        ("user-delete", "nobody"),
+        ("user-permissions", "nobody", "--clear"),
+        ("clear-policy", "no-p"),
+        ("clear-operator-policy", "no-p"),
+        ("forget-node", "n9"),
+        ("close-connection", "no-c"),
+    ],
+    ids="-".join,
+)
+def test_what_is_not_there_to_be_taken_away_is_an_error_unless_it_need_not_be(
+    mqtool: Tool, command: tuple[str, ...]
+) -> None:
+    """Goal: a mistyped name is seen; a script that runs twice says so beforehand."""
+    missing = mqtool(*command)
+    assert (missing.code, missing.out, missing.err.count("\n")) == (5, "", 1), missing
+    allowed = mqtool(*command, "--if-exists")
+    assert (allowed.code, allowed.out, allowed.err.count("\n")) == (0, "", 1), allowed
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["queues", "groups", "rates", "producers", "landings", "offsets", "doctor", "list-queues", "list-policies",
+     "list-operator-policies", "exchanges", "bindings", "export-definitions"],
+)  # fmt: skip
+def test_a_list_of_a_virtual_host_that_is_not_there_is_an_error(mqtool: Tool, command: str) -> None:
+    """Goal: nobody takes a mistyped name for an empty virtual host."""
+    found = mqtool(command, "--vhost", "no-v")
+    assert (found.code, found.out, found.err.count("\n")) == (5, "", 1), found
+    assert "no virtual host 'no-v'" in found.err
+
+
+def test_a_tag_that_means_nothing_is_refused_by_those_that_do(mqtool: Tool) -> None:
+    refused = mqtool("user-set", "alice", "--tag", "administrater", "--password-hash", "x")
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    assert "administrater means nothing here; there are administrator, monitoring, " in refused.err

@@ -60,6 +60,7 @@ from mirrorlog.wire.messages.operators import (
     GetCopyMoves,
     GetEvents,
     MasterMove,
+    NoSuchNode,
     PauseMoving,
     PlannedMove,
     PromoteCopy,
@@ -302,7 +303,7 @@ class Operations:
     def _facts_of(self, node: str) -> NodeFacts:
         facts = self._state.nodes.get(node)
         if facts is None:
-            raise BadRequest(f"no node {node!r} in this cluster; there are {', '.join(self._state.nodes)}")
+            raise NoSuchNode(f"no node {node!r} in this cluster; there are {', '.join(self._state.nodes)}")
         return facts
 
     def _log(self, name: str) -> tuple[str, LogFacts]:

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from mirrorlog.cluster.service import ClusterService
 from mirrorlog.cluster.state.command_codec import encode_command
 from mirrorlog.cluster.state.commands import Command
-from mirrorlog.cluster.state.topology import NONE, ClusterTopology, User, VirtualHost
+from mirrorlog.cluster.state.topology import NONE, ClusterTopology, User, VirtualHost, binding_key
 from mirrorlog.cluster.state.topology_commands import (
     Bound,
     ExchangeDeclared,
@@ -31,7 +31,7 @@ from mirrorlog.cluster.state.topology_commands import (
     VirtualHostRemoved,
 )
 from mirrorlog.cluster.state.topology_rules import MAX_BINDING_BYTES_AT_ONCE
-from mirrorlog.errors import LimitReached, NoSuchVirtualHost, NotCurrent
+from mirrorlog.errors import LimitReached, NoSuchUser, NoSuchVirtualHost, NotCurrent
 from mirrorlog.queues import policies
 from mirrorlog.wire.fairness.quotas import UserLimits
 from mirrorlog.wire.messages.base import Message
@@ -50,6 +50,8 @@ from mirrorlog.wire.messages.topology import (
     ListPolicies,
     ListUsers,
     ListVirtualHosts,
+    NoSuchBinding,
+    NoSuchPermissions,
     PermissionInfo,
     Policies,
     Routing,
@@ -64,7 +66,7 @@ from mirrorlog.wire.messages.topology import (
     VirtualHosts,
 )
 from mirrorlog.wire.names import check_new, split
-from mirrorlog.wire.policies import PolicyRow
+from mirrorlog.wire.policies import NoSuchPolicy, PolicyRow
 from mirrorlog.wire.routing import Binding, Exchange, no_such_exchange
 
 # What has changed in the routing of virtual hosts lately, for publishers that hold an older version. Pure.
@@ -166,6 +168,8 @@ EVERYWHERE_S: Final = 2.0
 """How long the answer waits for nodes that are up and slow."""
 ENCODED_MAX: Final = 16
 """Virtual hosts whose whole routing is kept as it is sent."""
+NAMED_MAX: Final = 20
+"""Of what is there, in a message that says what is not."""
 COMMAND_BYTES_MAX: Final = 64 * 1024
 """Of any of these commands but those that bind: more than the largest user, binding or name takes."""
 BINDINGS_BYTES_MAX: Final = MAX_BINDING_BYTES_AT_ONCE + COMMAND_BYTES_MAX
@@ -212,7 +216,23 @@ class RoutingRequests:
             check_new("user", asked.name)
         if isinstance(asked, SetPolicy):
             check_new("policy", asked.name)
+        if getattr(asked, "must_exist", False) and self._service.in_touch():
+            self._check_there(asked)
         return await self._decide(_COMMANDS[type(asked)](asked))
+
+    def _check_there(self, asked: Message) -> None:
+        """By what this node knows: what was answered before is known on every node. Raises as what is not there."""
+        match asked:
+            case DeleteVirtualHost(name=name):
+                self._host(name)
+            case DeleteUser(name=name):
+                self._user(name)
+            case ClearPermissions(user=name):
+                self._host(asked.virtual_host)
+                if asked.virtual_host not in self._user(name).permissions:
+                    raise NoSuchPermissions(f"user {name!r} has no permissions in virtual host {asked.virtual_host}")
+            case DeleteExchange() | Unbind() | ClearPolicy():
+                _check_within(self._host(asked.virtual_host), asked)
 
     async def _decide(self, command: Command) -> Message:
         _check_size(command)
@@ -277,6 +297,33 @@ class RoutingRequests:
         if host is None:
             raise NoSuchVirtualHost(f"there is no virtual host {name[:64]!r}; add it first")
         return host
+
+    def _user(self, name: str) -> User:
+        user = self._topology.users.get(name)
+        if user is None:
+            raise NoSuchUser(f"there is no user {name[:64]!r}")
+        return user
+
+
+def _check_within(host: VirtualHost, asked: DeleteExchange | Unbind | ClearPolicy) -> None:
+    match asked:
+        case DeleteExchange(name=name) if host.exchange(name) is None:
+            raise no_such_exchange(name)
+        case Unbind(binding=binding) if binding_key(binding) not in host.bindings.get(binding.source, {}):
+            raise _no_such_binding(binding)
+        case ClearPolicy(name=name) if name not in (there := host.policies_of(operators=asked.operator)):
+            have = ", ".join(sorted(there)[:NAMED_MAX]) or "none"
+            where = f"virtual host {asked.virtual_host}"
+            raise NoSuchPolicy(f"there is no policy {name[:64]!r} in {where}; there are {have}")
+
+
+def _no_such_binding(binding: Binding) -> NoSuchBinding:
+    what = "exchange" if binding.to_exchange else "queue"
+    arguments = f" and arguments {binding.arguments}" if binding.arguments else ""
+    return NoSuchBinding(
+        f"exchange {binding.source!r} has no binding to {what} {binding.destination!r} with key {binding.key!r}"
+        f"{arguments}"
+    )
 
 
 def _check_size(command: Command) -> None:

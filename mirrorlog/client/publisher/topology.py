@@ -15,7 +15,17 @@ from typing import Any, Final, TypeVar
 from mirrorlog.attempts import Attempts
 from mirrorlog.client.connection.backoff import Backoff
 from mirrorlog.client.connection.cluster import ClusterClient
-from mirrorlog.errors import ConnectionLost, ExchangeExists, MirrorlogError, NotLeader, OutcomeUnknown, RequestTimeout
+from mirrorlog.errors import (
+    ConnectionLost,
+    ExchangeExists,
+    MirrorlogError,
+    NoSuchExchange,
+    NoSuchUser,
+    NoSuchVirtualHost,
+    NotLeader,
+    OutcomeUnknown,
+    RequestTimeout,
+)
 from mirrorlog.wire.fairness.quotas import UserLimits
 from mirrorlog.wire.messages.base import Message
 from mirrorlog.wire.messages.queues import Done
@@ -32,6 +42,8 @@ from mirrorlog.wire.messages.topology import (
     ListPolicies,
     ListUsers,
     ListVirtualHosts,
+    NoSuchBinding,
+    NoSuchPermissions,
     Policies,
     Routing,
     SetPermissions,
@@ -45,7 +57,7 @@ from mirrorlog.wire.messages.topology import (
     VirtualHosts,
 )
 from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST
-from mirrorlog.wire.policies import ApplyTo, Policy
+from mirrorlog.wire.policies import ApplyTo, NoSuchPolicy, Policy
 from mirrorlog.wire.routing import Binding, Exchange
 
 BINDINGS_AT_ONCE: Final = 1_000
@@ -53,6 +65,14 @@ TRY_MS: Final = 4_000
 """How long one node may take: longer than a change waits for one that is slow, and well below what clients wait."""
 
 _M = TypeVar("_M", bound=Message)
+_NOT_THERE: Final = (
+    NoSuchBinding,
+    NoSuchExchange,
+    NoSuchPermissions,
+    NoSuchPolicy,
+    NoSuchUser,
+    NoSuchVirtualHost,
+)
 _PASSING: Final = (NotLeader, ConnectionLost, RequestTimeout, OutcomeUnknown)
 
 
@@ -60,7 +80,10 @@ class Topology:
     """Declares and binds exchanges, and keeps users. Every method raises what the node answers; names are those within
     `virtual_host`. What changes something raises ConnectionLost when no node was reached, and OutcomeUnknown when it
     may count or not: to ask once more is safe. What changes nothing raises ConnectionLost or RequestTimeout. What is
-    changed is known on every node that is up when it returns, or was asked for 2 s ago."""
+    changed is known on every node that is up when it returns, or was asked for 2 s ago.
+
+    What takes something away raises NoSuch… when that is not there, unless `missing_ok`; not where an attempt without
+    an answer may be what took it away."""
 
     def __init__(self, client: ClusterClient) -> None:
         self._client = client
@@ -91,10 +114,18 @@ class Topology:
         await self._ask(asked, Done)
 
     async def delete_exchange(
-        self, name: str, *, if_unused: bool = False, virtual_host: str = DEFAULT_VIRTUAL_HOST
+        self,
+        name: str,
+        *,
+        if_unused: bool = False,
+        virtual_host: str = DEFAULT_VIRTUAL_HOST,
+        missing_ok: bool = False,
     ) -> None:
-        """With all bindings from and to it. `if_unused`: raises InUse while a binding leads from it."""
-        await self._change(DeleteExchange(name=name, if_unused=if_unused, virtual_host=virtual_host))
+        """With all bindings from and to it. `if_unused`: raises InUse while a binding leads from it. Raises
+        NoSuchExchange."""
+        await self._remove(
+            DeleteExchange(name=name, if_unused=if_unused, virtual_host=virtual_host, must_exist=not missing_ok)
+        )
 
     # --- bindings ---
 
@@ -138,10 +169,11 @@ class Topology:
         arguments: Mapping[str, Any] | None = None,
         *,
         virtual_host: str = DEFAULT_VIRTUAL_HOST,
+        missing_ok: bool = False,
     ) -> None:
-        """Take that very binding away; nothing when it is not there."""
+        """Take that very binding away. Raises NoSuchBinding."""
         binding = Binding(exchange, queue, key, arguments=arguments or {})
-        await self._change(Unbind(binding=binding, virtual_host=virtual_host))
+        await self._remove(Unbind(binding=binding, virtual_host=virtual_host, must_exist=not missing_ok))
 
     async def unbind_exchange(
         self,
@@ -151,10 +183,11 @@ class Topology:
         arguments: Mapping[str, Any] | None = None,
         *,
         virtual_host: str = DEFAULT_VIRTUAL_HOST,
+        missing_ok: bool = False,
     ) -> None:
         """The same between two exchanges."""
         binding = Binding(source, destination, key, to_exchange=True, arguments=arguments or {})
-        await self._change(Unbind(binding=binding, virtual_host=virtual_host))
+        await self._remove(Unbind(binding=binding, virtual_host=virtual_host, must_exist=not missing_ok))
 
     async def routing(self, *, virtual_host: str = DEFAULT_VIRTUAL_HOST, version: int = 0) -> Routing:
         """All exchanges and bindings, unless `version` is what the node has."""
@@ -181,10 +214,17 @@ class Topology:
         await self._change(SetPolicy(name=name, policy=policy, virtual_host=virtual_host, operator=operator))
 
     async def clear_policy(
-        self, name: str, *, operator: bool = False, virtual_host: str = DEFAULT_VIRTUAL_HOST
+        self,
+        name: str,
+        *,
+        operator: bool = False,
+        virtual_host: str = DEFAULT_VIRTUAL_HOST,
+        missing_ok: bool = False,
     ) -> None:
-        """Nothing when it is not there."""
-        await self._change(ClearPolicy(name=name, virtual_host=virtual_host, operator=operator))
+        """Raises NoSuchPolicy."""
+        await self._remove(
+            ClearPolicy(name=name, virtual_host=virtual_host, operator=operator, must_exist=not missing_ok)
+        )
 
     async def policies(self) -> Policies:
         """Of all virtual hosts, those of operators among them."""
@@ -196,9 +236,9 @@ class Topology:
         """Nothing when it is there."""
         await self._change(AddVirtualHost(name=name))
 
-    async def delete_virtual_host(self, name: str) -> None:
-        """With its exchanges, bindings and permissions. Raises InUse while it has queues."""
-        await self._change(DeleteVirtualHost(name=name))
+    async def delete_virtual_host(self, name: str, *, missing_ok: bool = False) -> None:
+        """With its exchanges, bindings and permissions. Raises InUse while it has queues, NoSuchVirtualHost."""
+        await self._remove(DeleteVirtualHost(name=name, must_exist=not missing_ok))
 
     async def virtual_hosts(self) -> list[VirtualHostInfo]:
         return (await self._ask(ListVirtualHosts(), VirtualHosts)).virtual_hosts
@@ -211,8 +251,9 @@ class Topology:
         given = None if tags is None else list(tags)
         await self._change(SetUser(name=name, password_hash=password_hash, tags=given))
 
-    async def delete_user(self, name: str) -> None:
-        await self._change(DeleteUser(name=name))
+    async def delete_user(self, name: str, *, missing_ok: bool = False) -> None:
+        """Raises NoSuchUser."""
+        await self._remove(DeleteUser(name=name, must_exist=not missing_ok))
 
     async def set_permissions(
         self, user: str, *, configure: str, write: str, read: str, virtual_host: str = DEFAULT_VIRTUAL_HOST
@@ -221,8 +262,11 @@ class Topology:
         asked = SetPermissions(user=user, configure=configure, write=write, read=read, virtual_host=virtual_host)
         await self._change(asked)
 
-    async def clear_permissions(self, user: str, *, virtual_host: str = DEFAULT_VIRTUAL_HOST) -> None:
-        await self._change(ClearPermissions(user=user, virtual_host=virtual_host))
+    async def clear_permissions(
+        self, user: str, *, virtual_host: str = DEFAULT_VIRTUAL_HOST, missing_ok: bool = False
+    ) -> None:
+        """Raises NoSuchUser, NoSuchPermissions, NoSuchVirtualHost."""
+        await self._remove(ClearPermissions(user=user, virtual_host=virtual_host, must_exist=not missing_ok))
 
     async def set_user_limits(
         self,
@@ -253,6 +297,15 @@ class Topology:
         attempts = Attempts()
         with attempts.request(telling=telling):
             await self._ask(message, Done, attempts)
+
+    async def _remove(self, message: Message) -> None:
+        attempts = Attempts()
+        with attempts.request():
+            try:
+                await self._ask(message, Done, attempts)
+            except _NOT_THERE:
+                if not attempts.in_doubt:
+                    raise
 
     async def _ask(self, message: Message, expect: type[_M], attempts: Attempts | None = None) -> _M:
         loop = asyncio.get_running_loop()

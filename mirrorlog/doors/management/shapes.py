@@ -32,6 +32,7 @@ from mirrorlog.errors import (
     Refused,
     UnsupportedVersion,
 )
+from mirrorlog.wire.messages.topology import NoSuchBinding, NoSuchPermissions
 from mirrorlog.wire.policies import NoSuchPolicy
 
 PAGE_SIZE: Final = 100
@@ -66,7 +67,15 @@ def not_found() -> ApiError:
 
 
 _BASIC: Final = {"WWW-Authenticate": 'Basic realm="mirrorlog", charset="UTF-8"'}
-_NOT_THERE: Final = (NoSuchQueue, NoSuchGroup, NoSuchExchange, NoSuchUser, NoSuchPolicy)
+_NOT_THERE: Final = (
+    NoSuchQueue,
+    NoSuchGroup,
+    NoSuchExchange,
+    NoSuchUser,
+    NoSuchPolicy,
+    NoSuchBinding,
+    NoSuchPermissions,
+)
 _WRONG: Final = (BadInput, QueueExists, ExchangeExists, InUse, LimitReached, QueueExclusive, OffsetOutOfRange)
 _LATER: Final = (Refused, UnsupportedVersion)
 

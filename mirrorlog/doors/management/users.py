@@ -86,7 +86,7 @@ async def _delete_users(call: Call) -> ApiAnswer:
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise bad_request("users should be a list of names")
     for name in names:
-        await call.client.admin.topology.delete_user(name)
+        await call.client.admin.topology.delete_user(name, missing_ok=True)
     return NO_CONTENT
 
 

@@ -30,6 +30,7 @@ OnlyVirtualHost = Annotated[
     ),
 ]
 
+IfExists = Annotated[bool, typer.Option("--if-exists", help="No error (exit code 5) when it is not there.")]
 QueueName = Annotated[str, typer.Argument(help="The queue's name.")]
 AckingGroup = Annotated[str, typer.Option("--group", help="An acking group; by default the queue's own.")]
 LeaseGroup = Annotated[str, typer.Option("--group", help="Of the lease; by default the queue's own.")]

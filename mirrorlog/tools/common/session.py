@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import typer
 
 from mirrorlog.config import CLIENT_PORT
-from mirrorlog.errors import BadInput
+from mirrorlog.errors import AccessRefused, BadInput, MirrorlogError, NoSuchQueue, NoSuchVirtualHost
+from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST
 
 if TYPE_CHECKING:
     from mirrorlog.client import Client
@@ -30,7 +31,9 @@ PASSWORD_VARIABLE: Final = "MIRRORLOG_PASSWORD"
 DEFAULT_SERVERS: Final = f"127.0.0.1:{CLIENT_PORT}"
 CONNECT_TIMEOUT_MS: Final = 3_000
 """A node that is reachable greets within milliseconds; a hanging one shall not hold up a refreshed display."""
+_NOT_THERE: Final = NoSuchQueue.exit_code
 _T = TypeVar("_T")
+_Command = Callable[["Client"], Coroutine[Any, Any, _T]]
 
 # Passwords: out of the environment, or asked for at a terminal; never on a command line, which everybody may read.
 
@@ -82,14 +85,38 @@ class ToolSession:
         ) as client:
             yield client
 
-    def run(self, command: Callable[[Client], Coroutine[Any, Any, _T]], *, allow_stale_reads: bool = False) -> _T:
-        """Connect, run `command`, disconnect."""
+    def run(self, command: _Command[_T], *, allow_stale_reads: bool = False, vhost: str | None = None) -> _T:
+        """Connect, run `command`, disconnect. `vhost`: what is asked for is limited to this virtual host, which must be
+        there: raises NoSuchVirtualHost."""
 
         async def connected() -> _T:
             async with self.client(allow_stale_reads=allow_stale_reads) as client:
+                await _check_virtual_host(client, vhost)
                 return await command(client)
 
         return asyncio.run(connected())
+
+    def remove(self, command: _Command[_T], what: str, *, if_exists: bool) -> _T:
+        """As `run`; ends the program, with a word of it, when `what` is not there and that is no error."""
+        try:
+            return self.run(command)
+        except MirrorlogError as error:
+            if not if_exists or error.exit_code != _NOT_THERE:
+                raise
+        typer.echo(f"{what} was not there", err=True)
+        raise typer.Exit
+
+
+async def _check_virtual_host(client: Client, name: str | None) -> None:
+    if name is None or name == DEFAULT_VIRTUAL_HOST:
+        return
+    try:
+        there = [each.name for each in await client.admin.topology.virtual_hosts()]
+    except AccessRefused:
+        await client.admin.topology.routing(virtual_host=name)  # who may not see all of them may see his own
+        return
+    if name not in there:
+        raise NoSuchVirtualHost(f"there is no virtual host {name!r}; there are {', '.join(there)}")
 
 
 def session_of(context: typer.Context) -> ToolSession:

@@ -109,7 +109,7 @@ def export_definitions(
         return await document_of(client, vhost)
 
     left: list[str] = []
-    document = session_of(context).run(ask)
+    document = session_of(context).run(ask, vhost=vhost)
     if for_rabbitmq:
         document, left = theirs(document, nodes=nodes)
     if file == STDIO:

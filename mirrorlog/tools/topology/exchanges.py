@@ -10,7 +10,7 @@ import typer
 from rich.console import RenderableType
 
 from mirrorlog.diagnosis.cells import NOTHING
-from mirrorlog.tools.common.options import AsJson, VirtualHost, parse_arguments
+from mirrorlog.tools.common.options import AsJson, IfExists, VirtualHost, parse_arguments
 from mirrorlog.tools.common.output import emit, table
 from mirrorlog.tools.common.session import session_of
 from mirrorlog.wire.messages.topology import Routing, VirtualHostInfo
@@ -88,14 +88,17 @@ def exchange_delete(
     name: Annotated[str, typer.Argument(help="The exchange's name.")],
     *,
     if_unused: Annotated[bool, typer.Option("--if-unused", help="Only while no binding leads from it.")] = False,
+    if_exists: IfExists = False,
     vhost: VirtualHost = DEFAULT_VIRTUAL_HOST,
 ) -> None:
-    """Delete an exchange with its bindings; nothing happens when it is not there.
+    """Delete an exchange with its bindings.
 
     Example: mqtool exchange-delete orders --if-unused
     """
-    session_of(context).run(
-        lambda client: client.admin.topology.delete_exchange(name, if_unused=if_unused, virtual_host=vhost)
+    session_of(context).remove(
+        lambda client: client.admin.topology.delete_exchange(name, if_unused=if_unused, virtual_host=vhost),
+        f"exchange {name}",
+        if_exists=if_exists,
     )
     typer.echo(f"exchange {name} is gone")
 
@@ -134,9 +137,10 @@ def unbind(
     *,
     arg: Arguments = None,
     to_exchange: ToExchange = False,
+    if_exists: IfExists = False,
     vhost: VirtualHost = DEFAULT_VIRTUAL_HOST,
 ) -> None:
-    """Take a binding away, the one with exactly this key and these arguments; nothing happens when it is not there.
+    """Take a binding away, the one with exactly this key and these arguments.
 
     Example: mqtool unbind orders invoices --key orders.*.paid
     """
@@ -147,7 +151,7 @@ def unbind(
         take = topology.unbind_exchange if to_exchange else topology.unbind
         await take(exchange, destination, key, arguments, virtual_host=vhost)
 
-    session_of(context).run(ask)
+    session_of(context).remove(ask, "that binding", if_exists=if_exists)
     typer.echo(f"that binding from exchange {exchange} to {destination} is gone")
 
 
@@ -209,10 +213,14 @@ def vhost_add(context: typer.Context, name: Annotated[str, typer.Argument(help="
     typer.echo(f"virtual host {name} is there")
 
 
-def vhost_delete(context: typer.Context, name: Annotated[str, typer.Argument(help="Its name.")]) -> None:
+def vhost_delete(
+    context: typer.Context, name: Annotated[str, typer.Argument(help="Its name.")], if_exists: IfExists = False
+) -> None:
     """Delete a virtual host with its exchanges, bindings and permissions. An error while it has queues.
 
     Example: mqtool vhost-delete shop
     """
-    session_of(context).run(lambda client: client.admin.topology.delete_virtual_host(name))
+    session_of(context).remove(
+        lambda client: client.admin.topology.delete_virtual_host(name), f"virtual host {name}", if_exists=if_exists
+    )
     typer.echo(f"virtual host {name} is gone")

@@ -13,13 +13,13 @@ from mirrorlog.diagnosis.cells import NOTHING
 from mirrorlog.diagnosis.cluster_status import AllStatuses, gather, logs_in, newest_view
 from mirrorlog.diagnosis.places import why_queue_unmet, with_reasons
 from mirrorlog.errors import BadRequest, MirrorlogError
-from mirrorlog.tools.common.options import AsJson, OnlyVirtualHost, VirtualHost
+from mirrorlog.tools.common.options import AsJson, IfExists, OnlyVirtualHost, VirtualHost
 from mirrorlog.tools.common.output import cell_text, emit, emit_with_outages, table
 from mirrorlog.tools.common.session import session_of
 from mirrorlog.wire.messages.queues import Metadata, QueueInfo
 from mirrorlog.wire.messages.status import QueueStatus
 from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, split
-from mirrorlog.wire.policies import APPLY_TO, ApplyTo, NoSuchPolicy, PolicyRow, wrong_apply_to
+from mirrorlog.wire.policies import APPLY_TO, ApplyTo, PolicyRow, wrong_apply_to
 
 if TYPE_CHECKING:
     from mirrorlog.client import Client
@@ -70,22 +70,32 @@ def set_operator_policy(
     _set_policy(context, name, pattern, definition, priority=priority, apply_to=apply_to, operator=True, vhost=vhost)
 
 
-def clear_policy(context: typer.Context, name: PolicyName, vhost: VirtualHost = DEFAULT_VIRTUAL_HOST) -> None:
+def clear_policy(
+    context: typer.Context,
+    name: PolicyName,
+    if_exists: IfExists = False,
+    vhost: VirtualHost = DEFAULT_VIRTUAL_HOST,
+) -> None:
     """Take a policy away; queues and exchanges are then as the next one says, or as they were declared.
 
     Exit code 5 when there is none of that name.
 
     Example: mqtool clear-policy ha-two
     """
-    _clear_policy(context, name, operator=False, vhost=vhost)
+    _clear_policy(context, name, operator=False, vhost=vhost, if_exists=if_exists)
 
 
-def clear_operator_policy(context: typer.Context, name: PolicyName, vhost: VirtualHost = DEFAULT_VIRTUAL_HOST) -> None:
+def clear_operator_policy(
+    context: typer.Context,
+    name: PolicyName,
+    if_exists: IfExists = False,
+    vhost: VirtualHost = DEFAULT_VIRTUAL_HOST,
+) -> None:
     """Take an operator's policy away. Exit code 5 when there is none of that name.
 
     Example: mqtool clear-operator-policy short
     """
-    _clear_policy(context, name, operator=True, vhost=vhost)
+    _clear_policy(context, name, operator=True, vhost=vhost, if_exists=if_exists)
 
 
 def list_policies(context: typer.Context, vhost: OnlyVirtualHost = None, as_json: AsJson = False) -> None:
@@ -166,18 +176,17 @@ def _applied(text: str) -> ApplyTo:
     raise BadRequest(wrong_apply_to(text))
 
 
-def _clear_policy(context: typer.Context, name: str, *, operator: bool, vhost: str) -> None:
-    session = session_of(context)
-    found = session.run(lambda client: client.admin.topology.policies()).policies
-    if not any((row.virtual_host, row.name, row.operator) == (vhost, name, operator) for row in found):
-        there = ", ".join(row.name for row in found if row.virtual_host == vhost and row.operator == operator) or "none"
-        raise NoSuchPolicy(f"there is no policy {name!r} in virtual host {vhost}; there are {there}")
-    session.run(lambda client: client.admin.topology.clear_policy(name, operator=operator, virtual_host=vhost))
+def _clear_policy(context: typer.Context, name: str, *, operator: bool, vhost: str, if_exists: bool) -> None:
+    session_of(context).remove(
+        lambda client: client.admin.topology.clear_policy(name, operator=operator, virtual_host=vhost),
+        f"policy {name}",
+        if_exists=if_exists,
+    )
     typer.echo(f"policy {name} is gone from virtual host {vhost}")
 
 
 def _list_policies(context: typer.Context, vhost: str | None, *, operator: bool, as_json: bool) -> None:
-    found = session_of(context).run(_policies_seen)
+    found = session_of(context).run(_policies_seen, vhost=vhost)
     rows = [row for row in found if row.operator == operator and vhost in (None, row.virtual_host)]
     fields = [_policy_fields(row) for row in rows]
     emit(as_json, fields, policies_view(rows))
@@ -275,7 +284,7 @@ def list_queues(
         metadata = await client.admin.metadata()
         return metadata, await gather(client, metadata)
 
-    metadata, statuses = session_of(context).run(ask)
+    metadata, statuses = session_of(context).run(ask, vhost=vhost)
     facts = [each for each in queue_facts(metadata, statuses) if vhost in (None, split(each.info.name)[0])]
     rows = [{column: COLUMNS[column](queue) for column in wanted} for queue in facts]
     cells = [[cell_text(row[column]) for column in wanted] for row in rows]

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
+from mirrorlog.errors import BadRequest
 from mirrorlog.wire.messages.base import Message
 from mirrorlog.wire.messages.status import FormerStatus
+
+
+class NoSuchNode(BadRequest, grpc="NOT_FOUND", exit_code=5):
+    """The cluster has no node of that name."""
+
+    code: ClassVar[str] = "NO_SUCH_NODE"
 
 
 class DrainNode(Message, frozen=True):

@@ -2,17 +2,35 @@
 
 Each is answered with Done, or what it asks for, once it is decided and every node that is up has applied it; or after
 two seconds, while one of them is slow.
+
+What takes something away may say `must_exist`: of what is not there it is told so, and nothing is decided. A node that
+is older, or out of touch with the others, decides all the same, and says nothing of it.
 """
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import msgspec
 
+from mirrorlog.errors import MirrorlogError
 from mirrorlog.wire.fairness.quotas import UserLimits
 from mirrorlog.wire.messages.base import Message
 from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST
 from mirrorlog.wire.policies import Policy, PolicyRow
 from mirrorlog.wire.routing import Binding, Exchange
+
+
+class NoSuchBinding(MirrorlogError, grpc="NOT_FOUND", exit_code=5):
+    """The exchange has no binding there with exactly that key and these arguments."""
+
+    code: ClassVar[str] = "NO_SUCH_BINDING"
+
+
+class NoSuchPermissions(MirrorlogError, grpc="NOT_FOUND", exit_code=5):
+    """The user has none in that virtual host."""
+
+    code: ClassVar[str] = "NO_SUCH_PERMISSIONS"
 
 
 class DeclareExchange(Message, frozen=True):
@@ -30,6 +48,7 @@ class DeleteExchange(Message, frozen=True):
     name: str
     virtual_host: str = DEFAULT_VIRTUAL_HOST
     if_unused: bool = False
+    must_exist: bool = False
 
 
 class Bind(Message, frozen=True):
@@ -40,10 +59,9 @@ class Bind(Message, frozen=True):
 
 
 class Unbind(Message, frozen=True):
-    """Nothing when it is not there."""
-
     binding: Binding
     virtual_host: str = DEFAULT_VIRTUAL_HOST
+    must_exist: bool = False
 
 
 class GetRouting(Message, frozen=True):
@@ -79,6 +97,7 @@ class DeleteVirtualHost(Message, frozen=True):
     """Refused (InUse) while it has queues."""
 
     name: str
+    must_exist: bool = False
 
 
 class ListVirtualHosts(Message, frozen=True):
@@ -110,11 +129,10 @@ class SetPolicy(Message, frozen=True):
 
 
 class ClearPolicy(Message, frozen=True):
-    """Nothing when it is not there."""
-
     name: str
     virtual_host: str = DEFAULT_VIRTUAL_HOST
     operator: bool = False
+    must_exist: bool = False
 
 
 class ListPolicies(Message, frozen=True):
@@ -138,6 +156,7 @@ class SetUser(Message, frozen=True):
 
 class DeleteUser(Message, frozen=True):
     name: str
+    must_exist: bool = False
 
 
 class SetPermissions(Message, frozen=True):
@@ -153,6 +172,7 @@ class SetPermissions(Message, frozen=True):
 class ClearPermissions(Message, frozen=True):
     user: str
     virtual_host: str = DEFAULT_VIRTUAL_HOST
+    must_exist: bool = False
 
 
 class SetUserLimits(Message, frozen=True):
