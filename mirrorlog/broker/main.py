@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 import textwrap
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
@@ -21,40 +20,18 @@ import uvloop
 from mirrorlog import __version__
 from mirrorlog.broker.node import BrokerNode
 from mirrorlog.broker.resources.descriptors import fit
+from mirrorlog.broker.service_manager import ServiceManager
 from mirrorlog.commitlog.directory import close_directory
 from mirrorlog.config import Loaded, Settings, load
 from mirrorlog.errors import ConfigError, MirrorlogError
 from mirrorlog.freed_memory import keep_freed_memory
+from mirrorlog.log_lines import JsonEvents, configure_logs, json_line
+
+logger = logging.getLogger(__name__)
 
 # A batch that is opened, or gathered for a mirror, takes no page faults; the rare larger block goes back to the kernel.
 _KEPT_BYTES: Final = 16 * 1024 * 1024
 _BLOCK_BYTES: Final = 4 * 1024 * 1024
-
-# Structured logs of a node: one event a line on stderr, `time level node=… event key=value …`.
-
-
-class _Line(logging.Formatter):
-    def __init__(self, node_id: str) -> None:
-        super().__init__()
-        self._node_id = node_id
-
-    def format(self, record: logging.LogRecord) -> str:
-        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        line = f"{stamp}.{int(record.msecs):03d}Z {record.levelname.lower()} node={self._node_id} {record.getMessage()}"
-        if record.exc_info:
-            line += "\n" + self.formatException(record.exc_info)
-        return line
-
-
-def configure_logs(node_id: str, *, debug: bool) -> None:
-    """Send everything at info (debug: debug) and above to stderr."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Line(node_id))
-    root = logging.getLogger()
-    root.handlers[:] = [handler]
-    root.setLevel(logging.DEBUG if debug else logging.INFO)
-    logging.getLogger("asyncio").setLevel(logging.WARNING)
-
 
 # The effective settings with what each means and where it comes from, as TOML that can be used again, or as JSON.
 
@@ -206,9 +183,17 @@ def serve(  # noqa: PLR0917  (typer makes them options, nobody passes them by po
     except MirrorlogError as error:
         if debug:
             raise
-        print(f"mqnode: {error}", file=sys.stderr)
+        _say_failure(error)
         code = error.exit_code
     raise typer.Exit(code)
+
+
+def _say_failure(error: MirrorlogError) -> None:
+    """On one line, of the form that all lines have."""
+    if any(isinstance(each.formatter, JsonEvents) for each in logging.getLogger().handlers):
+        logger.critical("node_failed kind=%s reason=%r", type(error).__name__, str(error))
+    else:
+        print(f"mqnode: {error}", file=sys.stderr)
 
 
 def _check_founder(settings: Settings) -> None:
@@ -228,7 +213,8 @@ def _check_founder(settings: Settings) -> None:
 def run_node(settings: Settings, *, debug: bool = False, bootstrap: bool = False, discard: bool = False) -> int:
     """Run a node in this process; its exit code. `bootstrap`, `discard`: see `broker.entry.Entry`. Raises
     MirrorlogError when it cannot start."""
-    configure_logs(settings.node.id, debug=debug)
+    manager = ServiceManager.of_environment()
+    configure_logs(as_json=settings.node.log_format == "json", debug=debug, node=settings.node.id)
     os.umask(0o077)  # what is made from here on, by the index and by doors too, is nobody else's
     close_directory(settings.node.data_dir)
     settings, capped = fit(settings)
@@ -238,13 +224,30 @@ def run_node(settings: Settings, *, debug: bool = False, bootstrap: bool = False
     gc.set_threshold(50_000, 20, 100)
     keep_freed_memory(_KEPT_BYTES, block_bytes=_BLOCK_BYTES)
 
+    def say_ready(line: str) -> None:
+        as_json = settings.node.log_format == "json"
+        print(json_line(line, logger=logger.name, node=settings.node.id) if as_json else line, flush=True)
+
     async def main() -> int:
-        node = BrokerNode(settings, debug=debug, bootstrap=bootstrap, discard=discard, capped=capped)
+        manager.starting()
+        node = BrokerNode(
+            settings,
+            debug=debug,
+            bootstrap=bootstrap,
+            discard=discard,
+            capped=capped,
+            ready=say_ready,
+            manager=manager,
+        )
+        watching = asyncio.ensure_future(manager.watch())
         loop = asyncio.get_running_loop()
         for each in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(each, node.stop)
         loop.add_signal_handler(signal.SIGHUP, node.renewal.ask)
-        return await node.run()
+        try:
+            return await node.run()
+        finally:
+            watching.cancel()
 
     return uvloop.run(main())
 

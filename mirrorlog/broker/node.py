@@ -36,6 +36,7 @@ from mirrorlog.broker.membership.placing import PlacingSettings
 from mirrorlog.broker.resources.disk_limits import DiskSpace
 from mirrorlog.broker.resources.disk_watch import measure
 from mirrorlog.broker.server import Server
+from mirrorlog.broker.service_manager import NOBODY, ServiceManager
 from mirrorlog.broker.session.operator_requests import Operations
 from mirrorlog.cluster.coordination.coordinator import CoordinatorSettings
 from mirrorlog.cluster.coordination.liveness import Life
@@ -88,11 +89,12 @@ class BrokerNode:
         measure: Callable[[Path], DiskSpace] = measure,
         boot_id: Callable[[], str] = own_boot_id,
         ready: Callable[[str], None] = _print,
+        manager: ServiceManager = NOBODY,
         capped: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         """`bootstrap`, `discard`: see `Entry`. `files`: the disk; `measure`: how much space is on it; `boot_id`: of the
-        machine's boot; `ready`: is told, in a line, that the node serves, and where; `capped`: see `NodeCounts`. Raises
-        ConfigError."""
+        machine's boot; `ready`: is told, in a line, that the node serves, and where; `manager`: of its process, is
+        told, too; `capped`: see `NodeCounts`. Raises ConfigError."""
         self._settings = settings
         self._debug = debug
         self._credentials = credentials_of(settings)
@@ -104,6 +106,7 @@ class BrokerNode:
         self._capped = capped
         self._boot_id = boot_id
         self._ready = ready
+        self._manager = manager
         self._stopping = asyncio.Event()
         self._failure: MirrorlogError | None = None
         self._directory: DataDirectory | None = None
@@ -160,6 +163,7 @@ class BrokerNode:
             await self._start_doors()
             if not self._stopping.is_set():
                 self._ready(self._readiness())
+                self._manager.ready(self._readiness())
             await self._stopping.wait()
         except MirrorlogError as error:
             self.fail(error)
@@ -351,6 +355,7 @@ class BrokerNode:
         ):
             if bind is not None:
                 flags, token = [*tls_flags(settings.tls, tls), *more], self._server.door_token
+                flags += ["--json-logs", settings.node.id] if settings.node.log_format == "json" else []
                 door = make(node=settings.client_bind, bind=bind, debug=self._debug, flags=flags, token=token)
                 self._doors.append(door)
         serving = {asyncio.ensure_future(door.start()) for door in self._doors}
@@ -368,6 +373,7 @@ class BrokerNode:
             door.renew()
 
     async def _shut_down(self) -> None:
+        self._manager.stopping()
         server = self._server
         if self._responder is not None:
             self._responder.stop()

@@ -33,6 +33,9 @@ class NodeSettings(SettingsSection):
         None, description="the administrator whom a cluster without users gets from this node"
     )
     first_admin_file: Path | None = Field(None, description="a file that holds his password and nothing else")
+    log_format: Literal["text", "json"] = Field(
+        "text", description="json: what the node and its doors say of themselves is one JSON object a line"
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -184,7 +184,8 @@ class Node:
         code = self.exit_code
         with self.log_file.open("rb") as log:
             log.seek(self._log_start)
-            if any(line.startswith(b"mqnode %s serving " % self.id.encode()) for line in log):
+            said = b"mqnode %s serving " % self.id.encode()
+            if any(line.startswith((said, b"{")) and said in line for line in log):
                 return True
         if code is not None:
             kind = _START_ERRORS.get(code, MirrorlogError)

@@ -13,7 +13,6 @@ import signal
 import ssl
 import stat
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,9 +23,12 @@ import uvloop
 
 from mirrorlog.client import Client
 from mirrorlog.errors import ConfigError, MirrorlogError
+from mirrorlog.log_lines import configure_logs
 from mirrorlog.wire.messages.topology import Login
 from mirrorlog.wire.renewal import RenewableContext, Renewal
 from mirrorlog.wire.tls import client_context, server_context
+
+logger = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_MS: Final = 5_000
 REQUEST_TIMEOUT_MS: Final = 8_000
@@ -188,19 +190,24 @@ def run_door(
     parser.add_argument("--node", required=True, metavar="HOST:PORT", help="the node's client port")
     parser.add_argument("--bind", required=True, metavar="HOST:PORT", help="where to serve; port 0: any free one")
     parser.add_argument("--debug", action="store_true", help="debug logs, and tracebacks for errors")
+    parser.add_argument("--json-logs", metavar="NODE", help="one JSON object a line, with the node's name")
     parser.add_argument("--token", action="store_true", help="standard input begins with the node's token, a line")
     add_options(parser)
     if more_options is not None:
         more_options(parser)
     arguments = parser.parse_args()
-    _configure_logs(arguments.bind, debug=arguments.debug)
+    node = {} if arguments.json_logs is None else {"node": arguments.json_logs}
+    configure_logs(as_json=bool(node), debug=arguments.debug, **node, door=arguments.bind)
     try:
         token = _read_token() if arguments.token else ""
         uvloop.run(_main(make, DoorArguments(arguments.node, arguments.bind, DoorTls.of(arguments), token, arguments)))
     except MirrorlogError as error:
         if arguments.debug:
             raise
-        print(f"{name.lower()} door: {error}", file=sys.stderr)
+        if node:
+            logger.critical("door_failed kind=%s reason=%r", type(error).__name__, str(error))
+        else:
+            print(f"{name.lower()} door: {error}", file=sys.stderr)
         return error.exit_code
     return 0
 
@@ -222,14 +229,3 @@ async def _main(make: MakeDoor, given: DoorArguments) -> None:
     loop.add_signal_handler(signal.SIGHUP, door.renewal.ask)
     await watch_parent(door.stop)
     await door.run()
-
-
-def _configure_logs(bind: str, *, debug: bool) -> None:
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=logging.DEBUG if debug else logging.INFO,
-        format=f"%(asctime)s.%(msecs)03dZ %(levelname)s door={bind} %(message)s",
-        datefmt="%Y-%m-%dT%H:%M:%S",
-    )
-    logging.Formatter.converter = time.gmtime
-    logging.getLogger("asyncio").setLevel(logging.WARNING)
