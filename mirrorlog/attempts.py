@@ -21,7 +21,7 @@ from mirrorlog.errors import (
     StalledFrame,
 )
 
-_SILENT: Final = (OutcomeUnknown, ConnectionLost, RequestTimeout)
+_SILENT: Final = (OutcomeUnknown, ConnectionLost)
 _UNREADABLE: Final = (MirrorlogError, ProtocolError, FrameTooLarge, StalledFrame)
 """These alone, not what derives from them: an internal error in the midst of the work, an error that a newer peer has a
 name for, an answer that is none."""
@@ -35,7 +35,8 @@ def leaves_doubt(error: MirrorlogError) -> bool:
 def outcome_of(error: MirrorlogError, *, in_doubt: bool, message: str = "") -> MirrorlogError:
     """What a request ends with whose last attempt ended with `error`. `in_doubt`: some attempt may have counted;
     `message`: what to say then in front of the last error, by default only where that does not say it itself."""
-    if not in_doubt or (isinstance(error, OutcomeUnknown) and not message):
+    told = isinstance(error, OutcomeUnknown) and not isinstance(error, RequestTimeout)
+    if not in_doubt or (told and not message):
         return error
     return OutcomeUnknown(f"{message or 'it may have been done or not'}; last: {error}", **error.details)
 

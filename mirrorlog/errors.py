@@ -1,12 +1,12 @@
 """Every outcome that is not success, as one tree.
 
-An expected outcome is a named class. Each carries what every surface needs to speak of it: a stable `code` that
-travels in ERROR frames, a gRPC status, an exit code for the command line, and whether trying again can help. The code
-is the class's name in capitals (`NotMaster`: NOT_MASTER), so a class is renamed as a field of a message is: never. The
-rest stands in the line that begins the class. Messages are one line and say what to do.
+Each carries what every surface needs to speak of it: a stable `code` that travels in ERROR frames, a gRPC status, an
+exit code, and whether trying again can help. The code is the class's name in capitals (`NotMaster`: NOT_MASTER), so a
+class is never renamed. The rest stands in the line that begins it. Messages are one line and say what to do.
 
-Three branches matter to a producer (invariant 9): `Refused` (nothing was stored), `OutcomeUnknown` (stored
-perhaps; only an idempotent retry is safe) and `BadInput` (the same call can never succeed).
+Whatever a client raises is below one of four (invariant 9), and `except` of them is enough: `Refused` (nothing was
+done; later it may be), `OutcomeUnknown` (done perhaps; only an idempotent retry is safe), `BadInput` (the same call
+cannot succeed, as things stand), and `Closed` (what was used is closed, or not started).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class MirrorlogError(Exception):
         """What is not given is as of the class above, and so is the code of a class that stands in no `errors` module
         and sets none."""
         super().__init_subclass__()
-        if cls.__module__.endswith(".errors"):
+        if cls.__module__.endswith(".errors") and "code" not in vars(cls):
             cls.code = _WORD_BEGINS.sub("_", cls.__name__).upper()
         if "code" in vars(cls):
             _KINDS[cls.code] = cls
@@ -50,11 +50,8 @@ _KINDS: Final[dict[str, type[MirrorlogError]]] = {MirrorlogError.code: Mirrorlog
 """By code; those of other modules, once they are imported, too."""
 
 
-# --- A publish was refused: nothing was stored, the same batch may be sent again. ---------------------------------
-
-
 class Refused(MirrorlogError, grpc="UNAVAILABLE", exit_code=3, retriable=True):
-    """Nothing was stored. Trying the identical batch again is always safe."""
+    """Nothing was done, nothing is in the queue. Trying the identical batch again is safe where it is `retriable`."""
 
 
 class InSyncReplicasNotEnough(Refused):
@@ -104,18 +101,15 @@ class NodeStopping(Refused):
     """The node is on its way down; another attempt reaches its successor or its next start."""
 
 
-class SentToDeadLetters(MirrorlogError, grpc="RESOURCE_EXHAUSTED", exit_code=3):
+class SentToDeadLetters(Refused, grpc="RESOURCE_EXHAUSTED", retriable=False):
     """The batch was stored, and is not in the queue, which has as many records, or bytes, as it may, and `x-overflow =
     reject-publish-dlx`. They leave for its dead letter exchange, once; sent again they would come there once more.
     Final, and said again to whoever sends the identical batch again under its numbers."""
 
 
-# --- The batch may have been stored. ------------------------------------------------------------------------------
-
-
 class OutcomeUnknown(MirrorlogError, grpc="DEADLINE_EXCEEDED", exit_code=4, retriable=True):
-    """Stored perhaps: the batch reached a node, its confirm did not come in time. Retriable only under the same
-    producer id, producer epoch and sequence; the client does that by itself until `delivery_timeout_ms`."""
+    """Done perhaps: its answer did not come in time. A batch is retriable only under the same producer id, producer
+    epoch and sequence; the client does that by itself until `delivery_timeout_ms`."""
 
 
 class FlushSlaveTimeout(OutcomeUnknown):
@@ -135,11 +129,18 @@ class MasterChanged(OutcomeUnknown):
     that writes it now, as far as it is known, and the identical batch belongs there."""
 
 
-# --- The caller is wrong. -----------------------------------------------------------------------------------------
+class InternalError(OutcomeUnknown, grpc="INTERNAL", exit_code=1, retriable=False):
+    """A node failed in the midst of the work, or answers what this software has no name for."""
+
+    code = MirrorlogError.code
 
 
 class BadInput(MirrorlogError, grpc="INVALID_ARGUMENT", exit_code=2):
-    """The same call can never succeed; nothing was stored."""
+    """The same call cannot succeed; nothing was stored."""
+
+
+class PreconditionFailed(BadInput, grpc="FAILED_PRECONDITION"):
+    """The call makes sense, and cannot succeed as things stand; those below it say why."""
 
 
 class CrossLogTransaction(BadInput, grpc="FAILED_PRECONDITION"):
@@ -176,28 +177,28 @@ class BadRequest(BadInput):
     """A request whose fields make no sense, or not in this place; the message names the field."""
 
 
-class NoSuchQueue(MirrorlogError, grpc="NOT_FOUND", exit_code=5):
+class NoSuchQueue(PreconditionFailed, grpc="NOT_FOUND", exit_code=5):
     """The cluster has no queue of that name."""
 
 
-class NoSuchLog(MirrorlogError, grpc="NOT_FOUND", exit_code=5):
+class NoSuchLog(PreconditionFailed, grpc="NOT_FOUND", exit_code=5):
     """The cluster, or this node, has no log of that name."""
 
 
-class QueueExists(MirrorlogError, grpc="ALREADY_EXISTS", exit_code=6):
+class QueueExists(PreconditionFailed, grpc="ALREADY_EXISTS", exit_code=6):
     """Declared again with other arguments; the message names the difference."""
 
 
-class HoldTaken(MirrorlogError, grpc="FAILED_PRECONDITION", exit_code=6):
+class HoldTaken(PreconditionFailed, exit_code=6):
     """Another landing holds the queue's records under this name; details carry its `holder`, its `epoch`, and
     `left_ms`, what is left of its lease. Or a renewal came after the hold's end: then they carry `ended`, why."""
 
 
-class NoSuchHold(MirrorlogError, grpc="NOT_FOUND", exit_code=5):
+class NoSuchHold(PreconditionFailed, grpc="NOT_FOUND", exit_code=5):
     """The queue has no landing of that name that holds its records."""
 
 
-class OffsetOutOfRange(MirrorlogError, grpc="OUT_OF_RANGE", exit_code=7):
+class OffsetOutOfRange(PreconditionFailed, grpc="OUT_OF_RANGE", exit_code=7):
     """A position below the start offset or beyond the end; details carry `begin` and `next`, as far as is known."""
 
 
@@ -206,27 +207,24 @@ class PositionLost(OffsetOutOfRange):
     records was declared, and it is no retention. `details["go_on_at"]` is the first queue offset behind the gap."""
 
 
-class TierUnreachable(MirrorlogError, grpc="UNAVAILABLE", exit_code=9, retriable=True):
+class TierUnreachable(Refused, exit_code=9):
     """Records that a log has no more are in a Delta table that cannot be read from here; details: its `location`."""
 
 
-class TierNotAllowed(MirrorlogError, grpc="PERMISSION_DENIED", exit_code=18):
+class TierNotAllowed(PreconditionFailed, grpc="PERMISSION_DENIED", exit_code=18):
     """Records that a log has no more are said to be where this reader may not look; details carry its `location`."""
 
 
-class TierBroken(MirrorlogError, grpc="DATA_LOSS", exit_code=15):
+class TierBroken(PreconditionFailed, grpc="DATA_LOSS", exit_code=15):
     """The Delta table that should have a queue's older records is another queue's, or has rows twice or lacks some;
     details carry its `location`, and `go_on_at`, the queue offset behind what is missing."""
 
 
-class NotCurrent(MirrorlogError, grpc="UNAVAILABLE", exit_code=9, retriable=True):
+class NotCurrent(Refused, exit_code=9):
     """A node that is cut off answers no reads, unless it is asked for stale ones: others may have confirmed more."""
 
 
-# --- The two ends of a connection do not fit. ---------------------------------------------------------------------
-
-
-class ProtocolError(MirrorlogError, exit_code=8):
+class ProtocolError(PreconditionFailed, grpc="INTERNAL", exit_code=8):
     """Bytes that are no frames, or frames out of order. The connection is answered and closed."""
 
 
@@ -262,34 +260,32 @@ class AckBeyondEnd(ProtocolError):
     """An ack above what was sent on this link: never believed."""
 
 
-class ConnectionLost(MirrorlogError, grpc="UNAVAILABLE", exit_code=9, retriable=True):
-    """The link broke or could not be made."""
+class ConnectionLost(Refused, exit_code=9):
+    """No node was reached, or the link broke under a question. What was changed through a link that broke is
+    OutcomeUnknown (`mirrorlog.attempts`)."""
 
 
-class RequestTimeout(MirrorlogError, grpc="DEADLINE_EXCEEDED", exit_code=9, retriable=True):
+class RequestTimeout(OutcomeUnknown, exit_code=9):
     """A request other than a publish had no answer in time; it changed nothing that a retry would double."""
 
 
-# --- This machine, this node. -------------------------------------------------------------------------------------
-
-
-class ConfigError(MirrorlogError, grpc="FAILED_PRECONDITION", exit_code=10):
+class ConfigError(PreconditionFailed, exit_code=10):
     """A setting that makes no sense; the message names it."""
 
 
-class MissingDependency(MirrorlogError, grpc="FAILED_PRECONDITION", exit_code=11):
+class MissingDependency(PreconditionFailed, exit_code=11):
     """Java, a jar or a package that a command needs; the message says what to install."""
 
 
-class PortTaken(MirrorlogError, grpc="FAILED_PRECONDITION", exit_code=12):
+class PortTaken(PreconditionFailed, exit_code=12):
     """An address cannot be bound: something else listens there."""
 
 
-class DirectoryInUse(MirrorlogError, grpc="FAILED_PRECONDITION", exit_code=13):
+class DirectoryInUse(PreconditionFailed, exit_code=13):
     """Another process holds the data directory's lock."""
 
 
-class ForeignDirectory(MirrorlogError, grpc="FAILED_PRECONDITION", exit_code=14):
+class ForeignDirectory(PreconditionFailed, exit_code=14):
     """The data directory belongs to another node, cluster or log."""
 
 
@@ -297,7 +293,7 @@ class LogCorrupt(LogUnavailable, grpc="DATA_LOSS", exit_code=15, retriable=False
     """Bad bytes below the flushed offset; details carry `first` and `last` log offset."""
 
 
-class IndexDoubtful(MirrorlogError, grpc="UNAVAILABLE", exit_code=17, retriable=True):
+class IndexDoubtful(Refused, exit_code=17):
     """A segment's table, or the index of the past, is damaged or speaks of other bytes: it is rebuilt from the log."""
 
 
@@ -321,27 +317,27 @@ class Unroutable(BadInput, grpc="NOT_FOUND"):
     """No binding leads from the exchange to a queue; `details`: exchange, key. Nothing was stored."""
 
 
-class NoSuchExchange(MirrorlogError, grpc="NOT_FOUND", exit_code=5):
+class NoSuchExchange(PreconditionFailed, grpc="NOT_FOUND", exit_code=5):
     """The virtual host has no exchange of that name."""
 
 
-class NoSuchVirtualHost(MirrorlogError, grpc="NOT_FOUND", exit_code=5):
+class NoSuchVirtualHost(PreconditionFailed, grpc="NOT_FOUND", exit_code=5):
     """The cluster has no virtual host of that name."""
 
 
-class NoSuchUser(MirrorlogError, grpc="NOT_FOUND", exit_code=5):
+class NoSuchUser(PreconditionFailed, grpc="NOT_FOUND", exit_code=5):
     """The cluster has no user of that name."""
 
 
-class ExchangeExists(MirrorlogError, grpc="ALREADY_EXISTS", exit_code=6):
+class ExchangeExists(PreconditionFailed, grpc="ALREADY_EXISTS", exit_code=6):
     """With other properties; the message names the difference."""
 
 
-class InUse(MirrorlogError, grpc="FAILED_PRECONDITION", exit_code=6):
+class InUse(PreconditionFailed, exit_code=6):
     """It was to go only if nothing needs it, and something does."""
 
 
-class LimitReached(MirrorlogError, grpc="RESOURCE_EXHAUSTED", exit_code=6):
+class LimitReached(PreconditionFailed, grpc="RESOURCE_EXHAUSTED", exit_code=6):
     """The cluster has as many as it may; `details["limit"]` names the limit."""
 
 
@@ -351,9 +347,6 @@ class AccessRefused(BadInput, grpc="PERMISSION_DENIED", exit_code=18):
 
 class LoginFailed(ProtocolError, grpc="UNAUTHENTICATED", exit_code=18):
     """No such user, another password, or a password over a connection that others may read."""
-
-
-# --- Groups that ack. -----------------------------------------------------------------------------------------------
 
 
 class NotGranted(BadInput, grpc="FAILED_PRECONDITION"):
@@ -470,31 +463,35 @@ class ReceiptStale(BadInput, grpc="FAILED_PRECONDITION"):
     next: which."""
 
 
-class NoSuchSubscription(MirrorlogError, grpc="NOT_FOUND", exit_code=5):
+class NoSuchSubscription(PreconditionFailed, grpc="NOT_FOUND", exit_code=5):
     """It has ended, or was never there, or is another connection's."""
 
 
-class NoSuchGroup(MirrorlogError, grpc="NOT_FOUND", exit_code=5):
+class NoSuchGroup(PreconditionFailed, grpc="NOT_FOUND", exit_code=5):
     """The queue has no group of that name."""
 
 
-class ExclusiveTaken(MirrorlogError, grpc="FAILED_PRECONDITION", exit_code=6):
+class ExclusiveTaken(PreconditionFailed, exit_code=6):
     """Another subscriber has the group for itself, or there are others where this one wants it for itself."""
 
 
-class QueueExclusive(MirrorlogError, grpc="FAILED_PRECONDITION", exit_code=6):
+class QueueExclusive(PreconditionFailed, exit_code=6):
     """The queue belongs to another connection, which alone may use it; `details["queue"]`: its key."""
 
 
-class ConsumerTimedOut(MirrorlogError, grpc="FAILED_PRECONDITION", exit_code=9):
+class ConsumerTimedOut(Refused, grpc="FAILED_PRECONDITION", exit_code=9, retriable=False):
     """A record was not settled by this subscriber within the time that the queue allows; others get what it had."""
 
 
-class SubscriptionCancelled(MirrorlogError, grpc="ABORTED", exit_code=9):
+class SubscriptionCancelled(Refused, grpc="ABORTED", exit_code=9, retriable=False):
     """The group was reset or deleted, or the queue was."""
 
 
+class Closed(MirrorlogError, grpc="FAILED_PRECONDITION", exit_code=2):
+    """What was used is closed, not started, or of the process that this one was forked from; nothing was done."""
+
+
 def from_code(code: str, message: str, details: dict[str, Any] | None = None) -> MirrorlogError:
-    """The error that an ERROR frame describes; an unknown code (a newer peer) becomes the root with its text."""
+    """The error that an ERROR frame describes; an unknown code (a newer peer) becomes InternalError with its text."""
     kind = _KINDS.get(code)
-    return MirrorlogError(f"{code}: {message}", **(details or {})) if kind is None else kind(message, **(details or {}))
+    return InternalError(f"{code}: {message}", **(details or {})) if kind is None else kind(message, **(details or {}))

@@ -119,7 +119,7 @@ class Client(ClusterClient):
         """Close producers and subscriptions that are still open (they flush first), then consumers and all
         connections. What goes on for producers that were let go is waited for. Idempotent.
 
-        Afterwards every call raises ConnectionLost, until `connect`. Raises the first error that a producer's or
+        Afterwards every call raises Closed, until `connect`. Raises the first error that a producer's or
         subscription's flush raises, once all are closed.
         """
         failures: list[MirrorlogError] = []

@@ -10,7 +10,7 @@ from typing import Final
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 
-from mirrorlog.errors import BadInput, MirrorlogError
+from mirrorlog.errors import BadInput, InternalError, MirrorlogError, PreconditionFailed, Refused
 
 SPARK_ERRORS: Final = (PySparkException, Py4JError)
 """What Spark raises on the driver; `from_spark` tells what it means."""
@@ -26,39 +26,39 @@ class BadSchema(BadInput):
     """The schema that records are decoded by is malformed, too large, or cannot be a table's; the message says why."""
 
 
-class RecordsMissing(MirrorlogError, grpc="DATA_LOSS", exit_code=15):
+class RecordsMissing(PreconditionFailed, grpc="DATA_LOSS", exit_code=15):
     """Records below a queue's start offset, or above its confirmed end, were asked for; `failOnDataLoss` is true."""
 
 
-class BeginUnknown(MirrorlogError, grpc="UNAVAILABLE", exit_code=9, retriable=True):
+class BeginUnknown(Refused, grpc="UNAVAILABLE", exit_code=9, retriable=True):
     """The queue's master does not answer, and the copies that do may lack records that it still has."""
 
 
-class RangeNotDense(MirrorlogError, grpc="DATA_LOSS", exit_code=15):
+class RangeNotDense(PreconditionFailed, grpc="DATA_LOSS", exit_code=15):
     """A reader did not get every queue offset of its range exactly once. Nothing that it read may be kept."""
 
 
-class LandingConflict(MirrorlogError, grpc="ABORTED", exit_code=6, retriable=True):
+class LandingConflict(Refused, grpc="ABORTED", exit_code=6, retriable=True):
     """Another landing of the same queue committed to the same table meanwhile; this one added nothing."""
 
 
-class HistoryChanged(MirrorlogError, grpc="DATA_LOSS", exit_code=15):
+class HistoryChanged(PreconditionFailed, grpc="DATA_LOSS", exit_code=15):
     """The log does not hold the history that a position was read in: it lost its tail, or the queue is another one."""
 
 
-class TableOutOfStep(MirrorlogError, grpc="FAILED_PRECONDITION", exit_code=14):
+class TableOutOfStep(PreconditionFailed, grpc="FAILED_PRECONDITION", exit_code=14):
     """The table's transaction id and the queue contradict each other."""
 
 
-class TableRefused(MirrorlogError, grpc="FAILED_PRECONDITION", exit_code=14):
+class TableRefused(PreconditionFailed, grpc="FAILED_PRECONDITION", exit_code=14):
     """The table has a feature, a column or a setting that a landing cannot keep; the message names it."""
 
 
-class UndecodableRecord(MirrorlogError, grpc="DATA_LOSS", exit_code=15):
+class UndecodableRecord(PreconditionFailed, grpc="DATA_LOSS", exit_code=15):
     """A record is not what its schema says, and the landing has no table for dead letters; the message names it."""
 
 
-class RecordWithoutKey(MirrorlogError, grpc="FAILED_PRECONDITION", exit_code=14):
+class RecordWithoutKey(PreconditionFailed, grpc="FAILED_PRECONDITION", exit_code=14):
     """A record that an upsert cannot place, and no table of dead letters to keep it."""
 
 
@@ -66,11 +66,11 @@ class UnsafeRetention(BadInput):
     """A retention so short that files of a landing's step could be removed before it commits them."""
 
 
-class TableBusy(MirrorlogError, grpc="ABORTED", exit_code=6, retriable=True):
+class TableBusy(Refused, grpc="ABORTED", exit_code=6, retriable=True):
     """Upkeep lost against commits of others each time it tried; the table is as it was."""
 
 
-class StorageFailed(MirrorlogError, grpc="UNAVAILABLE", exit_code=1, retriable=True):
+class StorageFailed(Refused, grpc="UNAVAILABLE", exit_code=1, retriable=True):
     """A table's files could not be written or made durable: a full disk, missing rights, a store that is away."""
 
 
@@ -78,27 +78,27 @@ class BadLanding(BadInput):
     """A landing's definition that is unknown, missing or malformed in a key; the message names it."""
 
 
-class TableDiffers(MirrorlogError, grpc="DATA_LOSS", exit_code=15):
+class TableDiffers(PreconditionFailed, grpc="DATA_LOSS", exit_code=15):
     """A table and the log that it was landed from do not say the same."""
 
 
-class CopiesDiffer(MirrorlogError, grpc="DATA_LOSS", exit_code=15):
+class CopiesDiffer(PreconditionFailed, grpc="DATA_LOSS", exit_code=15):
     """Nodes hold other bytes at the same place of a log, or bytes that are damaged."""
 
 
-class CopyNotChecked(MirrorlogError, grpc="UNAVAILABLE", exit_code=9, retriable=True):
+class CopyNotChecked(Refused, grpc="UNAVAILABLE", exit_code=9, retriable=True):
     """A node did not show all of its copy, so nothing can be said of the rest."""
 
 
-class WriteUnproven(MirrorlogError, grpc="DATA_LOSS", exit_code=15):
+class WriteUnproven(PreconditionFailed, grpc="DATA_LOSS", exit_code=15):
     """What the tasks of a write say of their confirms does not fit together; the message says how."""
 
 
-class ReplayUnknown(MirrorlogError, grpc="FAILED_PRECONDITION", exit_code=14):
+class ReplayUnknown(PreconditionFailed, grpc="FAILED_PRECONDITION", exit_code=14):
     """How far an earlier run of the same replay came cannot be told any more; nothing was published."""
 
 
-class SparkFailed(MirrorlogError):
+class SparkFailed(InternalError):
     """Spark ended a job for a reason that is not one of ours; the message is its first line."""
 
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final, Literal, get_args
 
 import msgspec
 
-from mirrorlog.errors import BadRequest, LimitReached, MirrorlogError
+from mirrorlog.errors import BadRequest, LimitReached, PreconditionFailed
 
 ApplyTo = Literal["queues", "exchanges", "all"]
 APPLY_TO: Final = get_args(ApplyTo)
@@ -32,7 +32,7 @@ def wrong_apply_to(value: object) -> str:
     return f"apply-to '{value!s:.80}' unrecognised; should be 'queues', 'exchanges' or 'all'"
 
 
-class NoSuchPolicy(MirrorlogError, grpc="NOT_FOUND", exit_code=5):
+class NoSuchPolicy(PreconditionFailed, grpc="NOT_FOUND", exit_code=5):
     """The virtual host has no policy of that name."""
 
     code: ClassVar[str] = "NO_SUCH_POLICY"

@@ -9,7 +9,7 @@ import pytest
 
 from mirrorlog.client import Client
 from mirrorlog.config import CLIENT_PORT
-from mirrorlog.errors import BadRequest, ConnectionLost
+from mirrorlog.errors import BadRequest, Closed, ConnectionLost
 from mirrorlog.testing.ports import HOST
 
 
@@ -44,13 +44,13 @@ async def test_a_producers_wrong_option_is_refused_without_a_node(option: str) -
 async def test_a_producer_that_was_not_started_says_so() -> None:
     """It knows no limits yet, which is not the record's fault; by each way to hand over."""
     producer = Client("127.0.0.1:1").producer("q")
-    with pytest.raises(ConnectionLost, match="not started"):
+    with pytest.raises(Closed, match="not started"):
         producer.send_nowait(b"v")
-    with pytest.raises(ConnectionLost, match="not started"):
+    with pytest.raises(Closed, match="not started"):
         producer.send_nowait(None)
-    with pytest.raises(ConnectionLost, match="not started"):
+    with pytest.raises(Closed, match="not started"):
         producer.send_many_nowait([b"v"])
-    with pytest.raises(ConnectionLost, match="not started"):
+    with pytest.raises(Closed, match="not started"):
         await producer.send(b"v")
     await producer.close()
 
@@ -74,7 +74,7 @@ async def test_closing_ends_an_opening_for_who_waits_for_it(greeted: bool) -> No
         await asyncio.wait_for(reached.wait(), 10) if greeted else await asyncio.sleep(0)
         await client.close()
         for each in opening:
-            with pytest.raises(ConnectionLost, match="client is closed"):
+            with pytest.raises(Closed, match="client is closed"):
                 await asyncio.wait_for(each, 10)
         client.connect_timeout_ms = 100
         with pytest.raises(ConnectionLost, match="no answer"):
@@ -93,5 +93,5 @@ async def test_who_is_cancelled_while_a_client_is_closed_stays_cancelled() -> No
         await client.close()
         with pytest.raises(asyncio.CancelledError):
             await opening[0]
-        with pytest.raises(ConnectionLost, match="client is closed"):
+        with pytest.raises(Closed, match="client is closed"):
             await asyncio.wait_for(opening[1], 10)

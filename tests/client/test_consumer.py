@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mirrorlog.client import Client, Consumer
-from mirrorlog.errors import BadRequest, ConnectionLost, NoSuchQueue, OffsetOutOfRange
+from mirrorlog.errors import BadRequest, Closed, ConnectionLost, NoSuchQueue, OffsetOutOfRange
 from mirrorlog.testing import Cluster
 from mirrorlog.wire.messages.queues import Position
 from tests.process.clusters import MIB, eventually, fast_cluster, log_directory, log_of
@@ -290,13 +290,13 @@ async def test_a_consumer_that_was_not_started_says_so(client: Client, queue: Qu
     """It would read from 0 whatever its start says; by each way to read, and by asking for its position."""
     await publish(client, queue, 1)
     consumer = client.consumer(queue, start="latest", until="confirmed")
-    with pytest.raises(BadRequest, match="not started"):
+    with pytest.raises(Closed, match="not started"):
         await numbers(consumer)
-    with pytest.raises(BadRequest, match="not started"):
+    with pytest.raises(Closed, match="not started"):
         await anext(consumer.batches())
-    with pytest.raises(BadRequest, match="not started"):
+    with pytest.raises(Closed, match="not started"):
         await consumer.read(1, timeout_ms=100)
-    with pytest.raises(BadRequest, match="not started"):
+    with pytest.raises(Closed, match="not started"):
         consumer.position  # noqa: B018
 
 
@@ -307,12 +307,12 @@ async def test_closing_ends_a_wait_for_records(client: Client, queue: Queue) -> 
     waiting = asyncio.ensure_future(anext(aiter(consumer)))
     await asyncio.sleep(0)
     await consumer.close()
-    with pytest.raises(ConnectionLost, match="closed"):
+    with pytest.raises(Closed, match="closed"):
         await asyncio.wait_for(waiting, 20)
     consumer = await client.consumer(queue).start()
     await consumer.read(1, timeout_ms=10_000)
     await consumer.close()
-    with pytest.raises(ConnectionLost, match="closed"):
+    with pytest.raises(Closed, match="closed"):
         await consumer.read(1, timeout_ms=10_000)
     assert consumer.position.queue_offset == 1
 
@@ -328,14 +328,14 @@ async def test_closing_the_client_ends_its_readers_for_good(shared_cluster: Clus
     await busy.read(1, timeout_ms=10_000)
     await client.close()
     async with asyncio.timeout(5):
-        with pytest.raises(ConnectionLost, match="closed"):
+        with pytest.raises(Closed, match="closed"):
             await waiting
         for reading in (idle.read, busy.read):
-            with pytest.raises(ConnectionLost, match="client is closed"):
+            with pytest.raises(Closed, match="client is closed"):
                 await reading(1, timeout_ms=60_000)
-        with pytest.raises(ConnectionLost, match="client is closed"):
+        with pytest.raises(Closed, match="client is closed"):
             await client.consumer(queue).start()
-        with pytest.raises(ConnectionLost, match="client is closed"):
+        with pytest.raises(Closed, match="client is closed"):
             await client.admin.metadata()
     assert client._connections == {}
     async with client, client.consumer(queue, until="confirmed") as consumer:

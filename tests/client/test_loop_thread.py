@@ -11,7 +11,7 @@ import pytest
 
 from mirrorlog.client.sync import Client
 from mirrorlog.client.sync.loop_thread import LoopThread
-from mirrorlog.errors import BadRequest, ConnectionLost, RequestTimeout
+from mirrorlog.errors import BadRequest, Closed, ConnectionLost, RequestTimeout
 
 
 @pytest.fixture
@@ -79,9 +79,9 @@ def test_closing_ends_every_call_and_refuses_new_ones() -> None:
         waiting = caller.submit(thread.run, note, timeout_s=None, what="the call")
         assert begun.wait(10)
         thread.close()
-        with pytest.raises(ConnectionLost, match="closed meanwhile"):
+        with pytest.raises(Closed, match="closed meanwhile"):
             waiting.result(20)
-    with pytest.raises(ConnectionLost, match="the client is closed"):
+    with pytest.raises(Closed, match="the client is closed"):
         thread.run(forever, timeout_s=None, what="the call")
     thread.call_soon(lambda: None)
     thread.close()
@@ -97,7 +97,7 @@ def test_a_client_that_reaches_nobody_says_so_and_leaves_no_thread() -> None:
     with pytest.raises(ConnectionLost, match="no node answers"):
         client.admin.queues()
     client.close()
-    with pytest.raises(ConnectionLost, match="the client is closed"):
+    with pytest.raises(Closed, match="the client is closed"):
         client.admin.queues()
     Client("127.0.0.1:1").close()  # one that never began
     assert threading.active_count() == before

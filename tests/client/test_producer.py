@@ -15,7 +15,7 @@ from mirrorlog.client import Client, Producer, Receipt
 from mirrorlog.errors import (
     BadInput,
     BadRequest,
-    ConnectionLost,
+    Closed,
     InSyncReplicasNotEnough,
     NoSuchQueue,
     OutcomeUnknown,
@@ -199,7 +199,7 @@ async def test_leaving_the_block_waits_for_every_outcome(client: Client, queue: 
     async with client.producer(queue) as producer:
         deliveries = [producer.send_nowait(b"%d" % number) for number in range(500)]
     assert [delivery.result().queue_offset for delivery in deliveries] == list(range(500))
-    with pytest.raises(ConnectionLost, match="closed"):
+    with pytest.raises(Closed, match="closed"):
         producer.send_nowait(b"late")
 
 
@@ -285,7 +285,7 @@ async def test_a_column_is_taken_whole_or_not_at_all(client: Client, queue: str)
         assert len(await large) == 1_000
         assert producer.stats.sent == 1_000
         assert (await producer.send_many([b"z"]))[0].queue_offset == 1_000
-    with pytest.raises(ConnectionLost, match="closed"):
+    with pytest.raises(Closed, match="closed"):
         producer.send_many_nowait([b"late"])
 
 

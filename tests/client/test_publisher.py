@@ -15,7 +15,7 @@ from mirrorlog.client.sync import Client as SyncClient
 from mirrorlog.errors import (
     AccessRefused,
     BadRequest,
-    ConnectionLost,
+    Closed,
     NoSuchExchange,
     NoSuchVirtualHost,
     Refused,
@@ -462,7 +462,7 @@ def test_without_await_it_is_the_same(shared_cluster: Cluster, new_name: Names) 
         topology = client.admin.topology
         topology.declare_exchange(exchange, "topic")
         topology.bind(exchange, queue, "k.#")
-        with pytest.raises(ConnectionLost, match="not started"):
+        with pytest.raises(Closed, match="not started"):
             client.publisher(exchange).publish("k", b"v")
         with client.publisher(exchange, mandatory=True) as publisher:
             assert set(publisher.publish("k", b"0").receipts) == {queue}

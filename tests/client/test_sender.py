@@ -28,6 +28,7 @@ from mirrorlog.commitlog.format.header import Codec, read_header
 from mirrorlog.errors import (
     BadInput,
     BatchTooLarge,
+    Closed,
     ConnectionLost,
     MasterChanged,
     MirrorlogError,
@@ -272,7 +273,7 @@ async def test_what_goes_alone_is_checked_and_counted_as_the_others() -> None:
         await producer.send(b"", key=bytes(2 * MIB))
     await producer.send(bytes(MIB))
     await producer.close()
-    with pytest.raises(ConnectionLost, match="closed"):
+    with pytest.raises(Closed, match="closed"):
         await producer.send(b"late")
     assert [len(value or b"") for value in node.values] == [MIB]
 

@@ -11,6 +11,7 @@ from mirrorlog.client import Client, Delivered, Subscription
 from mirrorlog.client.connection.liveness import KeepAlive
 from mirrorlog.errors import (
     BadRequest,
+    Closed,
     ConnectionLost,
     ConsumerTimedOut,
     ExclusiveTaken,
@@ -530,10 +531,10 @@ async def test_closing_gives_back_what_nobody_has_seen(nodes: Nodes, client: Cli
     said = {(each.how, each.ranges) for each in n1.settled}
     assert said == {(How.ACK, (0, 1)), (How.RELEASE, (2, 4, 4, 6))} | ({(How.RETURN, (1, 2))} if requeue else set())
     assert not n1.by_number
-    with pytest.raises(ConnectionLost, match="closed"):
+    with pytest.raises(Closed, match="closed"):
         await anext(subscription)
     if requeue:
-        with pytest.raises(ConnectionLost, match="closed"):
+        with pytest.raises(Closed, match="closed"):
             await seen[1].ack()
     else:
         await seen[1].ack()

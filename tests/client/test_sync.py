@@ -23,6 +23,7 @@ from mirrorlog.client.sync.record_buffer import Bunch
 from mirrorlog.errors import (
     BadInput,
     BadRequest,
+    Closed,
     ConnectionLost,
     NoSuchQueue,
     OffsetOutOfRange,
@@ -209,16 +210,16 @@ def test_wrong_options_and_names_raise_at_once(client: Client, new_name: Callabl
         client.producer(new_name()).start()
     with pytest.raises(NoSuchQueue):
         client.consumer(new_name()).start()
-    with pytest.raises(ConnectionLost, match="not started"):
+    with pytest.raises(Closed, match="not started"):
         client.producer("q").send(b"v")
     for send_many in (client.producer("q").send_many, client.producer("q").send_many_nowait):
-        with pytest.raises(ConnectionLost, match=r"use it with `with`, or call start\(\)"):
+        with pytest.raises(Closed, match=r"use it with `with`, or call start\(\)"):
             send_many([b"v"])
-    with pytest.raises(BadRequest, match="not started"):
+    with pytest.raises(Closed, match="not started"):
         next(iter(client.consumer("q")))
-    with pytest.raises(BadRequest, match="not started"):
+    with pytest.raises(Closed, match="not started"):
         client.consumer("q").read(timeout_ms=100)
-    with pytest.raises(BadRequest, match="not started"):
+    with pytest.raises(Closed, match="not started"):
         client.consumer("q").position  # noqa: B018
 
 
@@ -316,7 +317,7 @@ def test_a_record_that_never_ends_is_of_unknown_outcome() -> None:
 def test_a_change_that_is_under_way_when_the_client_is_closed_is_of_unknown_outcome() -> None:
     """Goal: nobody is told that nothing was done of what may be. Method: the thread is closed from within the change,
     and from within a question; and before either has begun."""
-    for act, error in ((Client.change, OutcomeUnknown), (Client.call, ConnectionLost)):
+    for act, error in ((Client.change, OutcomeUnknown), (Client.call, Closed)):
         client = Client("127.0.0.1:1")
         thread = client.thread
 
@@ -326,7 +327,7 @@ def test_a_change_that_is_under_way_when_the_client_is_closed_is_of_unknown_outc
 
         with pytest.raises(error, match="closed meanwhile"):
             act(client, closes, what="it")
-        with pytest.raises(ConnectionLost, match="is closed"):
+        with pytest.raises(Closed, match="is closed"):
             act(client, closes, what="it")
 
 
@@ -546,7 +547,7 @@ def test_closing_ends_the_thread_and_later_calls_say_so(client: Client, queue: s
         other.admin.queues,
     ]
     for call in calls:
-        with pytest.raises((ConnectionLost, BadRequest), match=r"closed|group"):
+        with pytest.raises((Closed, BadRequest), match=r"closed|group"):
             call()
 
 
@@ -557,7 +558,7 @@ def test_closing_wakes_a_reader_in_another_thread(shared_cluster: Cluster, clien
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(next, iter(consumer))
         other.close()
-        with pytest.raises(ConnectionLost, match="closed"):
+        with pytest.raises(Closed, match="closed"):
             waiting.result(20)
 
 
@@ -567,7 +568,7 @@ def test_closing_a_consumer_wakes_its_reader_in_another_thread(client: Client, q
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(next, iter(consumer))
         consumer.close()
-        with pytest.raises(ConnectionLost, match="closed"):
+        with pytest.raises(Closed, match="closed"):
             waiting.result(20)
 
 
@@ -597,7 +598,7 @@ def test_leaving_by_an_interrupt_does_not_wait_for_confirms() -> None:
 
 
 def test_what_was_handed_over_when_the_thread_ends_is_of_unknown_outcome() -> None:
-    """A publish never ends as ConnectionLost, which says nothing of what was sent; by a node that stands still: one
+    """A publish never ends as Closed, which says nothing of what was sent; by a node that stands still: one
     waits for a record, one for columns, both while the thread is closed and behind that."""
     with fast_cluster(1, min_in_sync=1) as cluster:
         master = cluster.master
@@ -624,7 +625,7 @@ def test_what_was_handed_over_when_the_thread_ends_is_of_unknown_outcome() -> No
                     result()
         finally:
             master.resume()
-            with suppress(ConnectionLost):
+            with suppress(Closed):
                 client.close()
 
 
@@ -671,7 +672,7 @@ def test_a_forked_child_is_told(client: Client, queue: str) -> None:
             told = 0
             try:
                 for call in (client.admin.queues, lambda: producer.send_nowait(b"child"), producer.flush):
-                    with pytest.raises(ConnectionLost, match="fork"):
+                    with pytest.raises(Closed, match="fork"):
                         call()
                     told += 1
                 client.close()

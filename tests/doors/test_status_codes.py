@@ -37,11 +37,12 @@ STATUSES = {
         "SlaveNotAvailable",
     ],
     "FAILED_PRECONDITION": [
-        "ConfigError", "ConsumerTimedOut", "CrossLogTransaction", "DirectoryInUse", "ExclusiveTaken",
+        "Closed", "ConfigError", "ConsumerTimedOut", "CrossLogTransaction", "DirectoryInUse", "ExclusiveTaken",
         "ForeignDirectory", "HoldTaken", "InUse", "MirrorAhead", "MissingDependency", "NotGranted", "PortTaken",
-        "QueueExclusive", "ReceiptStale", "SettledOtherwise", "UnsupportedVersion", "WrongCluster",
+        "PreconditionFailed", "QueueExclusive", "ReceiptStale", "SettledOtherwise", "UnsupportedVersion",
+        "WrongCluster",
     ],
-    "INTERNAL": ["AckBeyondEnd", "FrameTooLarge", "MirrorlogError", "ProtocolError", "StalledFrame"],
+    "INTERNAL": ["AckBeyondEnd", "FrameTooLarge", "InternalError", "MirrorlogError", "ProtocolError", "StalledFrame"],
     "INVALID_ARGUMENT": [
         "BadBatch", "BadInput", "BadRequest", "BatchTooLarge", "OutOfSequence", "RecordTooLarge", "StaleProducerEpoch",
     ],

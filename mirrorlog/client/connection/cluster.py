@@ -21,7 +21,7 @@ from mirrorlog.client.connection.queue_metadata import FoundQueue
 from mirrorlog.client.connection.unclosed import Background
 from mirrorlog.client.options import check_timeout, parse_server
 from mirrorlog.config import CLIENT_PORT
-from mirrorlog.errors import BadRequest, ConnectionLost, NotMaster
+from mirrorlog.errors import BadRequest, Closed, ConnectionLost, NotMaster
 from mirrorlog.wire.messages.queues import GetMetadata, Metadata, NodeInfo, QueueInfo
 
 # Who waits for a connection looks around after so long: its node may hang and have been replaced. The opening goes on.
@@ -69,9 +69,9 @@ class ClusterClient:
         return self._closed
 
     def check_open(self) -> None:
-        """Raises ConnectionLost after `close`."""
+        """Raises Closed after `close`."""
         if self._closed:
-            raise ConnectionLost("the client is closed")
+            raise Closed("the client is closed")
 
     # --- connections ---
 
@@ -93,7 +93,7 @@ class ClusterClient:
             if not task.cancelled() or (here is not None and here.cancelling()):
                 raise
             # It is the opening that was cancelled, by `close`, not who waits for it.
-            raise ConnectionLost("the client is closed") from None
+            raise Closed("the client is closed") from None
 
     async def any_connection(self) -> Connection:
         """A connection to some node. Raises ConnectionLost naming what each said."""
@@ -179,7 +179,7 @@ class ClusterClient:
         return replace(found, info=changed(found.info, attributes=attributes))
 
     async def newer_master(self, than: FoundQueue) -> FoundQueue | None:
-        """The queue's master, when a node knows of another one that was named after `than`. Raises ConnectionLost when
+        """The queue's master, when a node knows of another one that was named after `than`. Raises Closed when
         the client is closed."""
         self.check_open()
         return await self._ended_by_close(self._finder.newer(than))
@@ -216,7 +216,7 @@ class ClusterClient:
             here = asyncio.current_task()
             if not self._closed or (here is not None and here.cancelling()):
                 raise
-            raise ConnectionLost("the client is closed") from None
+            raise Closed("the client is closed") from None
 
     async def _disconnect(self) -> None:
         await self._finder.close()

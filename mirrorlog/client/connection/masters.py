@@ -17,6 +17,7 @@ from mirrorlog.client.options import parse_server
 from mirrorlog.errors import (
     ConnectionLost,
     InSyncReplicasNotEnough,
+    InternalError,
     LogRecovering,
     LogUnavailable,
     MasterChanged,
@@ -136,7 +137,9 @@ async def ask_placed_at(
             raise
         there = parse_server(master)
         return await ask_placed_at(client, there, message, expect, attempts, hops=hops - 1, timeout_ms=timeout_ms)
-    except (*REPLACED_PERHAPS, NotLeader, ConnectionLost, RequestTimeout, OutcomeUnknown):
+    except InternalError as error:
+        return error
+    except (*REPLACED_PERHAPS, NotLeader, ConnectionLost, OutcomeUnknown):
         raise
     except MirrorlogError as error:
         return error

@@ -29,7 +29,14 @@ from mirrorlog.client.consumer.replica_choice import ReplicaChoice
 from mirrorlog.client.consumer.tier import TierOptions, Tiers
 from mirrorlog.client.options import ConsumerOptions
 from mirrorlog.client.producer.record import as_timestamp_us
-from mirrorlog.errors import BadBatch, BadRequest, ConnectionLost, MirrorlogError, OffsetOutOfRange, PositionLost
+from mirrorlog.errors import (
+    BadBatch,
+    BadRequest,
+    Closed,
+    MirrorlogError,
+    OffsetOutOfRange,
+    PositionLost,
+)
 from mirrorlog.wire.messages.queues import Position, QueueInfo
 
 _QUEUE_OFFSET_MAX: Final = 2**63 - 1
@@ -93,7 +100,7 @@ class Consumer:
         return self
 
     async def close(self) -> None:
-        """End reading, of others that wait for records too: they get ConnectionLost. Idempotent. Commits nothing."""
+        """End reading, of others that wait for records too: they get Closed. Idempotent. Commits nothing."""
         self._closed = True
         self.cursor.seek(self.cursor.next)
         await self._drop_prefetched()
@@ -169,7 +176,7 @@ class Consumer:
 
     @property
     def position(self) -> Position:
-        """Behind the last record, or the last batch, that was given out. Raises BadRequest before the start."""
+        """Behind the last record, or the last batch, that was given out. Raises Closed before the start."""
         self._check_started()
         cursor = self.cursor
         return Position(log_id=cursor.log_id, epoch=cursor.epoch, queue_offset=cursor.next)
@@ -263,13 +270,13 @@ class Consumer:
 
     def _check_started(self) -> None:
         if not self._started:
-            raise BadRequest("the consumer is not started; use it with `with`, or call start()")
+            raise Closed("the consumer is not started; use it with `with`, or call start()")
 
     def _check_open(self) -> None:
         self._check_started()
         self._client.check_open()
         if self._closed:
-            raise ConnectionLost("the consumer is closed")
+            raise Closed("the consumer is closed")
 
     def _make_prefetcher(self) -> Prefetcher:
         return Prefetcher(

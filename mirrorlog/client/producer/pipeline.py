@@ -34,14 +34,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from mirrorlog.attempts import outcome_of
+from mirrorlog.attempts import leaves_doubt, outcome_of
 from mirrorlog.client.connection.backoff import Backoff
 from mirrorlog.client.producer.batch import PendingBatch
 from mirrorlog.errors import (
     BadInput,
     ConnectionLost,
     MirrorlogError,
-    NoSuchLog,
     NoSuchQueue,
     OutcomeUnknown,
     OutOfSequence,
@@ -57,7 +56,7 @@ _PRODUCER_EPOCH_MAX: Final = 2**32 - 1
 # What an OutOfSequence names as the last sequence held when there is none.
 _NONE_HELD: Final = -1
 # Answers that prove that their attempt stored nothing and that another one will not either.
-_HOPELESS: Final = (Refused, BadInput, NoSuchQueue, NoSuchLog)
+_HOPELESS: Final = (Refused, BadInput)
 
 
 @dataclass(slots=True)
@@ -273,6 +272,8 @@ class Pipeline:
         if isinstance(error, SentToDeadLetters):
             self._end(batch, error)  # its number was used: what follows goes on
             self._took()
+        elif leaves_doubt(error):
+            self._maybe_stored(batch, error)
         elif isinstance(error, Refused) and error.retriable:
             self._stats.refused_attempts += 1
             self._break(error)
@@ -281,7 +282,6 @@ class Pipeline:
         elif isinstance(error, _HOPELESS):
             self._hopeless(batch, error)
         else:
-            # OutcomeUnknown, a lost connection, and whatever a newer node may answer.
             self._maybe_stored(batch, error)
         self._settle(now)
 
@@ -433,7 +433,7 @@ class Pipeline:
     def _abandoned(self, batch: PendingBatch) -> MirrorlogError:
         held_by = None if self.allowance.open else self.allowance.why()
         reason = self.last_error or held_by or ConnectionLost("no answer came")
-        if not isinstance(reason, Refused) and not batch.in_flight and not batch.unknown:
+        if (leaves_doubt(reason) or not isinstance(reason, Refused)) and not batch.in_flight and not batch.unknown:
             return Refused(f"not sent before the deadline, nothing was stored; last: {reason}")
         return _without_confirm(batch, reason)
 

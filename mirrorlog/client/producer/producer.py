@@ -45,7 +45,7 @@ from mirrorlog.commitlog.format.header import NO_PRODUCER
 from mirrorlog.errors import (
     BadBatch,
     BatchTooLarge,
-    ConnectionLost,
+    Closed,
     MirrorlogError,
     Overloaded,
     RecordTooLarge,
@@ -135,7 +135,7 @@ class Producer(WithBlock):
 
     @property
     def limits(self) -> NodeLimits:
-        """Of the master that was reached last. Raises ConnectionLost before the start."""
+        """Of the master that was reached last. Raises Closed before the start."""
         return self._sender.limits
 
     def unended(self, more: int = 0) -> str:
@@ -201,7 +201,7 @@ class Producer(WithBlock):
             batch.add(value, key, pairs, timestamp_us, size)
             batch.close()
         if self._closed:
-            raise ConnectionLost("the producer is closed")
+            raise Closed("the producer is closed")
         if self._accumulator.open:
             self._accumulator.close()
         self._sender.add(batch)
@@ -219,7 +219,7 @@ class Producer(WithBlock):
         """Hand one record over; await the Delivery for its receipt. Batches leave when they are full, or when the loop
         turns; records of the same priority, time to live and delay share them.
 
-        Raises Overloaded while the window is full (`await room()`), RecordTooLarge, BadInput; ConnectionLost if closed.
+        Raises Overloaded while the window is full (`await room()`), RecordTooLarge, BadInput; Closed.
         """
         # The usual record joins the open batch here: its type and one bound are all that is to be checked.
         accumulator = self._accumulator
@@ -306,7 +306,7 @@ class Producer(WithBlock):
         copied now.
 
         Raises, before any record is taken, Overloaded when the window has no room for all of them, unless it is empty;
-        RecordTooLarge, BadInput; ConnectionLost if closed.
+        RecordTooLarge, BadInput; Closed.
         """
         bulk = self._bulk(values, keys, headers, timestamps)
         attributes = self._asked(asked)
@@ -341,7 +341,7 @@ class Producer(WithBlock):
         failure: MirrorlogError | None = None
         try:
             await self._hand_over_bulk(bulk, delivery, attributes)
-        except (Overloaded, ConnectionLost) as error:  # no room; it was closed
+        except (Overloaded, Closed) as error:  # no room; it was closed
             failure = error
         try:
             receipts = await delivery
@@ -427,7 +427,7 @@ class Producer(WithBlock):
 
     def _check_room(self, size: int) -> None:
         if self._closed:
-            raise ConnectionLost("the producer is closed")
+            raise Closed("the producer is closed")
         self._window.check(size)
 
     def _check_record(self, value: bytes | None, size: int) -> None:

@@ -27,6 +27,7 @@ from mirrorlog.client.producer.window import SendWindow
 from mirrorlog.errors import (
     BadInput,
     BadRequest,
+    Closed,
     ConnectionLost,
     MasterChanged,
     MirrorlogError,
@@ -99,9 +100,9 @@ class Sender:
 
     @property
     def limits(self) -> NodeLimits:
-        """Of the master that was reached last. Raises ConnectionLost before the start."""
+        """Of the master that was reached last. Raises Closed before the start."""
         if self._limits is None:
-            raise ConnectionLost("the producer is not started; use it with `async with`, or await start()")
+            raise Closed("the producer is not started; use it with `async with`, or await start()")
         return self._limits
 
     @property
@@ -359,7 +360,7 @@ class Sender:
         """To a new master, if the other nodes know of one."""
         try:
             newer = await self._client.newer_master(found)
-        except ConnectionLost:
+        except Closed:
             newer = None  # the client is closed
         finally:
             self._asking = None

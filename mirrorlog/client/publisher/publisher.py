@@ -43,7 +43,7 @@ from mirrorlog.client.publisher.routes import PublishRoutes
 from mirrorlog.client.with_block import WithBlock
 from mirrorlog.commitlog.format.attributes import NO_ATTRIBUTES, RecordOptions, asked_attributes
 from mirrorlog.errors import (
-    ConnectionLost,
+    Closed,
     MirrorlogError,
     NoSuchQueue,
     OutcomeUnknown,
@@ -202,7 +202,7 @@ class Publisher(WithBlock):
             await self._outstanding[0].ended()  # what leads nowhere takes no window
         async with self._order:
             if self._closed:
-                raise ConnectionLost("the publisher is closed")
+                raise Closed("the publisher is closed")
             publication = Publication(message, handed_over_at, self._loop.time() + self._delivery_s)
             if self.exchange and self._routes.is_old:
                 # Before it is routed; what was routed by an older version, and was refused, goes first.

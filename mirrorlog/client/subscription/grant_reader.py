@@ -18,7 +18,7 @@ from mirrorlog.client.subscription.grant_buffer import GrantedBytes
 from mirrorlog.client.subscription.resumption import Resumption
 from mirrorlog.client.subscription.session import GrantSession
 from mirrorlog.client.subscription.unacked import Granted, Range, Unacked, joined
-from mirrorlog.errors import BadRequest, ConnectionLost, MirrorlogError, OffsetOutOfRange, UnreadableBatch
+from mirrorlog.errors import Closed, ConnectionLost, MirrorlogError, OffsetOutOfRange, UnreadableBatch
 from mirrorlog.wire.frames import How
 
 logger = logging.getLogger(__name__)
@@ -45,10 +45,10 @@ class SubscriptionState:
     def check(self) -> None:
         """Raises why nothing is given out."""
         if self.resumption is None:
-            raise BadRequest(NOT_STARTED)
+            raise Closed(NOT_STARTED)
         self._client.check_open()
         if self.closed:
-            raise ConnectionLost("the subscription is closed")
+            raise Closed("the subscription is closed")
         trouble = self.resumption.trouble(asyncio.get_running_loop().time())
         if trouble is not None:
             raise type(trouble)(trouble.message, **trouble.details)

@@ -15,7 +15,14 @@ from enum import Enum
 from typing import Final
 
 from mirrorlog.client.connection.queue_metadata import is_another, is_outage
-from mirrorlog.errors import BadInput, ConnectionLost, MirrorlogError, NotMaster, SubscriptionCancelled
+from mirrorlog.errors import (
+    BadInput,
+    ConnectionLost,
+    MirrorlogError,
+    NotMaster,
+    PreconditionFailed,
+    SubscriptionCancelled,
+)
 
 _LASTING: Final = ("max_groups_per_queue",)
 """Limits of what is stored: waiting takes nothing away from it."""
@@ -122,4 +129,4 @@ class Resumption:
         if is_another(error):
             return False
         lately = self._was_subscribed and now < self._seeking_since + self._patience_s
-        return lately and not isinstance(error, BadInput)
+        return lately and (not isinstance(error, BadInput) or isinstance(error, PreconditionFailed))

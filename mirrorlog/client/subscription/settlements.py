@@ -172,7 +172,7 @@ class SettlementBatch:
         if self.sent or self.unknown:
             message = f"{why} and the settlement is not confirmed, it may count or not"
             return outcome_of(reason, in_doubt=True, message=message)
-        if isinstance(reason, Refused):
+        if isinstance(reason, Refused) and reason.retriable and not leaves_doubt(reason):
             return type(reason)(reason.message, **reason.details)
         return Refused(f"{why} before the settlement was sent, nothing was settled; last: {reason}")
 

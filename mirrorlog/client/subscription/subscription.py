@@ -44,7 +44,7 @@ from mirrorlog.client.subscription.resumption import Resumption
 from mirrorlog.client.subscription.session import GrantSession
 from mirrorlog.client.subscription.settlement import SettlementSender
 from mirrorlog.client.subscription.unacked import Granted, Unacked
-from mirrorlog.errors import BadRequest, ConnectionLost, MirrorlogError
+from mirrorlog.errors import BadRequest, Closed, ConnectionLost, InternalError, MirrorlogError
 from mirrorlog.wire.frames import Grant, How
 from mirrorlog.wire.messages.groups import Subscribe
 from mirrorlog.wire.messages.queues import QueueInfo
@@ -157,7 +157,7 @@ class Subscription:
             await settling.drained()
             await self._stop(settling, requeue=requeue)
         finally:
-            self._end(ConnectionLost("the subscription is closed"), leaves=requeue)
+            self._end(Closed("the subscription is closed"), leaves=requeue)
             await self._bytes.close()
         if (failure := settling.take_failure()) is not None:
             raise failure
@@ -168,7 +168,7 @@ class Subscription:
         if self._standing.session is not None:
             with suppress(ConnectionLost):
                 self._give_back(self._standing.session, requeue=True)
-        self._end(ConnectionLost("the subscription was abandoned"), leaves=True)
+        self._end(Closed("the subscription was abandoned"), leaves=True)
 
     def __del__(self) -> None:
         """Nobody has it, nor a record of it, any more: what it was granted goes back, as `abandon` gives it."""
@@ -244,7 +244,7 @@ class Subscription:
     ) -> Coroutine[Any, Any, None]:
         """For what it gives out: settle it, and wait until that has ended."""
         if self._settling is None:
-            raise BadRequest(NOT_STARTED)
+            raise Closed(NOT_STARTED)
         return self._settling.settle(granted, first, following, how, delay_ms=delay_ms, multiple=multiple)
 
     def settle_nowait(
@@ -252,14 +252,14 @@ class Subscription:
     ) -> None:
         """The same, without waiting."""
         if self._settling is None:
-            raise BadRequest(NOT_STARTED)
+            raise Closed(NOT_STARTED)
         self._settling.add(granted, first, following, how, delay_ms=delay_ms, multiple=multiple)
 
     async def flush(self) -> None:
         """Wait until everything settled so far has ended; raises the first error, since the last flush, of what nobody
         waits for."""
         if self._settling is None:
-            raise BadRequest(NOT_STARTED)
+            raise Closed(NOT_STARTED)
         self._settling.check_used()
         await self._settling.drained()
         if (failure := self._settling.take_failure()) is not None:
@@ -417,7 +417,7 @@ async def _run(
     except MirrorlogError as error:
         resumption.end(error)
     except Exception as error:
-        resumption.end(MirrorlogError(f"the client failed: {type(error).__name__}: {error}"))
+        resumption.end(InternalError(f"the client failed: {type(error).__name__}: {error}"))
         raise
     finally:
         if (own := subscription()) is not None:

@@ -17,7 +17,7 @@ from mirrorlog.attempts import outcome_of
 from mirrorlog.client import client as awaited
 from mirrorlog.client.connection.unclosed import warn_unclosed
 from mirrorlog.client.sync.loop_thread import LoopThread
-from mirrorlog.errors import ConnectionLost, MirrorlogError
+from mirrorlog.errors import Closed, MirrorlogError
 
 MARGIN_S: Final = 5.0
 """Behind the deadlines of the calls themselves: they say more about what is wrong."""
@@ -50,12 +50,12 @@ class Calls:
 
     @property
     def thread(self) -> LoopThread:
-        """Begun when first asked for. Raises ConnectionLost after `close` and in a forked child."""
+        """Begun when first asked for. Raises Closed after `close` and in a forked child."""
         thread = self._thread
         if thread is None:
             with self._lock:
                 if self._closed:
-                    raise ConnectionLost("the client is closed")
+                    raise Closed("the client is closed")
                 thread = self._thread = self._thread or LoopThread("mirrorlog-client")
         return thread
 

@@ -16,7 +16,7 @@ A client, its producers and its admin may be used from any number of threads; of
 exactly one of the threads that read it. Every call ends: by its own deadlines, those of the client's and producer's
 options, or with RequestTimeout well behind them, which a publish never ends with. Only reading on waits for as long as
 no record comes; Ctrl-C ends that and every other call. After `close`, and in a forked child, calls raise
-ConnectionLost: make clients after a fork. What is let go without `close` says so with a ResourceWarning; what it was
+Closed: make clients after a fork. What is let go without `close` says so with a ResourceWarning; what it was
 given is sent all the same, and a client that is let go ends its thread behind that. A program that ends without `close`
 leaves what is not confirmed to its luck.
 

@@ -14,7 +14,7 @@ from mirrorlog.client.consumer.cursor import Cursor, Preview
 from mirrorlog.client.consumer.records import ConsumedBatch, ConsumedRecord
 from mirrorlog.client.sync.blocking import MARGIN_S, Calls, ClosedFace, changes
 from mirrorlog.client.sync.loop_thread import LoopThread
-from mirrorlog.errors import ConnectionLost, MirrorlogError
+from mirrorlog.errors import Closed, MirrorlogError
 from mirrorlog.wire.messages.queues import Position
 
 
@@ -42,11 +42,11 @@ class BlockingConsumer(ClosedFace[Consumer]):
         return self
 
     def close(self) -> None:
-        """End reading, in other threads too: who waits for records there gets ConnectionLost.
+        """End reading, in other threads too: who waits for records there gets Closed.
 
         Idempotent. Commits nothing.
         """
-        with self._lock, suppress(ConnectionLost):  # the client is closed, and this with it
+        with self._lock, suppress(Closed):  # the client is closed, and this with it
             self._client.call(self._of.close, what="close")
 
     def abandon(self) -> None:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, ClassVar, Final, TypeVar
 
-from mirrorlog.errors import ConnectionLost, RequestTimeout
+from mirrorlog.errors import Closed, RequestTimeout
 
 _STOP_S: Final = 5.0
 # Whoever waits looks so often whether there is still somebody to answer.
@@ -50,7 +50,7 @@ class LoopThread:
     def run(self, make: Callable[[], Coroutine[Any, Any, _T]], *, timeout_s: float | None, what: str) -> _T:
         """Run the coroutine that `make` gives on the loop; its result or its error.
 
-        `timeout_s`: None waits for as long as it takes. Raises RequestTimeout then; ConnectionLost when the thread is
+        `timeout_s`: None waits for as long as it takes. Raises RequestTimeout then; Closed when the thread is
         closed, before or meanwhile, and in a forked child.
         """
         self.check_open()
@@ -58,7 +58,7 @@ class LoopThread:
         try:
             return self._wait(future, timeout_s, what)
         except concurrent.futures.CancelledError:
-            raise ConnectionLost(f"{what}: the client was closed meanwhile") from None
+            raise Closed(f"{what}: the client was closed meanwhile") from None
         finally:
             future.cancel()
 
@@ -68,11 +68,11 @@ class LoopThread:
             self._loop.call_soon_threadsafe(function)
 
     def check_open(self) -> None:
-        """Raises ConnectionLost when it is closed, or belongs to the process that this one was forked from."""
+        """Raises Closed when it is closed, or belongs to the process that this one was forked from."""
         if self.elsewhere:
-            raise ConnectionLost("this client belongs to the parent process; make one after the fork")
+            raise Closed("this client belongs to the parent process; make one after the fork")
         if self._closed:
-            raise ConnectionLost("the client is closed")
+            raise Closed("the client is closed")
 
     def end_behind(self, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run the coroutine that `make` gives, then end the thread. Nobody waits for that, nor hears of it; an
@@ -103,7 +103,7 @@ class LoopThread:
             return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         except RuntimeError:
             coroutine.close()
-            raise ConnectionLost("the client is closed") from None
+            raise Closed("the client is closed") from None
 
     def _wait(self, future: concurrent.futures.Future[_T], timeout_s: float | None, what: str) -> _T:
         give_up_at = float("inf") if timeout_s is None else time.monotonic() + timeout_s
@@ -117,7 +117,7 @@ class LoopThread:
                 if left_s <= 0:
                     raise RequestTimeout(f"{what}: no answer within {timeout_s:g} s") from None
                 if not self._thread.is_alive():
-                    raise ConnectionLost(f"{what}: the client was closed meanwhile") from None
+                    raise Closed(f"{what}: the client was closed meanwhile") from None
 
     def _main(self) -> None:
         # The runner cancels what is left at the end, and closes the loop.

@@ -16,7 +16,7 @@ from mirrorlog.client.producer.record import BATCH_OVERHEAD_BYTES, as_headers, a
 from mirrorlog.client.sync.blocking import MARGIN_S, Calls, ClosedFace, options_of
 from mirrorlog.client.sync.record_buffer import Bunch, RecordBuffer
 from mirrorlog.commitlog.format.attributes import asked_attributes
-from mirrorlog.errors import ConnectionLost, MirrorlogError, OutcomeUnknown, Overloaded, RecordTooLarge
+from mirrorlog.errors import Closed, MirrorlogError, OutcomeUnknown, Overloaded, RecordTooLarge
 from mirrorlog.wire.messages.handshake import NodeLimits
 
 _T = TypeVar("_T")
@@ -130,8 +130,7 @@ class BlockingProducer(ClosedFace[Producer]):
     ) -> BlockingDelivery:
         """Hand one record over; its Delivery has the `result`. While the window is full it waits for room.
 
-        Raises RecordTooLarge, BadInput; Overloaded when no room comes within the delivery timeout; ConnectionLost if
-        closed.
+        Raises RecordTooLarge, BadInput; Overloaded when no room comes within the delivery timeout; Closed.
         """
         pairs = as_headers(headers)
         timestamp_us = as_timestamp_us(timestamp)
@@ -140,7 +139,7 @@ class BlockingProducer(ClosedFace[Producer]):
         if size > self._record_bytes_max:
             self._check_size(value, size)
         if self._closed:
-            raise ConnectionLost("the producer is closed")
+            raise Closed("the producer is closed")
         self._thread.check_open()
         return BlockingDelivery(self, *self._buffer.put((value, key, pairs, timestamp_us, attributes), size))
 
@@ -205,7 +204,7 @@ class BlockingProducer(ClosedFace[Producer]):
 
         try:
             outcome = self._thread.run(ended, timeout_s=timeout_s, what=what)
-        except ConnectionLost as error:
+        except Closed as error:
             raise outcome_of(error, in_doubt=True) from None
         if isinstance(outcome, MirrorlogError):
             raise outcome
@@ -230,7 +229,7 @@ class BlockingProducer(ClosedFace[Producer]):
     def _check_started(self) -> None:
         # The producer behind this one would say how it is started itself.
         if not self._batch_bytes_max:
-            raise ConnectionLost("the producer is not started; use it with `with`, or call start()")
+            raise Closed("the producer is not started; use it with `with`, or call start()")
 
     def _check_size(self, value: bytes | None, size: int) -> None:
         self._check_started()

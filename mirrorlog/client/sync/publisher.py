@@ -8,7 +8,7 @@ from typing import Any, Final, Self
 from mirrorlog.client.publisher.publications import Published, PublisherStats
 from mirrorlog.client.publisher.publisher import Publisher
 from mirrorlog.client.sync.blocking import Calls, ClosedFace, changes, waits
-from mirrorlog.errors import ConnectionLost, MirrorlogError
+from mirrorlog.errors import Closed, MirrorlogError
 
 _DELIVERY_MS: Final = 30_000
 """As of a producer."""
@@ -71,7 +71,7 @@ class BlockingPublisher(ClosedFace[Publisher]):
     @property
     def _awaited(self) -> Publisher:
         if not self._of.started:
-            raise ConnectionLost("the publisher is not started; use it with `with`, or call start()")
+            raise Closed("the publisher is not started; use it with `with`, or call start()")
         return self._of
 
     def _unfinished(self) -> tuple[str, Callable[[], Coroutine[Any, Any, None]], str]:

@@ -20,7 +20,7 @@ from mirrorlog.client.producer.producer import Producer
 from mirrorlog.client.sync.loop_thread import LoopThread
 from mirrorlog.commitlog.format.attributes import Attributes
 from mirrorlog.commitlog.format.body import Header
-from mirrorlog.errors import ConnectionLost, MirrorlogError, OutcomeUnknown, Overloaded, Refused
+from mirrorlog.errors import Closed, MirrorlogError, OutcomeUnknown, Overloaded, Refused
 
 Sent = tuple[bytes | None, bytes | None, Sequence[Header], int | None, Attributes | None]
 """Value, key, headers, event time in µs UTC, attributes: checked, as a producer takes them."""
@@ -206,7 +206,7 @@ class RecordBuffer:
                 except Overloaded:
                     await self._producer.room()
                     continue
-                except ConnectionLost as error:  # the producer is closed
+                except Closed as error:  # the producer is closed
                     outcomes.append(Refused(f"{error.message} before this was sent; nothing was stored"))
                 except MirrorlogError as error:
                     outcomes.append(error)

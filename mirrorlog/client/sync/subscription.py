@@ -69,7 +69,7 @@ class BlockingSubscription(ClosedFace[Subscription]):
 
     def close(self, *, requeue: bool = True) -> None:
         """Have nothing more given out, and wait until what was settled has ended; others that wait for records get
-        ConnectionLost. Idempotent. `requeue`, and what it raises: as `mirrorlog.client.Subscription.close`."""
+        Closed. Idempotent. `requeue`, and what it raises: as `mirrorlog.client.Subscription.close`."""
         if not self._thread.elsewhere:
             self._patiently(partial(_close, self._of, self._crossed, requeue=requeue), what="close")
             self._tell_failure()

@@ -15,21 +15,20 @@ from mirrorlog.client.definitions.rows import Row
 from mirrorlog.errors import (
     AccessRefused,
     BadInput,
-    ExchangeExists,
-    InUse,
-    LimitReached,
+    ConfigError,
+    InternalError,
     LoginFailed,
     MirrorlogError,
+    MissingDependency,
     NoSuchExchange,
     NoSuchGroup,
     NoSuchQueue,
     NoSuchUser,
     NoSuchVirtualHost,
-    OffsetOutOfRange,
     OutcomeUnknown,
-    QueueExclusive,
-    QueueExists,
+    ProtocolError,
     Refused,
+    RequestTimeout,
     UnsupportedVersion,
 )
 from mirrorlog.wire.messages.topology import NoSuchBinding, NoSuchPermissions
@@ -76,8 +75,8 @@ _NOT_THERE: Final = (
     NoSuchBinding,
     NoSuchPermissions,
 )
-_WRONG: Final = (BadInput, QueueExists, ExchangeExists, InUse, LimitReached, QueueExclusive, OffsetOutOfRange)
 _LATER: Final = (Refused, UnsupportedVersion)
+_OURS: Final = (ProtocolError, ConfigError, MissingDependency)
 
 
 def error_of(error: MirrorlogError) -> ApiError:  # noqa: PLR0911  (one line per kind)
@@ -90,12 +89,12 @@ def error_of(error: MirrorlogError) -> ApiError:  # noqa: PLR0911  (one line per
         return ApiError(404, "not_found", "vhost_not_found")
     if isinstance(error, _NOT_THERE):
         return ApiError(404, "not_found", str(error))
-    if isinstance(error, OutcomeUnknown):
+    if isinstance(error, OutcomeUnknown) and not isinstance(error, RequestTimeout | InternalError):
         return ApiError(504, "outcome_unknown", str(error))
-    if isinstance(error, _WRONG):
-        return bad_request(str(error))
     if error.retriable or isinstance(error, _LATER):
         return ApiError(503, "service_unavailable", str(error))
+    if isinstance(error, BadInput) and not isinstance(error, _OURS):
+        return bad_request(str(error))
     return ApiError(500, "internal_error", str(error))
 
 

@@ -9,7 +9,7 @@ from typing import ClassVar, Final
 
 import msgspec
 
-from mirrorlog.errors import ConnectionLost, MirrorlogError
+from mirrorlog.errors import ConnectionLost, PreconditionFailed
 from mirrorlog.wire.messages.base import Message
 
 TOLD_MAX: Final = 1_000
@@ -18,7 +18,7 @@ TEXT_CHARS_MAX: Final = 255
 """Of a reason, and of what a client says of itself."""
 
 
-class NoSuchConnection(MirrorlogError, grpc="NOT_FOUND", exit_code=5):
+class NoSuchConnection(PreconditionFailed, grpc="NOT_FOUND", exit_code=5):
     """No node that was asked has a connection of that name, or not the one that was meant."""
 
     code: ClassVar[str] = "NO_SUCH_CONNECTION"

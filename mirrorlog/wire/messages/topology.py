@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import msgspec
 
-from mirrorlog.errors import MirrorlogError
+from mirrorlog.errors import PreconditionFailed
 from mirrorlog.wire.fairness.quotas import UserLimits
 from mirrorlog.wire.messages.base import Message
 from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST
@@ -21,13 +21,13 @@ from mirrorlog.wire.policies import Policy, PolicyRow
 from mirrorlog.wire.routing import Binding, Exchange
 
 
-class NoSuchBinding(MirrorlogError, grpc="NOT_FOUND", exit_code=5):
+class NoSuchBinding(PreconditionFailed, grpc="NOT_FOUND", exit_code=5):
     """The exchange has no binding there with exactly that key and these arguments."""
 
     code: ClassVar[str] = "NO_SUCH_BINDING"
 
 
-class NoSuchPermissions(MirrorlogError, grpc="NOT_FOUND", exit_code=5):
+class NoSuchPermissions(PreconditionFailed, grpc="NOT_FOUND", exit_code=5):
     """The user has none in that virtual host."""
 
     code: ClassVar[str] = "NO_SUCH_PERMISSIONS"
