@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
@@ -128,16 +128,27 @@ class SegmentLife(NamedTuple):
     expired: bool
 
 
+class Pin(NamedTuple):
+    """Why bytes stay that nobody needs. `queue_id`: the queue that has most of what is alive in the log's first
+    segment; `live_bytes`: of it in all segments; `dead_bytes`: what is dead in them, of all queues."""
+
+    queue_id: int
+    live_bytes: int
+    dead_bytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
     """To be done in this order. `queue_starts`: queues whose logged start offset rises, by id. `begin`: where the log
     begins from now on, None when it stays. `copy`: what is alive of this segment, the first of the log then, is to be
-    appended once more. `deleted`: queues that have records there and are not there themselves."""
+    appended once more. `deleted`: queues that have records there and are not there themselves. `pin`: of
+    what is left then; None while nothing of it is dead."""
 
     queue_starts: Mapping[int, int]
     begin: int | None = None
     copy: SegmentLife | None = None
     deleted: frozenset[int] = frozenset()
+    pin: Pin | None = field(default=None, compare=False)
 
 
 def decide(
@@ -169,7 +180,8 @@ def decide(
         for segment, life in zip(segments, found, strict=True)
         if next_start is not None and life.end <= next_start and life.expired
     )
-    return Decision({**queue_starts, **_dying_queues(going, queues)}, next_start, copy, deleted)
+    pin = _pin(segments, queues, found, begin=max(begin, next_start or 0), until=at_most)
+    return Decision({**queue_starts, **_dying_queues(going, queues)}, next_start, copy, deleted, pin)
 
 
 class Stretch(NamedTuple):
@@ -352,6 +364,24 @@ def _next_step(
         if live <= copy_share * size:
             return free, first
     return free, None
+
+
+def _pin(
+    segments: Sequence[SegmentParts], queues: Queues, lives: Sequence[SegmentLife], *, begin: int, until: int
+) -> Pin | None:
+    left = [at for at, life in enumerate(lives) if begin < life.end <= until]
+    dead = sum(lives[at].end - max(begin, lives[at].start) - lives[at].live_bytes for at in left)
+    first = next((at for at in left if lives[at].live_bytes), None)
+    if first is None or dead <= 0:
+        return None
+    begins = _Lookup(queues.begins, default=0)
+    alive = [parts[parts["next"] > begins.of(parts)] for parts in (segments[at].parts for at in left)]
+    of_first = alive[left.index(first)]
+    if not len(of_first):
+        return None
+    ids, at = np.unique(of_first["queue_id"], return_inverse=True)
+    queue_id = int(ids[np.argmax(np.bincount(at, of_first["bytes"]))])
+    return Pin(queue_id, sum(int(rows["bytes"][rows["queue_id"] == queue_id].sum()) for rows in alive), dead)
 
 
 def _dying_queues(segments: Iterable[SegmentParts], queues: Queues) -> dict[int, int]:

@@ -10,11 +10,13 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
 
+from mirrorlog.diagnosis.advice import STOPS, Diagnosis, say
 from mirrorlog.diagnosis.cells import bytes_text, printable
 from mirrorlog.diagnosis.cluster_status import AllStatuses, LogCopy, UnreachedLog, authorities, logs_in, newest_view
 from mirrorlog.diagnosis.places import absent_nodes, why_queue_unmet
@@ -23,95 +25,19 @@ from mirrorlog.wire.messages.queues import MoveOfQueue, QueueInfo, QueueOutage, 
 from mirrorlog.wire.messages.status import LogStatus, MirrorStatus, PlacedLog, QueueStatus, Status
 from mirrorlog.wire.names import shown
 
-STOPS: Final = "stops"
-NOTED: Final = "noted"
-
 _ACKING: Final = "acking"
 _NAMED_MAX: Final = 20
 _HOLDERS_SHOWN: Final = 3
 """So many subscribers that are held up a node names."""
+_ACKED_MIN: Final = 10_000
+"""Records that are kept for nothing: with fewer it is not worth a word."""
+_PINNED_MIN: Final = 256 * 1024 * 1024
+_KEEPING: Final = frozenset({"retention", "retention_ms", "retention_bytes"})
 _LAG_BYTES: Final = 16 * 1024 * 1024
 _DAY_S: Final = 86_400
 _EXPIRES_SOON_S: Final = 14 * _DAY_S
 _LAG_S: Final = 1.0
 """A mirror nearer than either is as near as one is that is written to."""
-
-
-class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that keeps something from making progress. `what`: node, log, queue or group, with its `name`.
-    `reason`: a word that stays as it is. `weight`: stops or noted. `text`: what is the matter; `advice`: what to do."""
-
-    what: str
-    name: str
-    reason: str
-    weight: str
-    text: str
-    advice: str
-
-
-_CONSUMERS: Final = "start more consumers"
-_LOST: Final = "if it is lost for good: mqtool promote, which says what is lost"
-_ADVICE: Final[Mapping[tuple[str, str], str]] = {
-    ("node", "node-unreachable"): "start it, or look at its log file and the network; mqtool nodes tells what the "
-    "others know",
-    ("node", "no-coordinator"): "start the nodes that are down; for a majority that is lost for good: mqtool "
-    "recover-cluster",
-    ("node", "disk"): "free space on it, shorten retention_ms or retention_bytes, or end holds that keep records "
-    "(mqtool landings)",
-    ("node", "memory-high"): "look who takes it: connections that do not read, many queues or unsettled records; give "
-    "the node more (limits.memory_bytes), or end what else runs on its machine",
-    ("node", "connections-capped"): "raise the hard limit of open files of its process (LimitNOFILE=65536, or ulimit "
-    "-Hn) and start it again, or lower these settings",
-    ("node", "certificate"): "put a new one in its place (tls.certificate, tls.key) and send the node a SIGHUP",
-    ("node", "former-copies"): "they go by themselves after cluster.former_keep_ms; mqtool free-former frees them now",
-    ("log", "no-master"): "start {}; " + _LOST,
-    ("log", "not-reached"): "start {}; " + _LOST,
-    ("log", "recovering"): "bring that node back; mqtool promote decides without it",
-    ("log", "corrupt"): "it is repaired from another copy when there is one; mqtool verify says what is bad",
-    ("log", "below-min-in-sync"): "start the missing nodes, or wait until they have caught up (mqtool offsets)",
-    ("log", "mirror-away"): "start {}; it goes on from its own end",
-    ("log", "mirror-behind"): "look at its disk and network; it leaves the in-sync set by itself when it stays behind",
-    ("log", "producer-blocked"): "see the ones that are named",
-    ("queue", "producer-blocked"): "a copy in sync is slow: see the log's mirrors; it goes on by itself when they have "
-    "caught up",
-    ("queue", "retention-held"): "run the landing, or end its hold if nobody will: mqtool landing-end",
-    ("queue", "records-left"): "mqtool sync-queue {} copies them to its own log, or retention frees them",
-    ("queue", "sync"): "it goes on by itself when that is over: mqtool sync-queue {} --watch",
-    ("queue", "nodes-down"): "start node {}",
-    ("queue", "nodes-missing"): "start a node of that name, or name others: mqtool alter-queue {} --arg nodes=…, or "
-    "--arg copies=…",
-    ("queue", "place-unmet"): "start what is down, or ask for less; it comes about by itself then",
-    (
-        "queue",
-        "move-waits",
-    ): "mend what is named, it is tried again: mqtool rebalance --dry-run; or let it stay where it "
-    "is: mqtool alter-queue {} --cancel",
-    ("queue", "not-answered"): "see its log and its nodes; ask again",
-    ("queue", "never-read"): "start a consumer, or take it out of the bindings if nobody wants it (mqtool bindings)",
-    ("queue", "full"): _CONSUMERS + ", or mqtool purge; with x-overflow drop-head the oldest would go instead",
-    ("queue", "consumer-timeout"): "settle sooner, extend, take a smaller prefetch, or declare a longer "
-    "x-consumer-timeout",
-    ("group", "closing"): "they come back when those connections end",
-    ("group", "waiting-for-time"): "settle the leases, or wait: they come back by themselves",
-    ("group", "one-active"): "this is as asked for (exclusive, or x-single-active-consumer); end that subscriber to "
-    "pass it on",
-    ("group", "departures-wait"): "mend what is named; all but those that are held leave by themselves then, each once",
-    ("group", "no-subscriber"): "start a consumer; mqtool receive takes some by hand, mqtool purge throws them away",
-    ("group", "holder-idle"): "have it settle what it has, or end it, then another one may go on",
-    ("group", "no-credit"): "have them settle what they have in hand, give them a larger prefetch, or start more of "
-    "them",
-    ("group", "expired-unread"): 'declare the queue with retention="work" if each is to be settled, or give it longer '
-    "limits",
-    ("group", "retention-held"): "start its consumers, or delete the group: mqtool group-delete",
-    ("group", "above-length"): "the oldest go; " + _CONSUMERS,
-}
-"""What to do, by what it is and its reason, or what its reason begins with. `{}`: who is to be started."""
-
-
-def _say(what: str, name: str, reason: str, text: str, *, stops: bool = False, start: str = "") -> Diagnosis:
-    advice = _ADVICE.get((what, reason)) or _ADVICE[what, reason.partition("-")[0]]
-    weight = STOPS if stops else NOTED
-    return Diagnosis(what=what, name=name, reason=reason, weight=weight, text=text, advice=advice.replace("{}", start))
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,14 +76,14 @@ def findings(facts: Facts) -> list[Diagnosis]:
 def _nodes(status: AllStatuses) -> Iterator[Diagnosis]:
     for each in status.unreachable:
         text = f"node {each.node_id} ({each.client}) does not answer: {each.message}"
-        yield _say("node", each.node_id, "node-unreachable", text)
+        yield say("node", each.node_id, "node-unreachable", text)
     for node in status.nodes:
         yield from _resources(node)
         yield from _certificate(node)
         yield from _former(node)
         if node.cluster is not None and not node.cluster.coordinator:
             text = f"node {node.node_id} knows of no coordinator: a majority of the nodes is not in touch"
-            yield _say("node", node.node_id, "no-coordinator", text, stops=True)
+            yield say("node", node.node_id, "no-coordinator", text, stops=True)
 
 
 def _resources(node: Status) -> Iterator[Diagnosis]:
@@ -166,14 +92,14 @@ def _resources(node: Status) -> Iterator[Diagnosis]:
         full = disk.state == "full"
         effect = "publishes are refused there" if full else "it will refuse publishes when it is full"
         text = f"the disk of node {node.node_id} is {disk.state}, {effect}: {disk.reason}"
-        yield _say("node", node.node_id, "disk-full" if full else "disk-low", text, stops=full)
+        yield say("node", node.node_id, "disk-full" if full else "disk-low", text, stops=full)
     if memory is not None and memory.state != "ok":
         text = f"the memory of node {node.node_id} is high, publishes are refused there: {memory.reason}"
-        yield _say("node", node.node_id, "memory-high", text, stops=True)
+        yield say("node", node.node_id, "memory-high", text, stops=True)
     if capped := node.counts.capped if node.counts is not None else {}:
         lower = ", ".join(f"limits.{name} is {number}" for name, number in sorted(capped.items()))
         text = f"node {node.node_id} may not open as many files as its settings ask for: {lower}"
-        yield _say("node", node.node_id, "connections-capped", text)
+        yield say("node", node.node_id, "connections-capped", text)
 
 
 def _former(node: Status) -> Iterator[Diagnosis]:
@@ -183,7 +109,7 @@ def _former(node: Status) -> Iterator[Diagnosis]:
             f"node {node.node_id} still holds {bytes_text(sum(each.size_bytes for each in node.former))} of "
             f"{len(node.former)} log{'s' if len(node.former) != 1 else ''} that it is not named for any more: {names}"
         )
-        yield _say("node", node.node_id, "former-copies", text)
+        yield say("node", node.node_id, "former-copies", text)
 
 
 def _certificate(node: Status) -> Iterator[Diagnosis]:
@@ -194,9 +120,9 @@ def _certificate(node: Status) -> Iterator[Diagnosis]:
     what = f"the certificate of node {node.node_id}"
     if left_s <= 0:
         text = f"{what} has expired: nobody who connects anew takes it"
-        yield _say("node", node.node_id, "certificate-expired", text, stops=True)
+        yield say("node", node.node_id, "certificate-expired", text, stops=True)
     else:
-        yield _say("node", node.node_id, "certificate-expires", f"{what} expires in {left_s / _DAY_S:.1f} days")
+        yield say("node", node.node_id, "certificate-expires", f"{what} expires in {left_s / _DAY_S:.1f} days")
 
 
 # --- logs ---
@@ -214,17 +140,17 @@ def _placed(status: AllStatuses) -> Iterator[Diagnosis]:
         if not log.master:
             waited = ", ".join(log.waits_for or log.in_sync or log.replicas)
             text = f"log {log.name} has no master" + (f": {log.reason}" if log.reason else f" and waits for {waited}")
-            yield _say("log", log.name, "no-master", text, stops=True, start=waited)
+            yield say("log", log.name, "no-master", text, stops=True, start=waited)
         elif _has_no_heir(log, lives):
             whole = ", ".join(node for node in log.in_sync if node not in log.marked) or log.master
             why = log.reason or "no copy that is up may take over: each may lack what was confirmed"
             text = f"master {log.master} of log {log.name} is down: {why}"
-            yield _say("log", log.name, "no-master", text, stops=True, start=whole)
+            yield say("log", log.name, "no-master", text, stops=True, start=whole)
 
 
 def _unreached(log: UnreachedLog) -> Iterator[Diagnosis]:
     text = f"no node that answers has log {log.name}: {log.reason}"
-    yield _say("log", log.name, "not-reached", text, stops=True, start=" or ".join(log.nodes) or "a node that had it")
+    yield say("log", log.name, "not-reached", text, stops=True, start=" or ".join(log.nodes) or "a node that had it")
 
 
 def _has_no_heir(log: PlacedLog, lives: Mapping[str, str]) -> bool:
@@ -240,11 +166,11 @@ def _log(copy: LogCopy) -> Iterator[Diagnosis]:
     if log.role != "master":
         if log.state == "corrupt":
             text = f"the copy of log {log.name} on {copy.node_id} is not served: {log.reason}"
-            yield _say("log", log.name, "corrupt", text, stops=True)
+            yield say("log", log.name, "corrupt", text, stops=True)
         return
     if log.state == "recovering":
         text = f"log {log.name} is recovering on {copy.node_id}: {log.reason}"
-        yield _say("log", log.name, "recovering", text, stops=True)
+        yield say("log", log.name, "recovering", text, stops=True)
     up = log.copies_up if log.copies_up >= 0 else 1 + sum(mirror.proven for mirror in log.mirrors)
     if up < log.min_in_sync:
         away = ", ".join(mirror.node_id for mirror in log.mirrors if not mirror.connected) or "copies that catch up"
@@ -252,23 +178,24 @@ def _log(copy: LogCopy) -> Iterator[Diagnosis]:
             f"log {log.name} has {up} copies in sync and min_in_sync is {log.min_in_sync}: publishes are refused; "
             f"missing: {away}"
         )
-        yield _say("log", log.name, "below-min-in-sync", text, stops=True)
+        yield say("log", log.name, "below-min-in-sync", text, stops=True)
     for mirror in log.mirrors:
         yield from _mirror(log, mirror)
     yield from _producers(log)
     yield from _holds(log)
+    yield from _pinned(log)
 
 
 def _mirror(log: LogStatus, mirror: MirrorStatus) -> Iterator[Diagnosis]:
     what = f"mirror {mirror.node_id} of log {log.name}"
     if not mirror.connected:
         text = f"{what} is not connected: there is a copy less"
-        yield _say("log", log.name, "mirror-away", text, start=mirror.node_id)
+        yield say("log", log.name, "mirror-away", text, start=mirror.node_id)
     elif mirror.lag_bytes > _LAG_BYTES or mirror.lag_seconds > _LAG_S:
         held = mirror.in_sync and log.confirmed < log.end
         waits = f"; confirms wait for it, {log.end - log.confirmed} bytes are not confirmed" if held else ""
         text = f"{what} is {mirror.lag_bytes} bytes and {mirror.lag_seconds:.1f} s behind{waits}"
-        yield _say("log", log.name, "mirror-behind", text)
+        yield say("log", log.name, "mirror-behind", text)
 
 
 def _producers(log: LogStatus) -> Iterator[Diagnosis]:
@@ -279,10 +206,20 @@ def _producers(log: LogStatus) -> Iterator[Diagnosis]:
                 f"since {each.blocked_ms / 1000:.1f} s: {each.unconfirmed_bytes} bytes of it are not confirmed by all "
                 "copies in sync"
             )
-            yield _say("queue", shown(each.queue), "producer-blocked", text)
+            yield say("queue", shown(each.queue), "producer-blocked", text)
     unnamed = log.producers_blocked - sum(bool(each.blocked_by) for each in log.producers)
     if unnamed > 0:
-        yield _say("log", log.name, "producer-blocked", f"{unnamed} more producers of log {log.name} are held")
+        yield say("log", log.name, "producer-blocked", f"{unnamed} more producers of log {log.name} are held")
+
+
+def _pinned(log: LogStatus) -> Iterator[Diagnosis]:
+    pin = log.pin
+    if pin is not None and pin.dead_bytes >= max(_PINNED_MIN, (log.end - log.begin) // 4):
+        text = (
+            f"{pin.dead_bytes} bytes of log {log.name} that nobody needs stay because {pin.live_bytes} bytes of queue "
+            f"{shown(pin.queue)} stand before and among them"
+        )
+        yield say("queue", shown(pin.queue), "space-pinned", text)
 
 
 def _holds(log: LogStatus) -> Iterator[Diagnosis]:
@@ -291,7 +228,7 @@ def _holds(log: LogStatus) -> Iterator[Diagnosis]:
             kept = f", {hold.kept_bytes} bytes of the log" if hold.kept_bytes >= 0 else ""
             who = f"landing {hold.name} (held by {hold.holder})"
             text = f"{who} keeps {hold.lag} records of queue {shown(hold.queue)}{kept}"
-            yield _say("queue", shown(hold.queue), "retention-held", text)
+            yield say("queue", shown(hold.queue), "retention-held", text)
 
 
 # --- queues ---
@@ -300,10 +237,10 @@ def _holds(log: LogStatus) -> Iterator[Diagnosis]:
 def _queues(facts: Facts, statuses: Mapping[str, QueueStatus]) -> Iterator[Diagnosis]:
     for outage in facts.outages:
         text = f"queue {shown(outage.name)} cannot be reached: {outage.reason}"
-        yield _say("queue", shown(outage.name), "nodes-down", text, stops=True, start=outage.node)
+        yield say("queue", shown(outage.name), "nodes-down", text, stops=True, start=outage.node)
     for queue, why in facts.unasked.items():
         text = f"the master of queue {shown(queue)} does not tell of its groups: {why}"
-        yield _say("queue", shown(queue), "not-answered", text, stops=True)
+        yield say("queue", shown(queue), "not-answered", text, stops=True)
     view = newest_view(facts.status.nodes)
     logs = logs_in(view)
     for info in facts.queues:
@@ -313,8 +250,9 @@ def _queues(facts: Facts, statuses: Mapping[str, QueueStatus]) -> Iterator[Diagn
                 f"queue {shown(info.name)} has {info.next - info.begin} records and no group: nobody has been "
                 "subscribed to it, nor stored a position"
             )
-            yield _say("queue", shown(info.name), "never-read", text)
+            yield say("queue", shown(info.name), "never-read", text)
         yield from _full(info, told, statuses.get(info.name))
+        yield from _acked(info, told, statuses.get(info.name))
         yield from _unmet(info, facts.members, why_queue_unmet(info, view, logs.get(info.log_id)))
     for move in facts.moves:
         yield from _move_waits(move)
@@ -333,10 +271,10 @@ def _unmet(info: QueueInfo, members: Collection[str], why: str) -> Iterator[Diag
             f"queue {shown(info.name)} asks for copies on {', '.join(absent)}, which the cluster does not have; its "
             f"copies are on {on}"
         )
-        yield _say("queue", shown(info.name), "nodes-missing", text, start=shown(info.name))
+        yield say("queue", shown(info.name), "nodes-missing", text, start=shown(info.name))
     elif why:
         by = f" (policy {info.policy})" if info.policy else ""
-        yield _say("queue", shown(info.name), "place-unmet", f"queue {shown(info.name)}{by} {why}")
+        yield say("queue", shown(info.name), "place-unmet", f"queue {shown(info.name)}{by} {why}")
 
 
 def _move_waits(move: MoveOfQueue) -> Iterator[Diagnosis]:
@@ -344,7 +282,7 @@ def _move_waits(move: MoveOfQueue) -> Iterator[Diagnosis]:
     if move.queue and move.reason:
         to = f" to {move.target}" if move.target else ""
         text = f"queue {shown(move.queue)} shall go from log {move.source}{to}, and does not: {move.reason}"
-        yield _say("queue", shown(move.queue), "move-waits", text, start=shown(move.queue))
+        yield say("queue", shown(move.queue), "move-waits", text, start=shown(move.queue))
 
 
 def _left(sync: QueueSync) -> Iterator[Diagnosis]:
@@ -357,9 +295,9 @@ def _left(sync: QueueSync) -> Iterator[Diagnosis]:
         kept = f"log {span.log} keeps {size} of queue {name}, which has moved to {sync.log}"
         if not sync.wished:
             why = f", and nothing copies them: {sync.waits}" if sync.waits else ""
-            yield _say("queue", name, "records-left", f"{kept}{why}", start=name)
+            yield say("queue", name, "records-left", f"{kept}{why}", start=name)
         elif sync.waits:
-            yield _say("queue", name, "sync-waits", f"{kept}, and copying them waits: {sync.waits}", start=name)
+            yield say("queue", name, "sync-waits", f"{kept}, and copying them waits: {sync.waits}", start=name)
 
 
 def _full(info: QueueInfo, told: GroupsFound | None, status: QueueStatus | None) -> Iterator[Diagnosis]:
@@ -379,7 +317,18 @@ def _full(info: QueueInfo, told: GroupsFound | None, status: QueueStatus | None)
         f"queue {shown(info.name)} is as long as it may be (x-max-length, x-max-length-bytes): publishes are refused, "
         f"{refused:.1f} records a second of late{goes_on}"
     )
-    yield _say("queue", shown(info.name), "full", text, stops=not pace)
+    yield say("queue", shown(info.name), "full", text, stops=not pace)
+
+
+def _acked(info: QueueInfo, told: GroupsFound | None, status: QueueStatus | None) -> Iterator[Diagnosis]:
+    """Who says nothing of retention, and only acknowledges, means no more to have what is acknowledged."""
+    arguments, groups = info.effective or info.arguments, told.groups if told is not None else []
+    if status is None or status.works or not groups or any(group.kind != _ACKING for group in groups):
+        return
+    acked = min(group.floor for group in groups) - info.begin
+    if acked >= _ACKED_MIN and not _KEEPING & arguments.keys():
+        text = f"queue {shown(info.name)} keeps {acked} records that all its groups have acknowledged"
+        yield say("queue", shown(info.name), "acked-kept", text, start=shown(f"^{re.escape(info.name)}$"))
 
 
 def _timeouts(facts: Facts) -> Iterator[Diagnosis]:
@@ -390,7 +339,7 @@ def _timeouts(facts: Facts) -> Iterator[Diagnosis]:
                     f"{each.counts.timed_out} subscriptions of queue {shown(each.name)} ended because a record was not "
                     f"settled in time (x-consumer-timeout), since node {copy.node_id} was started"
                 )
-                yield _say("queue", shown(each.name), "consumer-timeout", text)
+                yield say("queue", shown(each.name), "consumer-timeout", text)
 
 
 # --- groups ---
@@ -407,9 +356,9 @@ def _groups(
             for reason, stops, text in (
                 *_progress(group, _pace(status)),
                 *_forwarding(group),
-                *_kept(group, arguments.get(found.queue, {})),
+                *_kept(group, arguments.get(found.queue, {}), works=status is not None and status.works),
             ):
-                yield _say("group", f"{queue} {group.group or '(own)'}", reason, f"{of}: {text}", stops=stops)
+                yield say("group", f"{queue} {group.group or '(own)'}", reason, f"{of}: {text}", stops=stops)
 
 
 _Reason = tuple[str, bool, str]
@@ -475,11 +424,11 @@ def _why_none(group: GroupInfo) -> str:
     return "; ".join(parts)
 
 
-def _kept(group: GroupInfo, arguments: Mapping[str, Any]) -> Iterator[_Reason]:
+def _kept(group: GroupInfo, arguments: Mapping[str, Any], *, works: bool) -> Iterator[_Reason]:
     if group.gone:
         yield "expired-unread", False, f"retention has freed {group.gone} records that it had not settled"
-    if arguments.get("retention") == "work" and group.unsettled and not group.subscribers and not group.waiting:
-        kept = f'{group.unsettled} records from {group.floor} on are kept for it (retention="work"), nobody takes them'
+    if works and group.unsettled and not group.subscribers and not group.waiting:
+        kept = f"{group.unsettled} records from {group.floor} on are kept until it settles them, and nobody takes them"
         yield "retention-held", False, kept
     limit = arguments.get("x-max-length")
     if type(limit) is int and not group.group and group.unsettled > limit and not _rejects(arguments):
@@ -488,8 +437,3 @@ def _kept(group: GroupInfo, arguments: Mapping[str, Any]) -> Iterator[_Reason]:
 
 def _rejects(arguments: Mapping[str, Any]) -> bool:
     return str(arguments.get("x-overflow", "")).startswith("reject-publish")
-
-
-def reasons(found: Iterable[Diagnosis]) -> set[str]:
-    """The words of some findings."""
-    return {each.reason for each in found}

@@ -277,6 +277,11 @@ def is_work_queue(arguments: Mapping[str, Any]) -> bool:
     return arguments.get(_RETENTION) == "work"
 
 
+def leaves_retention_open(arguments: Mapping[str, Any]) -> bool:
+    """Whether nothing is said of what the queue keeps."""
+    return _RETENTION not in arguments and limits_of(arguments) is None
+
+
 def lengths_of(arguments: Mapping[str, Any]) -> LengthLimits | None:
     """How long a queue may be; None when it may be of any length."""
     records, size = (_number_of(arguments, key) for key in (_MAX_LENGTH, _MAX_LENGTH_BYTES))

@@ -51,12 +51,16 @@ class QueueDeclared(_Change, frozen=True):
 
     `incarnation`: random, made at the declaration. It tells the queue from one of the same name in a cluster that was
     made anew under the same name, whose ids would be the same: readers' memories (a Delta table's) must not fit it.
+
+    `kept_by_use`: what it keeps follows from how it is used, where its arguments do not say. Since
+    `versions.KEPT_BY_USE`; earlier queues keep all.
     """
 
     name: str
     queue_id: int
     incarnation: str = ""
     arguments: dict[str, Any] = {}
+    kept_by_use: bool = False
 
 
 class QueueDeleted(_Change, frozen=True):

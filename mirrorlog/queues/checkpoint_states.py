@@ -49,7 +49,7 @@ class QueueState(_State, frozen=True, tag="Q"):
 
     `next_queue_offset`: of the next record appended. `positions`: (log id, epoch, queue offset) by group, the newest
     ones appended. `declared_at`: log offset of its declaration, which may be gone; `used_at`: that of its QueueUsed, -1
-    without one. `governed`: None while no policy ever said anything of it.
+    without one. `governed`: None while no policy ever said anything of it. `kept_by_use`: see `QueueDeclared`.
     """
 
     queue_id: int
@@ -61,6 +61,7 @@ class QueueState(_State, frozen=True, tag="Q"):
     declared_at: int
     used_at: int = -1
     governed: GovernedState | None = None
+    kept_by_use: bool = False
 
 
 class MoveState(_State, frozen=True, tag="M"):

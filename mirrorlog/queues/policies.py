@@ -127,6 +127,7 @@ _KEYS: Final[Mapping[str, _Key]] = {
     _DELIVERY_LIMIT: _like("x-delivery-limit"),
     ALTERNATE_EXCHANGE: _Key("", _text),
     "flush": _like("flush"),
+    "retention": _like("retention"),
     "min-in-sync": _like(MIN_IN_SYNC),
     REPLACE_AFTER: _Key(REPLACE_AFTER, _number(1, TIMEOUT_MS_MAX)),
     CONFIRM: _Key(CONFIRM, _confirm),

@@ -9,14 +9,14 @@ ids are of other blocks, and lacks some of its own that are elsewhere.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from mirrorlog.commitlog.format.header import BatchHeader
 from mirrorlog.commitlog.retention import QueueLimits
 from mirrorlog.errors import NoSuchQueue
-from mirrorlog.queues.arguments import is_work_queue, lengths_of, limits_of, message_ttl_ms
+from mirrorlog.queues.arguments import is_work_queue, leaves_retention_open, lengths_of, limits_of, message_ttl_ms
 from mirrorlog.queues.changes import PositionCommitted, QueueAltered, QueueGoverned
 from mirrorlog.queues.checkpoint_states import GovernedState, QueueState
 from mirrorlog.queues.limits.length import LengthLimits
@@ -104,7 +104,7 @@ class IdBlock:
 @dataclass(slots=True)
 class Queue:
     """`declared_at`: log offset of its declaration; `used_at`: of its QueueUsed, -1 without one. `positions`: the
-    confirmed ones by group; `newest`: the appended.
+    confirmed ones by group; `newest`: the appended. `kept_by_use`: see `QueueDeclared`.
 
     `next_queue_offset`: of the record that followed when the newest confirmed checkpoint was written; 0 without one.
     Records may have come since; but there may be none left from before, and then only this says where to go on.
@@ -120,6 +120,7 @@ class Queue:
     next_queue_offset: int = 0
     used_at: int = -1
     governed: GovernedState | None = None
+    kept_by_use: bool = False
 
     @property
     def effective(self) -> dict[str, Any]:
@@ -142,6 +143,7 @@ class Queue:
             declared_at=self.declared_at,
             used_at=self.used_at,
             governed=self.governed,
+            kept_by_use=self.kept_by_use,
         )
 
 
@@ -160,12 +162,20 @@ class QueueTable:
         """Of the queues that have retention limits of their own, by queue id."""
         self.work_queues: set[int] = set()
         """Ids of the queues that keep what is not settled, and nothing else: declared with retention = "work"."""
+        self.kept_by_use: set[int] = set()
+        """Ids of those that are such queues while somebody acknowledges in them, and nobody reads them as a stream."""
         self.lengths: dict[int, LengthLimits] = {}
         """Of the queues that may have so many records, or bytes, and no more, by queue id."""
         self.ttls: dict[int, int] = {}
         """Of the queues whose records live no longer (`x-message-ttl`, ms), by queue id."""
         self.lifetimes: dict[int, Lifetime] = {}
         """Of the queues that go by themselves (`auto-delete`, `x-expires`), by queue id."""
+
+    def works(self, acking: Set[int]) -> set[int]:
+        """Ids of the queues that keep what is not settled, and nothing else: declared so, or left to their use, and in
+        them (`acking`) is a group that acknowledges, and none that reads a stream."""
+        by_use = self.kept_by_use & acking
+        return {*self.work_queues, *(each for each in by_use if not self.by_id[each].newest)}
 
     def alter(self, header: BatchHeader, change: QueueAltered | QueueGoverned) -> None:
         """A change was appended."""
@@ -208,6 +218,8 @@ class QueueTable:
             self.limits[queue.queue_id] = limits
         if is_work_queue(holds):
             self.work_queues.add(queue.queue_id)
+        elif queue.kept_by_use and leaves_retention_open(holds):
+            self.kept_by_use.add(queue.queue_id)
         if (lifetime := lifetime_of(holds)) is not None:
             self.lifetimes[queue.queue_id] = lifetime
         if (ttl_ms := message_ttl_ms(holds)) is not None:
@@ -223,6 +235,7 @@ class QueueTable:
         """It is here no more."""
         del self.by_name[queue.name]
         self.work_queues.discard(queue.queue_id)
+        self.kept_by_use.discard(queue.queue_id)
         self.visitors.discard(queue.queue_id)
         for by_id in (self.by_id, self.limits, self.lifetimes, self.ttls, self.lengths):
             by_id.pop(queue.queue_id, None)

@@ -98,7 +98,7 @@ class QueueRegistry:
         ids = self._ids = IdBlock(id_base)
         self._known = known = QueueTable(ids)
         self._by_name, self.by_id, self.visitors = known.by_name, known.by_id, known.visitors
-        self.limits, self.work_queues, self.lengths = known.limits, known.work_queues, known.lengths
+        self.limits, self.works, self.lengths = known.limits, known.works, known.lengths
         self.ttls, self.lifetimes = known.ttls, known.lifetimes
         self.moves = QueueMoves(known)
         self.epoch_shifts = self.moves.epoch_shifts
@@ -237,13 +237,18 @@ class QueueRegistry:
     # --- deciding ---
 
     def declare(
-        self, name: str, arguments: Mapping[str, Any], *, incarnation: str = "", governed: Governs = nobody_governs
+        self,
+        name: str,
+        arguments: Mapping[str, Any],
+        *,
+        incarnation: str = "",
+        governed: Governs = nobody_governs,
+        kept_by_use: bool = False,
     ) -> bytearray | None:
         """The batch that declares a queue, or None when it is there already with the same arguments.
 
-        `incarnation`: a random text for the queue if it is new (see QueueDeclared); `governed`: what holds for it.
-        Raises BadRequest, QueueExists (naming the difference), QueueMoving or Overloaded. An argument that means
-        nothing here is refused, or its owner would believe in it; but a queue that has it already is found with it.
+        `incarnation`, `kept_by_use`: if it is new, see QueueDeclared; `governed`: what holds for it. Raises BadRequest,
+        QueueExists (naming the difference), QueueMoving or Overloaded.
         """
         there = self._by_name.get(name)
         check_declaration(name, arguments, placed=there is not None)
@@ -257,7 +262,9 @@ class QueueRegistry:
         queue_id = self._ids.next
         if queue_id is None:
             raise Overloaded(f"this log has given out all of its {IDS_PER_LOG - 1} queue ids", limit="queue_ids")
-        made = QueueDeclared(name=name, queue_id=queue_id, incarnation=incarnation, arguments=dict(arguments))
+        made = QueueDeclared(
+            name=name, queue_id=queue_id, incarnation=incarnation, arguments=dict(arguments), kept_by_use=kept_by_use
+        )
         holds = governed(queue_id, name, arguments)
         return encode_change(made) if holds is None else encode_changes([made, holds])
 
@@ -316,7 +323,9 @@ class QueueRegistry:
         if not isinstance(change, QueueDeclared):
             self._known.alter(header, change)
         elif change.queue_id > self._ids.highest:  # else it is here, or was deleted since, or has left
-            self._declare(Queue(change.name, change.queue_id, change.incarnation, change.arguments, header.log_offset))
+            made = Queue(change.name, change.queue_id, change.incarnation, change.arguments, header.log_offset)
+            made.kept_by_use = change.kept_by_use
+            self._declare(made)
 
     def restore(self, header: BatchHeader, states: Iterable[State]) -> None:
         """A batch of a checkpoint was appended."""
@@ -437,7 +446,7 @@ class QueueRegistry:
     def _restore(self, header: BatchHeader, state: QueueState) -> None:
         put = self._declare if not self.moves.is_aside(state.queue_id) else self.moves.put_aside
         told = Queue(state.name, state.queue_id, state.incarnation, state.arguments, state.declared_at)
-        told.governed = state.governed
+        told.governed, told.kept_by_use = state.governed, state.kept_by_use
         queue = put(told)
         if state.used_at >= 0:
             self._used(state.queue_id, state.used_at)

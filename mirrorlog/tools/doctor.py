@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from mirrorlog.diagnosis.advice import STOPS, Diagnosis
 from mirrorlog.diagnosis.cluster_status import key_of
 from mirrorlog.diagnosis.facts import facts_of
-from mirrorlog.diagnosis.findings import STOPS, Diagnosis, findings
+from mirrorlog.diagnosis.findings import findings
 from mirrorlog.tools.common.options import AsJson, OnlyVirtualHost
 from mirrorlog.tools.common.output import emit
 from mirrorlog.tools.common.session import session_of

@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 
 from mirrorlog.errors import BadRequest, OffsetOutOfRange
-from mirrorlog.queues.changes import Change, GroupDeleted, GroupReset, Settled, encode_change
+from mirrorlog.queues.changes import (
+    Change,
+    GroupDeleted,
+    GroupReset,
+    PositionCommitted,
+    QueueDeclared,
+    Settled,
+    encode_change,
+)
 from tests.broker.hosting import KIB, SEGMENT_BYTES
 from tests.broker.test_holds import Landing, landing, run, settings_of
 from tests.ha.nodes import Node, hosted_by, replica_of
@@ -126,5 +134,63 @@ def test_the_argument_has_two_values(tmp_path: Path) -> None:
         async with landing(settings_of(tmp_path)) as (it, _):
             with pytest.raises(BadRequest, match="must be 'limits' or 'work'"):
                 await it.admin.declare("w", {"retention": "worker"})
+
+    run(test)
+
+
+def test_a_queue_that_is_used_for_work_frees_what_is_settled_without_being_asked(tmp_path: Path) -> None:
+    """Goal: acked is gone, by default. Nothing goes while nobody acknowledges, nor of a queue that says that it keeps
+    all. A stream group makes it a stream again, and its end a work queue; the queue is so after a start, too."""
+
+    async def test() -> None:
+        settings = settings_of(tmp_path)
+        async with landing(settings) as (it, nodes):
+            node = nodes[0]
+            await it.publish(2048 * KIB)
+            await it.rounds(node, 3)
+            assert (await it.info()).begin == 0
+            change(
+                node,
+                PositionCommitted(group="s", log_id="", epoch=1, queue_offset=10),
+                GroupReset(group="", queue_offset=0),
+            )
+            await settled(it, node, first=0, until_offset=1500)
+            await it.rounds(node, 3)
+            assert (await it.info()).begin == 0
+        async with landing(settings) as (it, nodes):
+            change(nodes[0], GroupDeleted(group="s"))
+            assert 500 < await it.begins_at(500) <= 1500
+            assert await it.readable(1500) == (await it.info()).next - 1500
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"retention": "limits"}, {"retention_bytes": 64 * 1024 * KIB}], ids=["said", "own limits"]
+)
+def test_a_queue_that_says_what_it_keeps_keeps_it(tmp_path: Path, arguments: dict[str, Any]) -> None:
+    """Settle all in a queue that has limits of its own, or says that it goes by limits: nothing goes."""
+
+    async def test() -> None:
+        async with landing(settings_of(tmp_path), **arguments) as (it, nodes):
+            await it.publish(2048 * KIB)
+            change(nodes[0], GroupReset(group="", queue_offset=0))
+            await settled(it, nodes[0], first=0, until_offset=2000)
+            await it.rounds(nodes[0], 3)
+            assert (await it.info()).begin == 0
+
+    run(test)
+
+
+def test_a_queue_of_a_cluster_of_before_keeps_all(tmp_path: Path) -> None:
+    """Goal: an update frees nothing that was kept. A queue that was declared at the version before is as it was."""
+
+    async def test() -> None:
+        async with landing(settings_of(tmp_path)) as (it, nodes):
+            before = QueueDeclared(name="before", queue_id=2)
+            hosted_by(nodes[0]).publisher.append_control(encode_change(before))
+            await it.publish(KIB)
+            replica = replica_of(nodes[0])
+            assert (replica.queues.works({1, 2}), replica.queues.find("before").kept_by_use) == ({1}, False)
 
     run(test)

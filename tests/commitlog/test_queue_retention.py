@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from mirrorlog.commitlog.retention import (
     PART,
     Decision,
+    Pin,
     QueueLimits,
     Queues,
     RetentionLimits,
@@ -198,6 +199,21 @@ def test_where_queues_begin_that_were_never_copied() -> None:
     segments = [segment(0, (1, 5, 9, 10, 0)), segment(100, (1, 9, 12, 10, 0), (2, 7, 8, 10, 0))]
     assert first_queue_offsets(segments, [1, 2, 3]) == {1: 5, 2: 7}
     assert first_queue_offsets(segments, []) == {}
+
+
+def test_a_queue_that_pins_what_is_dead_is_named_with_its_bytes() -> None:
+    """The one that has most of what is alive in the first segment that stays, with all that it has; what is dead is
+    counted over all segments that stay, whoever had it. Nothing is named where nothing is dead, or all of it goes."""
+    limits = {1: QueueLimits(max_age_us=10)}
+    segments = [
+        segment(0, (1, 0, 100, 100, 0)),
+        segment(100, (1, 100, 130, 30, 0), (2, 0, 10, 60, 0), (3, 0, 5, 10, 0)),
+        segment(200, (1, 130, 220, 90, 0), (2, 10, 12, 5, 0), (3, 5, 9, 5, 0)),
+    ]
+    found = decided(segments, limits, now_us=50, copy_share=0.1)
+    assert (found.begin, found.copy, found.pin) == (100, None, Pin(2, 65, 120))
+    assert decided(segments, {}, now_us=50).pin is None
+    assert decided(segments[:1], limits, now_us=50).pin is None
 
 
 # --- what landings hold ---

@@ -21,6 +21,7 @@ from mirrorlog.wire.messages.status import (
     MirrorStatus,
     NodeCounts,
     NodeStatus,
+    PinStatus,
     PlacedLog,
     QueueCounts,
     QueueStatus,
@@ -199,7 +200,13 @@ def scraped(
     return families(metrics_text(answer).decode())
 
 
-EVERYTHING = log(mirrors=[mirror("n2")], queues=[queue(1)], groups=[group("q1")], holds=[hold("q1")])
+EVERYTHING = log(
+    mirrors=[mirror("n2")],
+    queues=[queue(1)],
+    groups=[group("q1")],
+    holds=[hold("q1")],
+    pin=PinStatus(queue="q1", live_bytes=281, dead_bytes=282),
+)
 MEMORY = MemoryStatus(state="high", reason="", used_bytes=80, high_bytes=70, size_bytes=90)
 DISK = DiskStatus(state="low", reason="", free_bytes=10, size_bytes=100)
 CLUSTER = in_cluster([member(1)], [placed()])

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from mirrorlog.doors.http.metrics import SERIES_MAX
+from mirrorlog.doors.http.metric_families import SERIES_MAX
 from mirrorlog.wire.messages.status import LossStatus, QueueStatus
 from tests.doors.http_door import samples, value
 from tests.doors.http_statuses import (
@@ -72,6 +72,8 @@ def test_every_number_of_the_status_is_told_under_its_name() -> None:
     assert value(found, "mirrorlog_queue_consumer_timeouts_total", log="main", queue="q1") == 26
     own = ("ready_records", "unacknowledged_records", "consumers")
     assert [value(found, f"mirrorlog_queue_{name}", log="main", queue="q1") for name in own] == [271, 272, 273]
+    pinned = [value(found, f"mirrorlog_log_{name}_bytes", log="main", queue="q1") for name in ("pinning", "pinned")]
+    assert pinned == [281, 282]
     assert value(found, "mirrorlog_group_lag_records", log="main", queue="q1", group="g") == 2
     assert value(found, "mirrorlog_group_position_offset", log="main", queue="q1", group="g") == 11
     assert (value(found, "mirrorlog_disk_free_bytes"), value(found, "mirrorlog_disk_size_bytes")) == (10, 100)

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 import typer
 
-from mirrorlog.diagnosis.findings import NOTED, STOPS, Diagnosis
+from mirrorlog.diagnosis.advice import NOTED, STOPS, Diagnosis
 from mirrorlog.doors.management.page.app import Templates, address_within, number_text
 from mirrorlog.doors.management.page.dialogs import VALUE_BYTES_SHOWN, shown_bytes
 from mirrorlog.doors.management.page.live import Feeds, event_of

@@ -11,8 +11,9 @@ from mirrorlog.client import Client
 from mirrorlog.client.producer.batch import Receipt
 from mirrorlog.client.producer.deliveries import Delivery
 from mirrorlog.client.producer.pipeline import UNLIMITED
+from mirrorlog.diagnosis.advice import reasons
 from mirrorlog.diagnosis.facts import facts_of
-from mirrorlog.diagnosis.findings import findings, reasons
+from mirrorlog.diagnosis.findings import findings
 from mirrorlog.errors import MirrorlogError, Overloaded
 from mirrorlog.testing import Cluster
 from mirrorlog.wire.frames import Level

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from mirrorlog.client import Client
+from mirrorlog.diagnosis.advice import NOTED, STOPS, Diagnosis
 from mirrorlog.diagnosis.facts import facts_of
-from mirrorlog.diagnosis.findings import NOTED, STOPS, Diagnosis, findings
+from mirrorlog.diagnosis.findings import findings
 from mirrorlog.errors import ConsumerTimedOut, QueueFull
 from mirrorlog.testing import Cluster
 from mirrorlog.tools.main import main

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from mirrorlog.diagnosis.advice import reasons
 from mirrorlog.diagnosis.cluster_status import AllStatuses
-from mirrorlog.diagnosis.findings import Facts, findings, reasons
+from mirrorlog.diagnosis.findings import Facts, findings
 from mirrorlog.errors import MirrorlogError, Overloaded
 from mirrorlog.testing import Node
 from mirrorlog.wire.messages.operators import Events, GetEvents

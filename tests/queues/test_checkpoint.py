@@ -381,9 +381,11 @@ def test_the_states_of_a_checkpoint_are_arrays() -> None:
         queue_id=1, name="q", incarnation="", arguments={}, next_queue_offset=2, positions={"g": ("l", 1, 3)},
         declared_at=0,
     )  # fmt: skip
-    assert encode_state(queue) == b"\x9a\xa1Q\x01\xa1q\xa0\x80\x02\x81\xa1g\x93\xa1l\x01\x03\x00\xff\xc0"
+    assert encode_state(queue) == b"\x9b\xa1Q\x01\xa1q\xa0\x80\x02\x81\xa1g\x93\xa1l\x01\x03\x00\xff\xc0\xc2"
+    before = b"\x9a\xa1Q\x01\xa1q\xa0\x80\x02\x81\xa1g\x93\xa1l\x01\x03\x00\xff\xc0"
+    assert decode_checkpoint(encode_checkpoint([before])) == [queue], "that of software before version 8"
     governed = replace(queue, governed=GovernedState(7, "p", "", {"x-max-length": 5}))
-    assert encode_state(governed)[-21:] == b"\xff\x94\x07\xa1p\xa0\x81\xacx-max-length\x05"
+    assert encode_state(governed)[-22:-1] == b"\xff\x94\x07\xa1p\xa0\x81\xacx-max-length\x05"
     producer = ProducerState(
         producer_id=7, queue_id=1, producer_epoch=0, next_sequence=1, last_append_time_us=9,
         landed={0: (1, 1, 96, 0, 104, 1)},

@@ -33,7 +33,7 @@ def test_a_deletion_counts_from_its_append() -> None:
             ask()
     with pytest.raises(NoSuchQueue):
         book.registry.delete(queue_id)
-    assert (book.registry.limits, book.registry.work_queues) == ({}, set())
+    assert (book.registry.limits, book.registry.works(set())) == ({}, set())
     assert not book.registry.is_gone(queue_id), "it may come back"
     book.registry.confirm(book.end)
     assert book.registry.is_gone(queue_id)

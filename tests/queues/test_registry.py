@@ -387,11 +387,11 @@ def test_queues_of_work_are_known_as_long_as_they_are_declared() -> None:
     border = book.end
     book.declare("b", retention="work")
     book.declare_as_before("c", retention=7)
-    assert book.registry.work_queues == {2}
+    assert book.registry.works(set()) == {2}
     with pytest.raises(BadRequest, match=r"'retention' is 'all', it must be 'limits' or 'work'"):
         book.declare("d", retention="all")
     book.registry.cut(border)
-    assert book.registry.work_queues == set()
+    assert book.registry.works(set()) == set()
 
 
 def test_a_queue_of_work_needs_a_cluster_that_has_groups() -> None:

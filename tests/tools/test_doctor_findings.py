@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from mirrorlog.diagnosis.findings import NOTED, STOPS, Diagnosis, Facts, findings, reasons
+from mirrorlog.diagnosis.advice import NOTED, STOPS, Diagnosis, reasons
+from mirrorlog.diagnosis.findings import Facts, findings
 from mirrorlog.tools.doctor import text_of
 from mirrorlog.wire.messages.groups import GroupInfo, GroupsFound, LeaseInfo
 from mirrorlog.wire.messages.queues import FormerSpan, HoldInfo, MoveOfQueue, QueueInfo, QueueOutage, QueueSync
@@ -20,6 +21,7 @@ from mirrorlog.wire.messages.status import (
     MirrorStatus,
     NodeCounts,
     NodeStatus,
+    PinStatus,
     PlacedLog,
     ProducerStatus,
     QueueCounts,
@@ -173,8 +175,31 @@ def test_a_queue_above_its_length_and_one_that_keeps_for_a_group_are_told() -> N
     found = only(with_group({"x-max-length": 3}, ready=5, unsettled=5, subscribers=1))
     assert (found.reason, found.weight) == ("above-length", NOTED)
     assert "5 records are unsettled and x-max-length is 3" in found.text
-    facts = with_group({"retention": "work"}, ready=5, unsettled=5)
+    facts = counted(with_group(ready=5, unsettled=5), None, works=True)
     assert reasons(findings(facts)) == {"no-subscriber", "retention-held"}
+
+
+def test_records_that_all_have_acknowledged_and_that_stay_are_told() -> None:
+    """Of a queue of a cluster of before, which nobody reads as a stream; not of one that says what it keeps."""
+    facts = counted(with_group(floor=10_000), None)
+    found = only(facts)
+    assert (found.what, found.name, found.reason, found.weight) == ("queue", "q", "acked-kept", NOTED)
+    assert "keeps 10000 records that all its groups have acknowledged" in found.text
+    assert 'set-policy work ^q$ \'{"retention": "work"}\'' in found.advice
+    assert not findings(counted(with_group({"retention": "limits"}, floor=10_000), None))
+    assert not findings(counted(with_group(floor=9_999), None))
+
+
+def test_the_queue_that_pins_what_nobody_needs_is_named_with_its_bytes() -> None:
+    """Not before it is much, and a good part of the log."""
+    gib = 2**30
+    pin = PinStatus(queue="q", live_bytes=gib, dead_bytes=gib)
+    log = healthy(begin=0, end=2 * gib, flushed=2 * gib, confirmed=2 * gib)
+    found = only(with_log(msgspec.structs.replace(log, pin=pin)))
+    assert (found.what, found.name, found.reason) == ("queue", "q", "space-pinned")
+    assert f"{gib} bytes of log main that nobody needs stay because {gib} bytes of queue q" in found.text
+    less = msgspec.structs.replace(pin, dead_bytes=gib // 4)
+    assert not findings(with_log(msgspec.structs.replace(log, pin=less)))
 
 
 REJECTS = {"x-max-length": 5, "x-overflow": "reject-publish"}

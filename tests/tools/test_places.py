@@ -8,7 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from mirrorlog.config import COPIES_MAX
-from mirrorlog.diagnosis.findings import NOTED, Diagnosis, Facts, findings
+from mirrorlog.diagnosis.advice import NOTED, Diagnosis
+from mirrorlog.diagnosis.findings import Facts, findings
 from mirrorlog.diagnosis.places import why_queue_unmet, why_unmet, with_reasons
 from mirrorlog.wire.messages.queues import QueueInfo
 from mirrorlog.wire.messages.status import ClusterStatus, NodeStatus, PlacedLog

@@ -25,6 +25,7 @@ from mirrorlog.broker.hosting.status import (
     hold_infos,
     master_status,
     mirror_status,
+    pin_status,
     producer_status,
     producer_statuses,
     resting_status,
@@ -276,6 +277,7 @@ class MasterRole:
             holds=hold_infos(self._replica, self.holds, now),
             producers=producer_statuses(self._replica.queues, self.publisher.credits, self.publisher.now()),
             producers_blocked=self.publisher.credits.blocked,
+            pin=pin_status(self._replica.queues, self.retention.queues.pin),
         )
 
     def fence(self, elsewhere: ElsewhereLog) -> None:

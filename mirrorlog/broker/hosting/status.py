@@ -14,6 +14,7 @@ from mirrorlog.broker.ports import Reply
 from mirrorlog.broker.resources.disk_limits import DiskReport, DiskState
 from mirrorlog.broker.resources.memory_limits import MemoryReport
 from mirrorlog.commitlog.index.gaps import counted_there
+from mirrorlog.commitlog.retention import Pin
 from mirrorlog.config import LogAssignment
 from mirrorlog.errors import LogUnavailable, MirrorlogError
 from mirrorlog.ha.connection import HAConnection
@@ -32,6 +33,7 @@ from mirrorlog.wire.messages.status import (
     LogStatus,
     MemoryStatus,
     MirrorStatus,
+    PinStatus,
     ProducerStatus,
     QueueStatus,
 )
@@ -227,14 +229,23 @@ def hold_info(replica: Replica, queue: Queue, hold: Hold, keeper: HoldKeeper | N
     )
 
 
+def pin_status(queues: QueueRegistry, pin: Pin | None) -> PinStatus | None:
+    """One by a queue that has gone since is none any more."""
+    if pin is None or not queues.has_id(pin.queue_id):
+        return None
+    name = queues.find_id(pin.queue_id).name
+    return PinStatus(queue=name, live_bytes=pin.live_bytes, dead_bytes=pin.dead_bytes)
+
+
 def _mastered(replica: Replica, deliverer: Deliverer, now: float) -> list[QueueStatus]:
     """As the master tells, which alone counts and gives out."""
-    counted = replica.counters.queues
+    counted, works = replica.counters.queues, replica.queues.works(replica.groups.queue_ids())
     return [
         _queue(
             replica,
             queue,
             counts=counts.told(now) if (counts := counted.get(queue.queue_id)) is not None else None,
+            works=queue.queue_id in works,
             refuse_rate=counts.refused.rate(now) if counts is not None else 0.0,
             **_own_group(replica, deliverer, queue.queue_id),
         )

@@ -98,15 +98,15 @@ class FormerLimits:
     async def _look_at_one(self, log: HostedLog, queue: Queue, spans: Sequence[Span]) -> None:
         role, queue_id, replica = log.mastering, queue.queue_id, log.replica
         assert role is not None, "it knows what is confirmed"
-        retention, begin = role.retention.queues, replica.index.begin(queue_id)
-        floor, lowered = retention.floor(queue_id), retention.lowered
-        if queue_id in replica.queues.work_queues:
+        kept, begin = role.retention.queues.kept, replica.index.begin(queue_id)
+        floor, lowered = kept.floor(queue_id), kept.lowered
+        if queue_id in kept.works:
             borders = [spans[number + 1].first for number, span in enumerate(spans[:-1]) if not span.ended]
             found = max((border for border in borders if border <= floor), default=0)
         else:
             found = await self._found(log, queue, spans, floor)
         there = log.mastering is role and log.knows_confirmed and replica.queues.get(queue.name) is queue
-        if found > begin and there and retention.lowered == lowered:
+        if found > begin and there and kept.lowered == lowered:
             role.publisher.append_control(encode_change(QueueStartsMoved(begins={queue_id: found})))
             logger.info("queue_begins log=%s queue=%r at=%s reason=former_records", log.name, queue.name, found)
 

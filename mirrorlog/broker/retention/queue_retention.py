@@ -22,11 +22,12 @@ from typing import Any, Final, TypeVar
 
 from mirrorlog.broker.log.publish import LogPublisher
 from mirrorlog.broker.log.replica import Replica
+from mirrorlog.broker.retention.kept_records import ALL_DEAD, KeptRecords
 from mirrorlog.commitlog.format.header import read_header
 from mirrorlog.commitlog.index.live import LiveRun, LiveRuns, segment_parts
 from mirrorlog.commitlog.index.past import Past
 from mirrorlog.commitlog.retention import (
-    Queues,
+    Pin,
     RetentionLimits,
     SegmentLife,
     SegmentParts,
@@ -36,7 +37,6 @@ from mirrorlog.commitlog.retention import (
 )
 from mirrorlog.commitlog.segments.cold import ColdRead
 from mirrorlog.errors import IndexDoubtful, LogUnavailable, MirrorlogError
-from mirrorlog.queues.arguments import tier_keep_us
 from mirrorlog.queues.changes import LogStartMoved, QueueStartsMoved, encode_change
 
 logger = logging.getLogger(__name__)
@@ -52,8 +52,6 @@ PAUSE: Final = 20
 what it would find the next time waits well."""
 
 SURVEYED_AT_ONCE: Final = 16
-ALL_DEAD: Final = 2**63 - 1
-"""Where a queue begins that was deleted: behind all that it has."""
 BEGINS_PER_CHANGE: Final = 1000
 
 _T = TypeVar("_T")
@@ -75,6 +73,7 @@ class QueueRetention:
         now: Callable[[], float],
         now_us: Callable[[], int],
     ) -> None:
+        self.kept = KeptRecords(replica)
         self._replica = replica
         self._publisher = publisher
         self._copy_share = copy_share
@@ -98,14 +97,8 @@ class QueueRetention:
         self._task: asyncio.Task[None] | None = None
         self._confirm: asyncio.Future[None] | None = None
         self._trouble = ""
-
-    @property
-    def due(self) -> bool:
-        """Whether this log has queues that do not live by its limits alone, or had some that were deleted."""
-        replica = self._replica
-        queues = replica.queues
-        found = queues.limits or queues.start_offsets or queues.work_queues or queues.any_gone
-        return bool(found or any(replica.holds.live()))
+        self.pin: Pin | None = None
+        """As the last round has found it."""
 
     @property
     def ready(self) -> bool:
@@ -155,18 +148,18 @@ class QueueRetention:
         """One step; whether another one may follow at once."""
         await self._survey()
         log = self._replica.log
-        if self.lowered != self._held_at:
+        if self.kept.lowered != self._held_at:
             # What a hold, or a group, keeps now may not be among what was copied before it.
             self._copied.clear()
             self._walk = None
-        held_at = self._held_at = self.lowered
+        held_at = self._held_at = self.kept.lowered
         decision, seconds = await self._run(
             self._past_helper,
             partial(
                 _timed,
                 decide,
                 self._segments(),
-                self._queues(),
+                self.kept.queues(),
                 begin=self._begin,
                 end=log.end,
                 at_most=min(log.confirmed, log.state_from),
@@ -177,7 +170,7 @@ class QueueRetention:
             ),
         )
         self._not_before = self._now() + PAUSE * seconds
-        self._deleted = decision.deleted
+        self._deleted, self.pin = decision.deleted, decision.pin
         self._check_running()
         if not await self._raise_begins(decision.queue_starts, held_at=held_at):
             return True
@@ -186,37 +179,6 @@ class QueueRetention:
             self._asked = decision.begin
         return decision.copy is not None and await self._copy(decision.copy)
 
-    def _queues(self) -> Queues:
-        queues, holds = self._replica.queues, self._replica.holds
-        tiers = {
-            queue_id: tier_keep_us(queues.find_id(queue_id).arguments)
-            for queue_id in holds.tiered()
-            if queues.has_id(queue_id)
-        }
-        # What all groups have settled is as dead as what a table has that needs no time.
-        tiers.update(dict.fromkeys(queues.work_queues, 0))
-        known = None
-        if queues.any_gone:
-            known = {*queues.queue_ids(), *queues.leaving_ids(), *queues.left_ids()}
-        return Queues(dict(queues.limits), dict(queues.start_offsets), self._floors(), tiers, known)
-
-    def _floors(self) -> dict[int, int]:
-        """The smallest queue offset that a landing holds, or that is not settled in a queue which keeps such."""
-        replica = self._replica
-        floors, settled = replica.holds.floors(), replica.groups.floors(replica.queues.work_queues)
-        for queue_id in replica.queues.work_queues:
-            # Nobody has had anything of a queue without a group.
-            floor = settled.get(queue_id, 0)
-            floors[queue_id] = min(floor, floors.get(queue_id, floor))
-        # What queues have left here stays until the log that they are in says where they begin.
-        begins = replica.queues.start_offsets
-        floors.update({queue_id: begins.get(queue_id, 0) for queue_id in replica.queues.left_ids()})
-        return floors
-
-    def floor(self, queue_id: int) -> int:
-        """Nothing of a queue from this offset on may go, whatever its limits say."""
-        return self._floors().get(queue_id, ALL_DEAD)
-
     async def surveyed(self) -> list[SegmentParts]:
         """What there is, once all of it was looked at that is not appended to any more."""
         log, hot_from = self._replica.log, self._replica.index.hot_from
@@ -224,11 +186,6 @@ class QueueRetention:
             await self._survey()
             self._check_running()
         return self._segments()
-
-    @property
-    def lowered(self) -> int:
-        """Rises with whatever may have to be kept that was not before."""
-        return self._replica.holds.lowered + self._replica.groups.lowered
 
     @property
     def _name(self) -> str:
@@ -266,7 +223,7 @@ class QueueRetention:
         """Whether nobody has come to hold more since `held_at`: what is to be freed is to be decided anew then. When it
         is true it was so a moment ago, in this step of the loop."""
         items = iter(begins.items())
-        while self.lowered == held_at:
+        while self.kept.lowered == held_at:
             some = dict(islice(items, BEGINS_PER_CHANGE))
             if not some:
                 return True
@@ -284,13 +241,13 @@ class QueueRetention:
         if self._replica.log.confirmed < self._copied_to:
             return False
         runs = self._walk_over(segment)
-        total, held_at = 0, self.lowered
+        total, held_at = 0, self.kept.lowered
         while not self._publisher.data_refused and self._may_copy():
             # A piece that fails is met again.
             self._walk = None
             piece = await self._ask(lambda past: runs.next_piece(past, PIECE_BYTES))
             self._check_running()
-            if self.lowered != held_at:
+            if self.kept.lowered != held_at:
                 return True  # there may be more to copy than was looked for
             if not piece:
                 self._copied[segment.start] = segment.expired
@@ -315,7 +272,7 @@ class QueueRetention:
             begins={**queues.start_offsets, **dict.fromkeys(self._deleted, ALL_DEAD)},
             own=own,
             expired=segment.expired,
-            floors=self._floors(),
+            floors=self.kept.floors(),
         )
 
     def _may_copy(self) -> bool:
@@ -357,7 +314,7 @@ class QueueRetention:
         index = self._replica.index
         begins = {queue_id: max(base, index.begin(queue_id)) for queue_id, base in firsts.items()}
         # They are begun at what is there: no hold can be below.
-        while not await self._raise_begins(begins, held_at=self.lowered):
+        while not await self._raise_begins(begins, held_at=self.kept.lowered):
             pass
 
     def _append(self, batches: Sequence[memoryview]) -> None:
@@ -470,7 +427,7 @@ class Retention:
         log = self._replica.log
         segments, known = log.segments(), max(self._replica.begin_ahead, self._asked)
         limits = self.limits
-        queues_due = self.queues.due
+        queues_due = self.queues.kept.any
         if self._disk_low and (self.queues.ready or not queues_due):
             limits = limits.without_oldest(segments, begin=known, end=log.end)
             self._disk_low = False

@@ -254,7 +254,10 @@ class Requests:
             of_group = (each.name for each in log.replica.queues if log_group_key(each.name, each.arguments) == group)
             check_together(asker(), self._view.users(), of_group)
         declare, incarnation = log.replica.queues.declare, uuid4().hex
-        batch = declare(message.name, message.arguments, incarnation=incarnation, governed=self.governed)
+        by_use = self._view.cluster_version() >= versions.KEPT_BY_USE
+        batch = declare(
+            message.name, message.arguments, incarnation=incarnation, governed=self.governed, kept_by_use=by_use
+        )
         if batch is not None and len(batch) > DECLARATION_BYTES_MAX:
             raise BadRequest(f"a declaration of {len(batch)} bytes is above the limit of {DECLARATION_BYTES_MAX}")
         if batch is not None and self._lacks_ids(log):

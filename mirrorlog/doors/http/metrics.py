@@ -9,31 +9,24 @@ family without a sample is there with its meaning alone.
 What a node tells of its cluster all nodes tell alike: a dashboard takes the `max by (log)` and no sum. What it has
 counted since its process began it has done itself, so sums over nodes are right; counts of a log begin when the node
 takes a copy of it in, so what a mirror has counted goes on when it becomes master.
-
-A series for each of very many queues is of use to nobody and a burden for all who keep it. So the first thousand
-queues of a node, and the first thousand pairs of queue and group, have series of their own; what is beyond is one
-sum per log, under empty names. So a sum over all series is right with few queues and with many. The first are the
-oldest of each log in turn: a queue that is declared takes the series of no older one in its log.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
-from typing import Any, Final, Generic, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from mirrorlog.doors.http import metric_families as of
 from mirrorlog.doors.http.answers import NodeReport, StatusScrape
+from mirrorlog.doors.http.metric_families import Families
 from mirrorlog.wire.messages.queues import HoldInfo
 from mirrorlog.wire.messages.status import (
     ClusterStatus,
     DiskStatus,
-    DurationCounts,
     FormerStatus,
     GroupStatus,
     LogCounts,
@@ -42,175 +35,17 @@ from mirrorlog.wire.messages.status import (
     MirrorStatus,
     NodeCounts,
     NodeStatus,
+    PinStatus,
     PlacedLog,
     QueueCounts,
     QueueStatus,
 )
-
-SERIES_MAX: Final = 1_000
-"""Of queues, and of groups, that have series of their own."""
 
 _LIVES: Final = ("up", "down", "unknown")
 _ROLES: Final = ("master", "mirror", "none")
 _LOG_STATES: Final = ("serving", "recovering", "following", "disconnected", "resting", "opening", "corrupt")
 _DISK_STATES: Final = ("ok", "low", "full")
 _MEMORY_STATES: Final = ("ok", "high")
-# The node gives zeros for the offsets of such a log: it cannot tell them.
-_WITHOUT_OFFSETS: Final = {"opening", "corrupt"}
-
-_T = TypeVar("_T")
-_Labelled = tuple[tuple[str, ...], _T]
-"""What there is, behind the values of its labels; the first one is a log's name where series are limited."""
-_Value = float | Mapping[str, float] | DurationCounts | None
-"""A sample; one for each value of the family's own label; how long something took; or none."""
-
-
-@dataclass(frozen=True)
-class _Group(Generic[_T]):
-    """Families with the same labels, of everything that `things` finds in an answer: (name, value, meaning). A name
-    with a label in braces has that one too: its value is a mapping by it.
-
-    `limited`: to the series of the first SERIES_MAX of all logs; `summed`: what is beyond as a sum.
-    """
-
-    labels: tuple[str, ...]
-    things: Callable[[StatusScrape], Iterable[_Labelled[_T]]]
-    families: Sequence[tuple[str, Callable[[_T], _Value], str]]
-    limited: bool = False
-    summed: bool = False
-
-    def metrics(self, answer: StatusScrape) -> Iterator[Metric]:
-        """All of its families."""
-        first, beyond = _split(list(self.things(answer)), SERIES_MAX if self.limited else None)
-        for name, value, meaning in self.families:
-            found = [(labels, told) for labels, thing in first if (told := value(thing)) is not None]
-            yield _family(name, meaning, self.labels, found + (self._sums(beyond, value) if self.summed else []))
-
-    def _sums(self, beyond: Sequence[_Labelled[_T]], value: Callable[[_T], Any]) -> list[_Labelled[_Value]]:
-        sums: dict[str, float] = {}
-        for labels, thing in beyond:
-            sums[labels[0]] = sums.get(labels[0], 0) + value(thing)
-        nobody = [""] * (len(self.labels) - 1)
-        return [((log, *nobody), total) for log, total in sums.items()]
-
-
-def _split(found: list[_Labelled[_T]], most: int | None) -> tuple[list[_Labelled[_T]], list[_Labelled[_T]]]:
-    """The first ones, taken from the logs in turn, and the others."""
-    if most is None:
-        return found, []
-    per_log: Counter[str] = Counter()
-    ranks = []
-    for labels, _ in found:
-        per_log[labels[0]] += 1
-        ranks.append(per_log[labels[0]])
-    ordered = [each for _, each in sorted(zip(ranks, found, strict=True), key=lambda ranked: ranked[0])]
-    return ordered[:most], ordered[most:]
-
-
-def _family(name: str, meaning: str, labels: Sequence[str], found: Iterable[_Labelled[_Value]]) -> Metric:
-    name, _, own = name.rstrip("}").partition("{")
-    made = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
-    family: Metric = made(name, meaning, labels=[*labels, own] if own else labels)
-    if name in _DURATIONS:
-        family = HistogramMetricFamily(name, meaning, labels=labels)
-    for values, told in found:
-        if isinstance(told, DurationCounts):
-            # Each bucket counts what is in those before it too.
-            bounds = [*map(str, told.bounds_s), "+Inf"]
-            buckets = list(zip(bounds, accumulate(map(float, told.counts)), strict=True))
-            family.add_metric(values, buckets, told.sum_s)  # type: ignore[attr-defined]  # not of every Metric
-        elif isinstance(told, Mapping):
-            for each, number in told.items():
-                family.add_metric((*values, each), float(number))  # type: ignore[attr-defined]
-        else:
-            family.add_metric(values, float(told or 0))  # type: ignore[attr-defined]
-    return family
-
-
-# --- What there is in an answer ---------------------------------------------------------------------------------------
-
-
-def _node(answer: StatusScrape) -> list[_Labelled[NodeReport]]:
-    status, software = answer.told.status, answer.told.software.removeprefix("mirrorlog ")
-    return [((status.cluster_name, status.cluster_id, status.node_id, status.start_id, software), answer.told)]
-
-
-def _one(thing: _T | None) -> list[_Labelled[_T]]:
-    """Without samples where the node does not tell, or could not measure."""
-    return [] if thing is None else [((), thing)]
-
-
-def _all_logs(answer: StatusScrape) -> list[_Labelled[LogStatus]]:
-    return [((log.name,), log) for log in answer.told.status.logs]
-
-
-def _readable(answer: StatusScrape) -> list[_Labelled[LogStatus]]:
-    return [(labels, log) for labels, log in _all_logs(answer) if log.state not in _WITHOUT_OFFSETS]
-
-
-def _mastered(answer: StatusScrape) -> list[_Labelled[LogStatus]]:
-    """Of copies and mirrors only a log's master knows."""
-    return [(labels, log) for labels, log in _readable(answer) if log.role == "master"]
-
-
-def _mirrors(answer: StatusScrape) -> list[_Labelled[MirrorStatus]]:
-    """Each as its master sees it. Offsets are left out before the first, times before there is a link."""
-    return [((*labels, mirror.node_id), mirror) for labels, log in _mastered(answer) for mirror in log.mirrors]
-
-
-def _queues(answer: StatusScrape) -> list[_Labelled[QueueStatus]]:
-    return [((*labels, queue.name), queue) for labels, log in _readable(answer) for queue in _oldest_first(log)]
-
-
-def _flows(answer: StatusScrape) -> list[_Labelled[QueueCounts]]:
-    """Rates are whoever's who reads these."""
-    return [
-        ((*labels, queue.name), queue.counts)
-        for labels, log in _mastered(answer)
-        for queue in _oldest_first(log)
-        if queue.counts
-    ]
-
-
-def _own_groups(answer: StatusScrape) -> list[_Labelled[QueueStatus]]:
-    """Of queues whose master tells of them: an older node's does not."""
-    return [(labels, queue) for labels, queue in _queues(answer) if queue.ready >= 0]
-
-
-def _groups(answer: StatusScrape) -> Iterator[_Labelled[GroupStatus]]:
-    for labels, log in _readable(answer):
-        age = {queue.name: queue.queue_id for queue in log.queues}
-        for group in sorted(log.groups, key=lambda each: (age.get(each.queue, 0), each.group)):
-            yield (*labels, group.queue, group.group), group
-
-
-def _holds(answer: StatusScrape) -> list[_Labelled[HoldInfo]]:
-    return [((*labels, hold.queue, hold.name), hold) for labels, log in _readable(answer) for hold in log.holds]
-
-
-def _oldest_first(log: LogStatus) -> list[QueueStatus]:
-    return sorted(log.queues, key=lambda queue: queue.queue_id)
-
-
-def _members(answer: StatusScrape) -> list[_Labelled[NodeStatus]]:
-    cluster = answer.told.status.cluster
-    return [] if cluster is None else [((node.node_id,), node) for node in cluster.nodes]
-
-
-def _starts(answer: StatusScrape) -> list[_Labelled[NodeStatus]]:
-    return [((*labels, node.start_id, node.kind, str(node.witness).lower()), node) for labels, node in _members(answer)]
-
-
-def _placed(answer: StatusScrape) -> list[_Labelled[PlacedLog]]:
-    cluster = answer.told.status.cluster
-    return [] if cluster is None else [((log.name,), log) for log in cluster.logs]
-
-
-def _counted(answer: StatusScrape) -> list[_Labelled[LogCounts]]:
-    counts = answer.told.status.counts
-    return [] if counts is None else [((log.log,), log) for log in counts.logs]
-
-
 # --- Values -----------------------------------------------------------------------------------------------------------
 
 
@@ -242,25 +77,23 @@ def _seconds(time_us: int | None) -> float | None:
 
 # --- The table --------------------------------------------------------------------------------------------------------
 
-_DURATIONS: Final = {"mirrorlog_log_confirm_duration_seconds"}
-
 # fmt: off
-_TABLE: Final[Sequence[_Group[Any]]] = (
-    _Group[NodeReport](("cluster", "cluster_id", "node", "start_id", "version"), _node, [
+_TABLE: Final[Sequence[Families[Any]]] = (
+    Families[NodeReport](("cluster", "cluster_id", "node", "start_id", "version"), of.node, [
         ("mirrorlog_node_info", lambda _: 1.0,
          "Who the node is; always 1. A new start id is a new start of its process"),
     ]),
-    _Group[NodeReport]((), lambda answer: _one(answer.told), [
+    Families[NodeReport]((), lambda answer: of.one(answer.told), [
         ("mirrorlog_node_time_seconds", lambda told: told.status.now_us / 1e6,
          "The node's clock when it answered, in seconds since 1970, UTC"),
     ]),
-    _Group[DiskStatus]((), lambda answer: _one(answer.told.status.disk), [
+    Families[DiskStatus]((), lambda answer: of.one(answer.told.status.disk), [
         ("mirrorlog_disk_state{state}", lambda disk: _states(_DISK_STATES, disk.state),
          "1 for the state of the data directory's disk. full: data is refused"),
         ("mirrorlog_disk_free_bytes", lambda disk: disk.free_bytes, "Free bytes of the data directory's disk"),
         ("mirrorlog_disk_size_bytes", lambda disk: disk.size_bytes, "Size of the data directory's disk"),
     ]),
-    _Group[MemoryStatus]((), lambda answer: _one(answer.told.status.memory), [
+    Families[MemoryStatus]((), lambda answer: of.one(answer.told.status.memory), [
         ("mirrorlog_memory_state{state}", lambda memory: _states(_MEMORY_STATES, memory.state),
          "1 for the state of the memory of the node and its doors. high: data is refused"),
         ("mirrorlog_memory_used_bytes", lambda memory: memory.used_bytes,
@@ -268,29 +101,29 @@ _TABLE: Final[Sequence[_Group[Any]]] = (
         ("mirrorlog_memory_high_bytes", lambda memory: memory.high_bytes,
          "Memory from which on data is refused; 0: never"),
     ]),
-    _Group[int]((), lambda answer: _one(answer.told.status.certificate_expires_s or None), [  # none without TLS
+    Families[int]((), lambda answer: of.one(answer.told.status.certificate_expires_s or None), [  # none without TLS
         ("mirrorlog_certificate_expiry_timestamp_seconds", float,
          "When the node's certificate that is in use expires, in seconds since 1970, UTC"),
     ]),
-    _Group[FormerStatus](("log", "log_id"),
+    Families[FormerStatus](("log", "log_id"),
                          lambda answer: [((each.name, each.log_id), each) for each in answer.told.status.former], [
         ("mirrorlog_former_copy_bytes", lambda former: former.size_bytes,
          "What the node still holds of a log that the cluster does not name it for any more"),
         ("mirrorlog_former_copy_since_timestamp_seconds", lambda former: former.since_us / 1e6,
          "Since when it is such a copy, in seconds since 1970, UTC"),
     ]),
-    _Group[LogStatus](("log", "log_id", "flush"),
-                      lambda answer: [((*name, log.log_id, log.flush), log) for name, log in _all_logs(answer)], [
+    Families[LogStatus](("log", "log_id", "flush"),
+                      lambda answer: [((*name, log.log_id, log.flush), log) for name, log in of.all_logs(answer)], [
         ("mirrorlog_log_info", lambda _: 1.0, "What the log is; always 1"),
     ]),
-    _Group[LogStatus](("log",), _all_logs, [
+    Families[LogStatus](("log",), of.all_logs, [
         ("mirrorlog_log_role{role}", lambda log: _states(_ROLES, log.role), "1 for what the node is to the log now"),
         ("mirrorlog_log_state{state}", lambda log: _states(_LOG_STATES, log.state),
          "1 for the state of the node's copy"),
         ("mirrorlog_log_min_in_sync_copies", lambda log: log.min_in_sync,
          "Copies that must be in sync for a publish to be taken"),
     ]),
-    _Group[LogStatus](("log",), _readable, [
+    Families[LogStatus](("log",), of.readable, [
         ("mirrorlog_log_epoch", lambda log: log.epoch, "Mastership that the log is in, numbered upward"),
         ("mirrorlog_log_begin_bytes", lambda log: log.begin, "Log offset of the first byte that is kept"),
         ("mirrorlog_log_end_bytes", lambda log: log.end, "Log offset after the last byte of the node's copy"),
@@ -298,17 +131,17 @@ _TABLE: Final[Sequence[_Group[Any]]] = (
         ("mirrorlog_log_confirmed_bytes", lambda log: log.confirmed,
          "Log offset up to which the node knows the log to be confirmed"),
     ]),
-    _Group[LogStatus](("log",), _mastered, [
+    Families[LogStatus](("log",), of.mastered, [
         ("mirrorlog_log_copies", lambda log: 1 + len(log.mirrors),
          "Copies that the log has, the master's included; told by its master"),
         ("mirrorlog_log_in_sync_copies", lambda log: 1 + _in_sync(log),
          "Copies in sync, the master's included; told by the log's master"),
     ]),
-    _Group[StatusScrape]((), _one, [
-        ("mirrorlog_logs_without_in_sync_mirror", lambda answer: sum(not _in_sync(log) for _, log in _mastered(answer)),
+    Families[StatusScrape]((), of.one, [
+        ("mirrorlog_logs_without_in_sync_mirror", lambda told: sum(not _in_sync(log) for _, log in of.mastered(told)),
          "Logs mastered here that have no copy in sync but the master's own"),
     ]),
-    _Group[MirrorStatus](("log", "mirror"), _mirrors, [
+    Families[MirrorStatus](("log", "mirror"), of.mirrors, [
         ("mirrorlog_mirror_connected", lambda mirror: mirror.connected, "1 while the mirror has a link to its master"),
         ("mirrorlog_mirror_in_sync", lambda mirror: mirror.in_sync, "1 while the mirror is in sync"),
         ("mirrorlog_mirror_acked_bytes", lambda mirror: _known(mirror.acked),
@@ -326,20 +159,20 @@ _TABLE: Final[Sequence[_Group[Any]]] = (
         ("mirrorlog_mirror_last_sent_timestamp_seconds", lambda mirror: _seconds(mirror.last_write_us),
          "When the master last sent to the mirror, in seconds since 1970, UTC"),
     ]),
-    _Group[LogStatus](("log",), _readable, [
+    Families[LogStatus](("log",), of.readable, [
         ("mirrorlog_log_queues", lambda log: len(log.queues), "Queues in the log"),
     ]),
-    _Group[QueueStatus](("log", "queue"), _queues, limited=True, summed=True, families=[
+    Families[QueueStatus](("log", "queue"), of.queues, limited=True, summed=True, families=[
         ("mirrorlog_queue_begin_offset", lambda queue: queue.begin, "Queue offset of the first record that is kept"),
         ("mirrorlog_queue_next_offset", lambda queue: queue.next, "Queue offset after the last record appended"),
         ("mirrorlog_queue_confirmed_offset", lambda queue: queue.confirmed,
          "Queue offset after the last record confirmed"),
     ]),
-    _Group[LogStatus](("log",), _mastered, [
+    Families[LogStatus](("log",), of.mastered, [
         ("mirrorlog_log_blocked_producers", lambda log: log.producers_blocked,
          "Producers that may not send more before copies have caught up, by queue and connection"),
     ]),
-    _Group[QueueCounts](("log", "queue"), _flows, limited=True, summed=True, families=[
+    Families[QueueCounts](("log", "queue"), of.flows, limited=True, summed=True, families=[
         ("mirrorlog_queue_published_records_total", lambda queue: queue.published, "Records appended to the queue"),
         ("mirrorlog_queue_delivered_records_total", lambda queue: queue.delivered,
          "Records given to subscribers and with leases, each time"),
@@ -352,39 +185,44 @@ _TABLE: Final[Sequence[_Group[Any]]] = (
         ("mirrorlog_queue_consumer_timeouts_total", lambda queue: queue.timed_out,
          "Subscriptions that ended because a record was not settled in time"),
     ]),
-    _Group[QueueStatus](("log", "queue"), _own_groups, limited=True, summed=True, families=[
+    Families[QueueStatus](("log", "queue"), of.own_groups, limited=True, summed=True, families=[
         ("mirrorlog_queue_ready_records", lambda queue: queue.ready,
          "Records of the queue's own group that may be given out"),
         ("mirrorlog_queue_unacknowledged_records", lambda queue: queue.unacknowledged,
          "Records of the queue's own group that are with a subscriber or leased"),
         ("mirrorlog_queue_consumers", lambda queue: queue.consumers, "Subscribers of the queue's own group"),
     ]),
-    _Group[LogStatus](("log",), _readable, [
+    Families[LogStatus](("log",), of.readable, [
         ("mirrorlog_log_groups", lambda log: len(log.groups), "Groups in the log"),
     ]),
-    _Group[GroupStatus](("log", "queue", "group"), _groups, limited=True, summed=True, families=[
+    Families[GroupStatus](("log", "queue", "group"), of.groups, limited=True, summed=True, families=[
         ("mirrorlog_group_position_offset", lambda group: group.position.queue_offset,
          "Queue offset that the group reads next"),
         ("mirrorlog_group_lag_records", lambda group: group.lag, "Confirmed records that the group has not passed"),
     ]),
-    _Group[LogStatus](("log",), _readable, [
+    Families[LogStatus](("log",), of.readable, [
         ("mirrorlog_log_holds", lambda log: len(log.holds),
          "Holds of landings in the log, those that ended by themselves too"),
     ]),
-    _Group[HoldInfo](("log", "queue", "landing"), _holds, limited=True, summed=True, families=[
+    Families[PinStatus](("log", "queue"), of.pins, [
+        ("mirrorlog_log_pinned_bytes", lambda pin: pin.dead_bytes,
+         "Bytes of the log that nobody needs and that stay, for live ones of this queue stand before and among them"),
+        ("mirrorlog_log_pinning_bytes", lambda pin: pin.live_bytes, "Live bytes of that queue"),
+    ]),
+    Families[HoldInfo](("log", "queue", "landing"), of.holds, limited=True, summed=True, families=[
         ("mirrorlog_hold_position_offset", lambda hold: hold.queue_offset,
          "Queue offset below which the landing has everything"),
         ("mirrorlog_hold_lag_records", lambda hold: hold.lag, "Confirmed records that the landing has not got"),
         ("mirrorlog_hold_live", lambda hold: not hold.ended,
          "1 while the landing keeps records, 0 when its hold has ended"),
     ]),
-    _Group[HoldInfo](("log", "queue", "landing"), _holds, limited=True, families=[
+    Families[HoldInfo](("log", "queue", "landing"), of.holds, limited=True, families=[
         ("mirrorlog_hold_kept_bytes", lambda hold: _known(hold.kept_bytes),
          "Bytes of the log from the first record that the landing keeps on; told by the log's master"),
         ("mirrorlog_hold_lease_left_seconds", lambda hold: None if hold.left_ms < 0 else hold.left_ms / 1000,
          "What is left of the lease of the landing's hold; told by the log's master"),
     ]),
-    _Group[ClusterStatus]((), lambda answer: _one(answer.told.status.cluster), [
+    Families[ClusterStatus]((), lambda answer: of.one(answer.told.status.cluster), [
         ("mirrorlog_cluster_version", lambda cluster: cluster.version, "Version of the view that the node knows"),
         ("mirrorlog_cluster_active_version", lambda cluster: cluster.cluster_version,
          "Cluster version that the cluster runs at: what its nodes may write"),
@@ -399,11 +237,11 @@ _TABLE: Final[Sequence[_Group[Any]]] = (
          lambda cluster: {node.node_id: node.node_id == cluster.coordinator for node in cluster.nodes},
          "1 for the node that coordinates, as far as known"),
     ]),
-    _Group[NodeStatus](("node", "start_id", "kind", "witness"), _starts, [
+    Families[NodeStatus](("node", "start_id", "kind", "witness"), of.starts, [
         ("mirrorlog_cluster_node_info", lambda _: 1.0,
          "A member and the start of it that the cluster knows; always 1"),
     ]),
-    _Group[NodeStatus](("node",), _members, [
+    Families[NodeStatus](("node",), of.members, [
         ("mirrorlog_cluster_software_version", lambda node: node.software_version or None,
          "Highest cluster version that the member's software can do"),
         ("mirrorlog_cluster_node_life{life}", lambda node: _states(_LIVES, node.life),
@@ -413,7 +251,7 @@ _TABLE: Final[Sequence[_Group[Any]]] = (
         ("mirrorlog_cluster_node_stopped", lambda node: node.stopped,
          "1 while the member is away after a clean stop"),
     ]),
-    _Group[PlacedLog](("log",), _placed, [
+    Families[PlacedLog](("log",), of.placed, [
         ("mirrorlog_cluster_log_has_master", lambda log: log.master != "", "1 while some node masters the log"),
         ("mirrorlog_cluster_log_copies", lambda log: len(log.replicas), "Copies that the cluster has placed"),
         ("mirrorlog_cluster_log_wanted_copies", lambda log: log.copies, "Copies that the log is to have"),
@@ -427,7 +265,7 @@ _TABLE: Final[Sequence[_Group[Any]]] = (
          "Lost ranges whose end no copy has told yet"),
         ("mirrorlog_cluster_log_lost_bytes", _lost_bytes, "Size of the lost ranges, as far as copies have told"),
     ]),
-    _Group[NodeCounts]((), lambda answer: _one(answer.told.status.counts), [
+    Families[NodeCounts]((), lambda answer: of.one(answer.told.status.counts), [
         ("mirrorlog_connections_accepted_total{port}", lambda counts: _sorted(counts.accepted),
          "Connections that the node has accepted, by port"),
         ("mirrorlog_connections{port}", lambda counts: _sorted(counts.open), "Connections that are open, by port"),
@@ -448,7 +286,7 @@ _TABLE: Final[Sequence[_Group[Any]]] = (
         ("mirrorlog_users_held_seconds_total{limit}", lambda counts: _sorted(counts.users_held_s),
          "Time in which users were held by their limits, of all of them together, by limit"),
     ]),
-    _Group[LogCounts](("log",), _counted, [
+    Families[LogCounts](("log",), of.counted, [
         ("mirrorlog_log_published_batches_total", lambda log: log.published_batches,
          "Batches that producers have published and the node, as master, has appended"),
         ("mirrorlog_log_published_records_total", lambda log: log.published_records,
@@ -470,7 +308,7 @@ _TABLE: Final[Sequence[_Group[Any]]] = (
         ("mirrorlog_log_synced_bytes_total", lambda log: log.flushed_bytes,
          "Bytes of the log that flushes brought to the disk"),
     ]),
-    _Group[StatusScrape]((), _one, [
+    Families[StatusScrape]((), of.one, [
         ("mirrorlog_scrape_duration_seconds", lambda answer: answer.took_s,
          "How long the node took to tell its status"),
         ("mirrorlog_scrape_failures_total", lambda answer: answer.failures,

@@ -24,7 +24,7 @@ class NodeStatus(_message.Message):
     def __init__(self, cluster_id: _Optional[str] = ..., cluster_name: _Optional[str] = ..., node_id: _Optional[str] = ..., start_id: _Optional[str] = ..., now_us: _Optional[int] = ..., logs: _Optional[_Iterable[_Union[LogStatus, _Mapping]]] = ...) -> None: ...
 
 class LogStatus(_message.Message):
-    __slots__ = ("log_id", "name", "role", "state", "reason", "flush", "min_in_sync", "epoch", "begin", "end", "flushed", "confirmed", "mirrors", "queues", "groups", "holds", "producers", "producers_blocked", "copies_up", "left")
+    __slots__ = ("log_id", "name", "role", "state", "reason", "flush", "min_in_sync", "epoch", "begin", "end", "flushed", "confirmed", "mirrors", "queues", "groups", "holds", "producers", "producers_blocked", "copies_up", "left", "pin")
     LOG_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +45,7 @@ class LogStatus(_message.Message):
     PRODUCERS_BLOCKED_FIELD_NUMBER: _ClassVar[int]
     COPIES_UP_FIELD_NUMBER: _ClassVar[int]
     LEFT_FIELD_NUMBER: _ClassVar[int]
+    PIN_FIELD_NUMBER: _ClassVar[int]
     log_id: str
     name: str
     role: str
@@ -65,7 +66,18 @@ class LogStatus(_message.Message):
     producers_blocked: int
     copies_up: int
     left: _containers.RepeatedCompositeFieldContainer[LeftQueueStatus]
-    def __init__(self, log_id: _Optional[str] = ..., name: _Optional[str] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., flush: _Optional[_Union[_common_pb2.Durability, str]] = ..., min_in_sync: _Optional[int] = ..., epoch: _Optional[int] = ..., begin: _Optional[int] = ..., end: _Optional[int] = ..., flushed: _Optional[int] = ..., confirmed: _Optional[int] = ..., mirrors: _Optional[_Iterable[_Union[MirrorStatus, _Mapping]]] = ..., queues: _Optional[_Iterable[_Union[QueueStatus, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[GroupStatus, _Mapping]]] = ..., holds: _Optional[_Iterable[_Union[HoldStatus, _Mapping]]] = ..., producers: _Optional[_Iterable[_Union[ProducerStatus, _Mapping]]] = ..., producers_blocked: _Optional[int] = ..., copies_up: _Optional[int] = ..., left: _Optional[_Iterable[_Union[LeftQueueStatus, _Mapping]]] = ...) -> None: ...
+    pin: PinStatus
+    def __init__(self, log_id: _Optional[str] = ..., name: _Optional[str] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., flush: _Optional[_Union[_common_pb2.Durability, str]] = ..., min_in_sync: _Optional[int] = ..., epoch: _Optional[int] = ..., begin: _Optional[int] = ..., end: _Optional[int] = ..., flushed: _Optional[int] = ..., confirmed: _Optional[int] = ..., mirrors: _Optional[_Iterable[_Union[MirrorStatus, _Mapping]]] = ..., queues: _Optional[_Iterable[_Union[QueueStatus, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[GroupStatus, _Mapping]]] = ..., holds: _Optional[_Iterable[_Union[HoldStatus, _Mapping]]] = ..., producers: _Optional[_Iterable[_Union[ProducerStatus, _Mapping]]] = ..., producers_blocked: _Optional[int] = ..., copies_up: _Optional[int] = ..., left: _Optional[_Iterable[_Union[LeftQueueStatus, _Mapping]]] = ..., pin: _Optional[_Union[PinStatus, _Mapping]] = ...) -> None: ...
+
+class PinStatus(_message.Message):
+    __slots__ = ("queue", "live_bytes", "dead_bytes")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    LIVE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DEAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    live_bytes: int
+    dead_bytes: int
+    def __init__(self, queue: _Optional[str] = ..., live_bytes: _Optional[int] = ..., dead_bytes: _Optional[int] = ...) -> None: ...
 
 class LeftQueueStatus(_message.Message):
     __slots__ = ("queue", "queue_id", "begin", "next", "moved_to")
@@ -194,7 +206,7 @@ class MirrorStatus(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., connected: _Optional[bool] = ..., proven: _Optional[bool] = ..., in_sync: _Optional[bool] = ..., requested: _Optional[int] = ..., sent: _Optional[int] = ..., acked: _Optional[int] = ..., flushed: _Optional[int] = ..., lag_bytes: _Optional[int] = ..., lag_records: _Optional[int] = ..., lag_records_estimated: _Optional[bool] = ..., lag_seconds: _Optional[float] = ..., bytes_per_second: _Optional[float] = ..., last_read_us: _Optional[int] = ..., last_write_us: _Optional[int] = ..., move_bytes_per_s: _Optional[int] = ...) -> None: ...
 
 class QueueStatus(_message.Message):
-    __slots__ = ("name", "queue_id", "begin", "next", "confirmed", "counts", "refuse_rate", "ready", "unacknowledged", "consumers")
+    __slots__ = ("name", "queue_id", "begin", "next", "confirmed", "counts", "refuse_rate", "ready", "unacknowledged", "consumers", "works")
     NAME_FIELD_NUMBER: _ClassVar[int]
     QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
     BEGIN_FIELD_NUMBER: _ClassVar[int]
@@ -205,6 +217,7 @@ class QueueStatus(_message.Message):
     READY_FIELD_NUMBER: _ClassVar[int]
     UNACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
     CONSUMERS_FIELD_NUMBER: _ClassVar[int]
+    WORKS_FIELD_NUMBER: _ClassVar[int]
     name: str
     queue_id: int
     begin: int
@@ -215,7 +228,8 @@ class QueueStatus(_message.Message):
     ready: int
     unacknowledged: int
     consumers: int
-    def __init__(self, name: _Optional[str] = ..., queue_id: _Optional[int] = ..., begin: _Optional[int] = ..., next: _Optional[int] = ..., confirmed: _Optional[int] = ..., counts: _Optional[_Union[QueueCounts, _Mapping]] = ..., refuse_rate: _Optional[float] = ..., ready: _Optional[int] = ..., unacknowledged: _Optional[int] = ..., consumers: _Optional[int] = ...) -> None: ...
+    works: bool
+    def __init__(self, name: _Optional[str] = ..., queue_id: _Optional[int] = ..., begin: _Optional[int] = ..., next: _Optional[int] = ..., confirmed: _Optional[int] = ..., counts: _Optional[_Union[QueueCounts, _Mapping]] = ..., refuse_rate: _Optional[float] = ..., ready: _Optional[int] = ..., unacknowledged: _Optional[int] = ..., consumers: _Optional[int] = ..., works: _Optional[bool] = ...) -> None: ...
 
 class GroupStatus(_message.Message):
     __slots__ = ("group", "queue", "position", "lag")

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from typing import ClassVar, Final, NamedTuple, get_args
 
 from mirrorlog.commitlog.format.header import BatchHeader
@@ -116,6 +116,10 @@ class GroupTable:
     def groups(self, queue_id: int) -> Mapping[str, Ledger]:
         """A queue's groups by name."""
         return self._queues.get(queue_id, {})
+
+    def queue_ids(self) -> Set[int]:
+        """Of the queues that have groups."""
+        return self._queues.keys()
 
     def __iter__(self) -> Iterator[tuple[int, str, Ledger]]:
         """All groups: queue id, name, ledger."""

@@ -59,7 +59,7 @@ class QueueStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     None while the node has counted nothing for it. `refuse_rate`: records a second, of the last seconds, that were
     refused because the queue is full. `ready`, `unacknowledged`: confirmed records of the queue's own group that may be
     given out, and that are with somebody; `consumers`: its subscribers. All three at its log's master, -1 elsewhere and
-    from older nodes."""
+    from older nodes. `works`: it keeps what is not settled, and nothing else; at the master, too."""
 
     name: str
     queue_id: int
@@ -71,6 +71,7 @@ class QueueStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     ready: int = -1
     unacknowledged: int = -1
     consumers: int = -1
+    works: bool = False
 
 
 class GroupStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,11 +109,20 @@ class LeftQueueStatus(msgspec.Struct, frozen=True, kw_only=True):
     moved_to: str
 
 
+class PinStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A log's `dead_bytes`, of all its queues, stay because `live_bytes` of this queue stand before and among them."""
+
+    queue: str
+    live_bytes: int
+    dead_bytes: int
+
+
 class LogStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One log on one node. `state`: serving, recovering, opening, following, disconnected or corrupt, with `reason`.
     `copies_up`: at its master, with fewer than `min_in_sync` publishes are refused; -1 elsewhere, and if not told.
     `holds`: of landings on its queues. `producers`: at its master, 100 at most, those that a limit holds first, and
-    `producers_blocked` how many of these there are; `left`: of queues that have moved to other logs."""
+    `producers_blocked` how many of these there are; `left`: of queues that have moved to other logs;
+    `pin`: at its master, while something dead stays."""
 
     log_id: str
     name: str
@@ -134,6 +144,7 @@ class LogStatus(msgspec.Struct, frozen=True, kw_only=True):
     producers_blocked: int = 0
     copies_up: int = -1
     left: list[LeftQueueStatus] = []
+    pin: PinStatus | None = None
 
 
 class DiskStatus(msgspec.Struct, frozen=True, kw_only=True):

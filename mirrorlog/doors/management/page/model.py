@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from mirrorlog.diagnosis.advice import NOTED, STOPS, Diagnosis
 from mirrorlog.diagnosis.cells import bytes_text
 from mirrorlog.diagnosis.cluster_status import loss_text
-from mirrorlog.diagnosis.findings import NOTED, STOPS, Diagnosis
 from mirrorlog.wire.messages.groups import GroupInfo
 from mirrorlog.wire.messages.queues import HoldInfo, QueueInfo, QueueOutage
 from mirrorlog.wire.messages.status import LogStatus, LossStatus, MirrorStatus, PlacedLog, QueueStatus

@@ -51,6 +51,7 @@ FIELDS: Final = (
     PolicyField("delivery-limit", NUMBER),
     PolicyField("alternate-exchange", TEXT),
     PolicyField("flush", CHOICE, ("memory", "disk")),
+    PolicyField("retention", CHOICE, ("limits", "work")),
     PolicyField("min-in-sync", NUMBER),
     PolicyField("replace-after-ms", NUMBER, unit="ms"),
     PolicyField("confirm", LEVEL),

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from mirrorlog.diagnosis.advice import STOPS, Diagnosis
 from mirrorlog.diagnosis.cluster_status import (
     AllStatuses,
     authorities,
@@ -23,7 +24,7 @@ from mirrorlog.diagnosis.cluster_status import (
     warnings,
 )
 from mirrorlog.diagnosis.facts import facts_of
-from mirrorlog.diagnosis.findings import STOPS, Diagnosis, Facts, findings
+from mirrorlog.diagnosis.findings import Facts, findings
 from mirrorlog.diagnosis.places import sync_text
 from mirrorlog.doors.http.answers import DEADLINE_MS
 from mirrorlog.doors.http.lists import copy_of
