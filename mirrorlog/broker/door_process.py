@@ -15,12 +15,14 @@ from collections.abc import Sequence
 from typing import Final
 
 from mirrorlog.config import TlsSettings
+from mirrorlog.errors import PortTaken
 
 logger = logging.getLogger(__name__)
 
 _RESTART_S_MIN: Final = 0.5
 _RESTART_S_MAX: Final = 30.0
-_READY_TIMEOUT_S: Final = 30.0
+_SLOW_S: Final = 30.0
+"""How long it takes at most until it serves, where nothing is wrong: then that is said."""
 _STOP_TIMEOUT_S: Final = 5.0
 
 
@@ -46,7 +48,8 @@ class DoorProcess:
     def __init__(
         self, kind: str, *, module: str, node: str, bind: str, debug: bool, flags: Sequence[str] = (), token: str = ""
     ) -> None:
-        self._kind = kind
+        self.kind = kind
+        self._bind = bind
         self._token = token
         self._command = [sys.executable, "-m", module, "--node", node, "--bind", bind, *flags]
         if token:
@@ -56,6 +59,7 @@ class DoorProcess:
         self._process: asyncio.subprocess.Process | None = None
         self._task: asyncio.Task[None] | None = None
         self._ready = asyncio.Event()
+        self._refused = asyncio.Event()
         self._serves = False
         self._renew_then = False
 
@@ -73,15 +77,27 @@ class DoorProcess:
         else:  # the signal would end a process that has not come to expect it
             self._renew_then = True
 
-    async def start(self) -> bool:
-        """Start it; True once it serves, False when it does not within 30 s (it is tried on)."""
+    @property
+    def serves(self) -> bool:
+        """Whether it does now."""
+        return self._serves
+
+    async def start(self) -> None:
+        """Start it, and return once it serves; it is tried on until then. Raises PortTaken for an address that it does
+        not get at its first try."""
         self._task = asyncio.ensure_future(self._watch())
+        ready, refused = asyncio.ensure_future(self._ready.wait()), asyncio.ensure_future(self._refused.wait())
         try:
-            async with asyncio.timeout(_READY_TIMEOUT_S):
-                await self._ready.wait()
-        except TimeoutError:
-            return False
-        return True
+            while not ready.done():
+                done, _ = await asyncio.wait({ready, refused}, timeout=_SLOW_S, return_when=asyncio.FIRST_COMPLETED)
+                if refused in done:
+                    what = f"the {self.kind} door does not get it"
+                    raise PortTaken(f"cannot listen on {self._bind}: {what}; free it or bind another one")
+                if not done:
+                    logger.warning("door_not_serving kind=%s bind=%s", self.kind, self._bind)
+        finally:
+            for each in (ready, refused):
+                each.cancel()
 
     async def stop(self) -> None:
         """End it and wait until it is gone. Idempotent."""
@@ -108,13 +124,15 @@ class DoorProcess:
                     *self._command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
                 )
             except OSError as error:  # no memory or no descriptor for it just now
-                logger.warning("%s_door_not_started reason=%r restart_s=%s", self._kind, str(error), pause_s)
+                logger.warning("%s_door_not_started reason=%r restart_s=%s", self.kind, str(error), pause_s)
             else:
                 self._tell_token(self._process)
                 if await self._serving(self._process):
                     pause_s = _RESTART_S_MIN
                 code = await self._process.wait()
-                logger.warning("%s_door_ended exit_code=%s restart_s=%s", self._kind, code, pause_s)
+                if code == PortTaken.exit_code and not self._ready.is_set():
+                    self._refused.set()
+                logger.warning("%s_door_ended exit_code=%s restart_s=%s", self.kind, code, pause_s)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _RESTART_S_MAX)
 
@@ -131,7 +149,7 @@ class DoorProcess:
             if b"serving" in line:
                 served = self._serves = True
                 self._ready.set()
-                logger.info("%s_door_serving pid=%s", self._kind, process.pid)
+                logger.info("%s_door_serving pid=%s", self.kind, process.pid)
                 if self._renew_then:
                     self._renew_then = False
                     self.renew()

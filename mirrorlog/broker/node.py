@@ -190,6 +190,7 @@ class BrokerNode:
             credentials=self._credentials,
             capped=self._capped,
             children=lambda: [door.pid for door in self._doors if door.pid is not None],
+            awaited=self._awaited,
         )
         self._warn_if_open()
         await server.start()
@@ -342,7 +343,7 @@ class BrokerNode:
                 await self._hosting.settle()
 
     async def _start_doors(self) -> None:
-        """Start the doors' processes and wait until they serve, or until the node is asked to stop."""
+        """Start the doors' processes; wait until they serve, or until the node is asked to stop. Raises PortTaken."""
         settings = self._settings
         if self._stopping.is_set():
             return
@@ -360,13 +361,20 @@ class BrokerNode:
                 self._doors.append(door)
         serving = {asyncio.ensure_future(door.start()) for door in self._doors}
         stopping = asyncio.ensure_future(self._stopping.wait())
-        while serving and not stopping.done():
-            done, _ = await asyncio.wait({*serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            serving -= done
-            if any(each.result() is False for each in done):
-                logger.warning("door_not_serving grpc=%s http=%s", settings.grpc_bind, settings.http_bind)
-        for each in (stopping, *serving):
-            each.cancel()
+        try:
+            while serving and not stopping.done():
+                done, _ = await asyncio.wait({*serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                for each in done:
+                    each.result()
+                serving -= done
+        finally:
+            for task in (stopping, *serving):
+                task.cancel()
+
+    def _awaited(self) -> list[str]:
+        asked = {"grpc": self._settings.grpc_bind, "http": self._settings.http_bind}
+        serving = {door.kind for door in self._doors if door.serves}
+        return [kind for kind, bind in asked.items() if bind is not None and kind not in serving]
 
     def _renew_doors(self) -> None:
         for door in self._doors:

@@ -61,12 +61,14 @@ from mirrorlog.wire.messages.status import FormerStatus, NodeCounts, Status
 logger = logging.getLogger(__name__)
 
 _STOP_WAIT_S: Final = 2.0
+_FORMER_DOOR_S: Final = 3.0
+"""Doors notice that their node is gone, and end: those of the run before may be about to."""
 
 
 class Server:
     """`view`: what the node knows of its cluster; `failed`: the node must end;
-    `files`: the disk; `measure`: how much space is on it; `children`: its doors, by process id; `capped`: see
-    `NodeCounts`."""
+    `files`: the disk; `measure`: how much space is on it; `children`: its doors, by process id; `awaited`:
+    see `Status`; `capped`: see `NodeCounts`."""
 
     def __init__(
         self,
@@ -81,10 +83,12 @@ class Server:
         credentials: Credentials = OPEN,
         capped: Mapping[str, int] = MappingProxyType({}),
         children: Callable[[], Iterable[int]] = tuple,
+        awaited: Callable[[], list[str]] = list,
     ) -> None:
         self._settings = settings
         self._credentials = credentials
         self._capped = capped
+        self._awaited = awaited
         self._directory = directory
         self._start_id = start_id
         self._failed = failed
@@ -170,8 +174,11 @@ class Server:
 
     async def start(self) -> None:
         """Measure disk and memory. Raises PortTaken: then nothing was changed."""
-        for address in (self._settings.replication_bind, self._settings.client_bind):
+        settings = self._settings
+        for address in (settings.replication_bind, settings.client_bind):
             await check_free(address)  # a start that fails later has begun a run for nothing
+        for door in filter(None, (settings.grpc_bind, settings.http_bind)):
+            await check_free(door, within_s=_FORMER_DOOR_S)
         await self._disk.start()
         await self._memory.start()
 
@@ -374,6 +381,7 @@ class Server:
             memory=memory_status(self._memory.report),
             certificate_expires_s=self._credentials.certificate_expires_s,
             former=self.former(),
+            awaited=self._awaited(),
         )
 
     def _counts(self) -> NodeCounts:

@@ -32,6 +32,7 @@ from mirrorlog.wire.tls import Refusals
 
 logger = logging.getLogger(__name__)
 
+_CHECK_AGAIN_S: Final = 0.05
 BACKLOG: Final = 1024
 ACCEPTS_AT_ONCE: Final = 4
 """A flood of connections must not hold the loop up: one that comes and goes costs it some 100 us."""
@@ -293,11 +294,21 @@ async def listen(
     return port
 
 
-async def check_free(address: str) -> None:
+async def check_free(address: str, *, within_s: float = 0.0) -> None:
     """Whether `listen` will get the address, before anything is done that a node which cannot listen should not do.
-    Raises PortTaken."""
-    port = await listen(address, _nobody, PortPlaces(strangers_max=1, per_address_max=1, let_in_max=0))
-    port.close()
+    `within_s`: how long who has it may take to let it go. Raises PortTaken."""
+    loop = asyncio.get_running_loop()
+    give_up_at = loop.time() + within_s
+    while True:
+        try:
+            port = await listen(address, _nobody, PortPlaces(strangers_max=1, per_address_max=1, let_in_max=0))
+        except PortTaken:
+            if loop.time() >= give_up_at:
+                raise
+            await asyncio.sleep(_CHECK_AGAIN_S)
+        else:
+            port.close()
+            return
 
 
 def _nobody(place: PortPlace) -> Endpoint:

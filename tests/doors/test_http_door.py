@@ -234,6 +234,7 @@ def test_health_names_the_node(cluster: Cluster, door: HttpDoor) -> None:
     page = door.get("/health")
     assert page.status == 200
     assert json.loads(page.text) == {"node": NODE, "start_id": cluster.nodes[NODE].status().start_id}
+    assert (door.get("/ready").status, door.get("/ready").text) == (200, page.text)
 
 
 def test_the_root_says_what_is_here(door: HttpDoor) -> None:
@@ -241,7 +242,7 @@ def test_the_root_says_what_is_here(door: HttpDoor) -> None:
     page = door.get("/")
     assert (page.status, page.headers["content-type"]) == (200, "text/plain; charset=utf-8")
     assert page.text.count("\n") == 1
-    assert all(path in page.text for path in ("/metrics", "/health"))
+    assert all(path in page.text for path in ("/metrics", "/health", "/ready"))
 
 
 @pytest.mark.parametrize(

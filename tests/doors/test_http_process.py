@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from mirrorlog.broker.door_process import HttpDoorProcess
+from mirrorlog.errors import PortTaken
 from mirrorlog.testing import Cluster
 from mirrorlog.testing.ports import free_ports
 from tests.doors.http_door import HOST, Page, get
@@ -62,7 +64,7 @@ async def test_a_door_that_dies_is_started_again_and_one_that_is_stopped_is_not(
     bind = f"{HOST}:{free_ports(1)[0]}"
     process = HttpDoorProcess(node=cluster.nodes["n1"].client, bind=bind)
     try:
-        assert await process.start()
+        await process.start()
         first = pid_of(bind)
         os.kill(first, signal.SIGKILL)
         await until(lambda: page(bind) is None)
@@ -74,12 +76,25 @@ async def test_a_door_that_dies_is_started_again_and_one_that_is_stopped_is_not(
     await process.stop()
 
 
+async def test_a_door_whose_address_is_taken_says_so_at_its_start(cluster: Cluster) -> None:
+    """Goal: its node ends as for any other port. Method: hold the address; and look whom a node waits for."""
+    with socket.create_server((HOST, 0)) as holder:
+        bind = f"{HOST}:{holder.getsockname()[1]}"
+        process = HttpDoorProcess(node=cluster.nodes["n1"].client, bind=bind)
+        try:
+            with pytest.raises(PortTaken, match=f"cannot listen on {bind}"):
+                await process.start()
+            assert not process.serves
+        finally:
+            await process.stop()
+
+
 async def test_a_door_that_hangs_does_not_hold_up_the_stop(cluster: Cluster) -> None:
     """Goal: a node's stop ends. Method: SIGSTOP the door, which no SIGTERM ends; it is gone after the stop."""
     bind = f"{HOST}:{free_ports(1)[0]}"
     process = HttpDoorProcess(node=cluster.nodes["n1"].client, bind=bind)
     try:
-        assert await process.start()
+        await process.start()
         os.kill(pid_of(bind), signal.SIGSTOP)
     finally:
         async with asyncio.timeout(DEADLINE_S):
@@ -102,7 +117,7 @@ async def test_a_process_that_cannot_be_started_is_tried_again(
     monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
     process = HttpDoorProcess(node=cluster.nodes["n1"].client, bind=f"{HOST}:{free_ports(1)[0]}")
     try:
-        assert await process.start()
+        await process.start()
     finally:
         await process.stop()
     assert "http_door_not_started" in caplog.text
@@ -125,7 +140,7 @@ async def test_a_door_that_does_not_serve_yet_reads_new_files_when_it_does(
         starting = asyncio.ensure_future(process.start())
         await asyncio.sleep(0)  # so that there is somebody to ask
         process.renew()
-        assert await starting
+        await starting
         await until(lambda: has_read(1))
         process.renew()
         await until(lambda: has_read(2))

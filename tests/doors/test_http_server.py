@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
+from msgspec import structs
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mirrorlog.doors.http.answers import NodeReport, StatusSource
@@ -15,6 +17,7 @@ from mirrorlog.doors.http.routes import make_app
 from mirrorlog.doors.http.server import HttpLimits, HttpServer, bind_socket
 from mirrorlog.errors import ConfigError, PortTaken
 from mirrorlog.wire.messages.status import Status
+from tests.doors.http_statuses import in_cluster
 
 HOST = "127.0.0.1"
 DEADLINE_S = 20.0
@@ -55,15 +58,38 @@ async def served(app: ASGIApp, limits: HttpLimits) -> AsyncIterator[Served]:
                 await running
 
 
-def door() -> ASGIApp:
-    """The door's own pages, for a node that answers."""
+def door(**facts: Any) -> ASGIApp:
+    """The door's own pages, for a node that answers. `facts`: of its status."""
+    status = Status(cluster_id="c", cluster_name="c", node_id="n1", start_id="s", now_us=0, logs=[], **facts)
 
     async def ask() -> NodeReport:
-        return NodeReport(
-            "mirrorlog", Status(cluster_id="c", cluster_name="c", node_id="n1", start_id="s", now_us=0, logs=[])
-        )
+        return NodeReport("mirrorlog", status)
 
     return make_app(StatusSource(ask))
+
+
+@pytest.mark.parametrize(
+    ("facts", "status", "why"),
+    [
+        ({}, 503, "waits for its cluster"),
+        ({"cluster": structs.replace(in_cluster([], []), registered=False)}, 503, "waits for its cluster"),
+        ({"cluster": in_cluster([], []), "awaited": ["grpc"]}, 503, "waits for its doors: grpc"),
+        ({"cluster": in_cluster([], [])}, 200, '"node":"n1"'),
+    ],
+)
+async def test_a_node_is_ready_when_it_and_its_doors_serve(facts: dict[str, Any], status: int, why: str) -> None:
+    """Goal: nobody is sent to a node that does not take what he sends. Method: nodes in each state of a start."""
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        raise AssertionError("there is no body")
+
+    scope = {"type": "http", "method": "GET", "path": "/ready", "headers": [], "query_string": b""}
+    await door(**facts)(scope, receive, send)
+    assert (sent[0]["status"], why in sent[1]["body"].decode()) == (status, True), sent
 
 
 async def large(scope: Scope, receive: Receive, send: Send) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -12,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from mirrorlog.errors import ConfigError, DirectoryInUse, ForeignDirectory, OutcomeUnknown, PortTaken, RequestTimeout
-from mirrorlog.testing import Cluster
+from mirrorlog.testing import Cluster, Node
 from mirrorlog.testing.ports import HOST, free_ports
 from mirrorlog.wire.messages.queues import DeclareQueue
-from tests.process.clusters import declare, error_of, fast_cluster, log_of
+from tests.process.clusters import declare, error_of, eventually, fast_cluster, log_of
 from tests.process.raw import Raw, batch_of
 
 
@@ -66,21 +68,41 @@ def test_a_directory_in_use(cluster: Cluster) -> None:
     assert log_of(node).state == "serving"
 
 
+def freeze_door(node: Node) -> int:
+    """Stop the process of a node's gRPC door, before it serves; its id."""
+    children = Path(f"/proc/{node.pid}/task/{node.pid}/children")
+
+    def found() -> list[int]:
+        return [pid for pid in map(int, children.read_text().split()) if b"grpc_door" in command_of(pid)]
+
+    (pid,) = eventually(found, "the door is started")
+    os.kill(pid, signal.SIGSTOP)
+    return pid
+
+
+def command_of(pid: int) -> bytes:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
+
+
 @pytest.mark.long
-def test_a_door_that_never_serves_holds_up_nothing_else(tmp_path: Path) -> None:
-    """Goal: while a node waits for its gRPC door, up to half a minute, its own port keeps every promise. Method: give
-    both nodes an address that is taken. One of them masters; a publish and a declare while the other one stands still
-    end at their deadline, the mirror goes on when it can, and SIGTERM in the middle of the wait is a clean and quick
-    stop."""
-    with fast_cluster(2, min_in_sync=1, data_dir=tmp_path) as two, socket.create_server((HOST, 0)) as taken:
+def test_a_door_that_never_serves_holds_up_nothing_else_and_the_node_is_not_ready(tmp_path: Path) -> None:
+    """Goal: while a node waits for its gRPC door, its own port keeps every promise, and it does not say that it serves.
+    Method: stop both nodes' doors as they start. One of the nodes masters; a publish and a declare while the other one
+    stands still end at their deadline, the mirror goes on when it can. A door that goes on makes its node ready, and
+    SIGTERM in the middle of the wait is a clean stop."""
+    with fast_cluster(2, min_in_sync=1, data_dir=tmp_path) as two:
         queue = declare(two.servers[0], "q")
         for node in two.nodes.values():
             node.kill()
-        flags = ("--set", "grpc.enabled=true", "--set", f"grpc.bind='{HOST}:{taken.getsockname()[1]}'")
-        for node in two.nodes.values():
-            node.launch(*flags)
+        frozen = {}
+        for node, port in zip(two.nodes.values(), free_ports(2), strict=True):
+            node.launch("--set", "grpc.enabled=true", "--set", f"grpc.bind='{HOST}:{port}'")
+            frozen[node.id] = freeze_door(node)
         two.wait_in_sync(timeout=10)
         master, (mirror,) = two.master, two.mirrors
+        assert master.status().awaited == ["grpc"]
         mirror.pause()
         with Raw(master.client, timeout=5) as raw:
             requests = [raw.start_produce(batch_of([b"x"], queue)), raw.ask(DeclareQueue(name="r"))]
@@ -89,9 +111,16 @@ def test_a_door_that_never_serves_holds_up_nothing_else(tmp_path: Path) -> None:
             assert type(error_of(lambda: raw.answer(requests[1]))) is RequestTimeout
         mirror.resume()
         two.wait_in_sync(timeout=10)
-        assert [node.log_file.read_text().count(" serving client=") for node in (master, mirror)] == [1, 1]
-        assert [node.stop(timeout=10) for node in (mirror, master)] == [0, 0]
-        assert [node.log_file.read_text().count(" serving client=") for node in (master, mirror)] == [1, 1]
+        assert said_ready(master) == 1, "that of the first start"
+        os.kill(frozen[mirror.id], signal.SIGCONT)
+        eventually(lambda: said_ready(mirror) == 2, "its door serves")
+        assert (mirror.status().awaited, said_ready(master)) == ([], 1)
+        assert [node.stop(timeout=20) for node in (mirror, master)] == [0, 0]
+        assert said_ready(master) == 1
+
+
+def said_ready(node: Node) -> int:
+    return node.log_file.read_text().count(" serving client=")
 
 
 @pytest.mark.long
@@ -111,13 +140,14 @@ def test_a_directory_of_another_node(cluster: Cluster, tmp_path: Path) -> None:
     assert before == after
 
 
-@pytest.mark.long_after(1)
-@pytest.mark.parametrize("port", ["client", "replication"])
+@pytest.mark.long_after(2)
+@pytest.mark.parametrize("port", ["client", "http", "grpc", "replication"])
 def test_a_port_taken(tmp_path: Path, port: str) -> None:
-    """Goal: the address is named. Method: hold the port."""
+    """Goal: the address is named, a door's too, and nothing is made. Method: hold the port."""
     with socket.create_server((HOST, 0)) as holder:
         address = f"{HOST}:{holder.getsockname()[1]}"
         flags = [*own_ports(), "--set", f"{port}.bind='{address}'", "--data-dir", str(tmp_path / "data")]
+        flags += ["--set", f"{port}.enabled=true"] if port in ("grpc", "http") else []
         line = said(mqnode(*flags), PortTaken.exit_code)
     assert f"cannot listen on {address}" in line
 

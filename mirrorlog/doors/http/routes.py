@@ -44,6 +44,7 @@ def make_app(
             Route("/", pages.index),
             Route("/metrics", pages.metrics),
             Route("/health", pages.health),
+            Route("/ready", pages.ready),
             *listed,
             *mounted,
         ],
@@ -75,7 +76,8 @@ class _Pages:
         if self._to_page and "text/html" in request.headers.get("accept", ""):
             return await _to_page(request)
         return PlainTextResponse(
-            "mirrorlog: /metrics is for Prometheus, /health is 200 while this node answers; "
+            "mirrorlog: /metrics is for Prometheus, /health is 200 while this node answers, /ready while it and its "
+            "doors serve; "
             "/queues, /offsets, /groups and /moves are lists of the whole cluster; "
             "/api is RabbitMQ's management API and /page the management page, unless http.management is false\n"
         )
@@ -89,6 +91,15 @@ class _Pages:
 
     async def health(self, request: Request) -> Response:
         status = (await self._source.answer()).told.status
+        return JSONResponse({"node": status.node_id, "start_id": status.start_id})
+
+    async def ready(self, request: Request) -> Response:
+        """Whether the node takes what clients send it: it answers, its cluster has let it in, its doors serve."""
+        status = (await self._source.answer()).told.status
+        if status.cluster is None or not status.cluster.registered:
+            return _error(f"node {status.node_id} waits for its cluster to let it in", 503)
+        if status.awaited:
+            return _error(f"node {status.node_id} waits for its doors: {', '.join(status.awaited)}", 503)
         return JSONResponse({"node": status.node_id, "start_id": status.start_id})
 
     def _text(self, answer: StatusScrape) -> bytes:

@@ -313,7 +313,8 @@ class FormerStatus(msgspec.Struct, frozen=True, kw_only=True):
 class Status(Message, frozen=True):
     """`disk`, `memory`: None when it could not be measured; `cluster`: None for a node that is in none; `counts`,
     `memory`: None from a node that is older than they are. `certificate_expires_s`: s since 1970, of the node's
-    certificate that is in use; 0 without TLS. `former`: copies that it holds and is not named for any more."""
+    certificate that is in use; 0 without TLS. `former`: copies that it holds and is not named for any more. `awaited`:
+    its doors that do not serve, by what they are called in settings: until they do it is not ready."""
 
     cluster_id: str
     cluster_name: str
@@ -327,3 +328,4 @@ class Status(Message, frozen=True):
     memory: MemoryStatus | None = None
     certificate_expires_s: int = 0
     former: list[FormerStatus] = []
+    awaited: list[str] = []
