@@ -48,7 +48,11 @@ def prepared_cluster(
         flush=flush,
         segment_bytes=segment_bytes,
         min_in_sync=min_in_sync or copies,
-        settings={"log.prepare_bytes": total_bytes + _MARGIN_BYTES, **(settings or {})},
+        settings={
+            "log.prepare_bytes": total_bytes + _MARGIN_BYTES,
+            "log.prepare_at_rest_bytes": total_bytes + _MARGIN_BYTES,
+            **(settings or {}),
+        },
         grpc=grpc,
     ) as cluster:
         cluster.wait_in_sync()

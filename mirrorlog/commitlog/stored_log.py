@@ -23,7 +23,7 @@ from mirrorlog.commitlog.index.tables import table_from_segment
 from mirrorlog.commitlog.recovery.opening import OpenedLog
 from mirrorlog.commitlog.recovery.recovery import Claim, RecoveryReport
 from mirrorlog.commitlog.segments.cold import ColdRead
-from mirrorlog.commitlog.segments.preallocation import PrepareJob, WarmJob
+from mirrorlog.commitlog.segments.preallocation import PrepareJob, RecentGrowth, WarmJob
 from mirrorlog.commitlog.segments.scan import BatchRules, OnBatch, scan_file
 from mirrorlog.commitlog.segments.segment import Segment
 from mirrorlog.errors import BadRequest, IndexDoubtful, LogCorrupt, LogUnavailable, OffsetOutOfRange
@@ -77,7 +77,8 @@ class StoredLog:
         self.tables = opened.tables
         self._loss = opened.loss
         self._doubt = opened.doubt
-        self.opened_at = self.end = opened.chain.end
+        self.end = opened.chain.end
+        self._growth = RecentGrowth(self.end)
         """Where the next batch will stand. A plain attribute, as the next three: they are looked up a dozen times per
         batch."""
         self.active_start = opened.chain.active.start
@@ -278,11 +279,6 @@ class StoredLog:
         self._warmer.cooled()
         self._preparer.ask_again()
 
-    @property
-    def grown(self) -> int:
-        """Bytes that were taken since the copy was opened: how much it may want ready for more."""
-        return max(0, self.end - self.opened_at)
-
     def start_warm(self, *, sharers: int = 1) -> WarmJob | None:
         """A short job that makes the pages before the tail writable; None when nothing is due or one is out.
 
@@ -290,20 +286,24 @@ class StoredLog:
         """
         if self.state is not LogCondition.OPEN:
             return None
-        return self._warmer.start(self._chain.active, self._preparer.spare, grown=self.grown, sharers=sharers)
+        return self._warmer.start(
+            self._chain.active, self._preparer.spare, grown=self._growth.to(self.end), sharers=sharers
+        )
 
     def complete_warm(self, job: WarmJob) -> None:
         self._warmer.complete(job)
 
-    def start_prepare(self, *, idle: bool = True, sharers: int = 1) -> PrepareJob | None:
+    def start_prepare(self, *, idle: bool = True, now: float = 0.0, sharers: int = 1) -> PrepareJob | None:
         """A job that makes a spare file or brings pages far ahead into memory; None when nothing is due or one is out.
 
-        It may be slow, so it belongs on a helper of its own. `idle`: nothing was appended for a while. `sharers`: see
-        `start_warm`.
+        It may be slow, so it belongs on a helper of its own. `idle`: nothing was appended for a while. `now`: s, a
+        clock that never goes back. `sharers`: see `start_warm`.
         """
         if self.state is not LogCondition.OPEN:
             return None
-        return self._preparer.start(self._chain.active, idle=idle, grown=self.grown, sharers=sharers)
+        self._growth.look(self.end, now)
+        grown = self._growth.to(self.end)
+        return self._preparer.start(self._chain.active, idle=idle, grown=grown, sharers=sharers)
 
     def complete_prepare(self, job: PrepareJob) -> None:
         self._preparer.complete(job)

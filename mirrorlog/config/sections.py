@@ -204,7 +204,13 @@ class LogSettings(SettingsSection):
     segment_bytes: int = Field(1024 * _MIB, ge=256 * _KIB, alias="mappedFileSizeCommitLog")
     populate_bytes: int = Field(8 * _MIB, ge=0, description="window of writable pages ahead of the tail")
     prepare_bytes: int = Field(
-        2048 * _MIB, ge=0, description="how far ahead of the tail pages are brought into the page cache in spare time"
+        2048 * _MIB,
+        ge=0,
+        description="how far ahead of the tail pages are brought into the page cache in spare time, at most: four "
+        "times what the log has taken of late",
+    )
+    prepare_at_rest_bytes: int = Field(
+        8 * _MIB, ge=0, description="and how far in any case, all logs of a node together"
     )
     kept_mapped_bytes: int = Field(
         256 * _MIB, ge=0, description="what is further behind the end is let go from memory and read from disk"

@@ -45,6 +45,7 @@ def open_log(
         segment_bytes=segment_bytes,
         populate_bytes=populate_bytes,
         prepare_bytes=prepare_bytes,
+        prepare_at_rest_bytes=prepare_bytes,
         kept_mapped_bytes=kept_mapped_bytes,
     )
     log = CommitLog.open(

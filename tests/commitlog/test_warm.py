@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mirrorlog.commitlog.log import CommitLog
-from mirrorlog.commitlog.segments.preallocation import PIECE_BYTES
+from mirrorlog.commitlog.segments.preallocation import PIECE_BYTES, Preparer, RecentGrowth
 from tests.commitlog.faulty import FaultyFiles
 from tests.commitlog.logs import (
     KIB,
@@ -238,3 +238,32 @@ def test_one_of_many_logs_has_its_share_ready_and_a_spare_once_it_has_grown(tmp_
     step.run()
     log.complete_prepare(step)
     assert log.has_spare, "what it has taken four times is more than what is left of its file"
+
+
+def test_what_is_ready_follows_what_the_log_takes(tmp_path: Path) -> None:
+    """Goal: an empty node is small. A new log has a small file and no spare; what it takes makes the next files
+    larger, and four times of it are ready; an hour later little is made ready any more."""
+    files = FaultyFiles()
+    mib = 1024 * KIB
+    preparer = Preparer(
+        files, tmp_path, segment_bytes=1024 * mib, prepare_bytes=256 * mib, at_rest_bytes=8 * mib, first_bytes=16 * mib
+    )
+    growth = RecentGrowth(0)
+    active = preparer.make(preparer.first_bytes).as_segment(0, tmp_path / "0")
+
+    def touched(now: float, end: int) -> int:
+        before = files.disk.calls["populate"]
+        growth.look(end, now)
+        while (job := preparer.start(active, idle=True, grown=growth.to(end))) is not None:
+            job.run()
+            preparer.complete(job)
+        return files.disk.calls["populate"] - before
+
+    assert touched(0.0, 100) == 0, "less than a step, until the file's half"
+    assert preparer.spare is None
+    assert [preparer.file_bytes(end * mib) for end in (0, 8, 64, 300)] == [16 * mib, 32 * mib, 256 * mib, 1024 * mib]
+    assert touched(1.0, 8 * mib) == 16, "its file, and a next one: four times 8 MiB"
+    assert preparer.spare is not None
+    assert growth.to(8 * mib) > 7 * mib
+    growth.look(8 * mib, 3601.0)
+    assert growth.to(8 * mib) < mib

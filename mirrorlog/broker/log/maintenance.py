@@ -218,7 +218,8 @@ class Maintenance:
             )
 
     def _next_to_prepare(self, log: CommitLog) -> PrepareJob | None:
-        return log.start_prepare(idle=log.end == self._end_before, sharers=self._sharers())
+        now = asyncio.get_running_loop().time()
+        return log.start_prepare(idle=log.end == self._end_before, now=now, sharers=self._sharers())
 
     def _next_to_warm(self, log: CommitLog) -> WarmJob | None:
         return log.start_warm(sharers=self._sharers())

@@ -172,6 +172,7 @@ def open_directory(
         directory,
         segment_bytes=settings.segment_bytes,
         prepare_bytes=settings.prepare_bytes,
+        at_rest_bytes=settings.prepare_at_rest_bytes,
         first_bytes=first_file_bytes(settings.segment_bytes, max_batch_bytes),
     )
     chain = SegmentChain(

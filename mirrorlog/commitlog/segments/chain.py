@@ -199,7 +199,7 @@ class SegmentChain:
             self._preparer.check_allowed()
         self.stalls += bool(self.segments)
         try:
-            return self._preparer.make(size)
+            return self._preparer.make(size or self._preparer.file_bytes(start))
         except OSError as error:
             raise disk_error(error, "make the next segment", self.directory / segment_name(start)) from None
 

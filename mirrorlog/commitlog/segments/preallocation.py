@@ -3,9 +3,10 @@
 A page of a file that was never written is dear, and not only because memory must be found for it (0.4 GB/s where a
 virtual machine gets its memory at the first touch, 10 GB/s for a cached page): its block is marked as written
 in the file system's journal, so a fault on it waits while the journal commits, and a flush has a commit to write. So,
-while there is time, the pages of the active segment and of a spare file are touched and synced up to `prepare_bytes`
-ahead of the tail. Touched, not written: the kernel brings in zeros and marks the page dirty, so nothing that the loop
-stores meanwhile can be overwritten. Figures: docs/decisions/0007.
+while there is time, the pages of the active segment and of a spare file are touched and synced ahead of the tail: four
+times what the log has taken of late, up to `prepare_bytes`, so a log that takes little has little ready. Touched, not
+written: the kernel brings in zeros and marks the page dirty, so nothing that the loop stores meanwhile can be
+overwritten. Figures: docs/decisions/0007.
 
 A spare is allocated under the name `spare-<n>` and renamed by a roll before its first byte is stored in it. The best
 spare is a segment that retention has freed: its pages are there, its blocks are written.
@@ -44,13 +45,34 @@ before the roll, and no sync of it falls on that moment."""
 FIRST_BYTES: Final = 16 * 1024 * 1024
 """Of the first file of a log, where segments are larger: a log that holds little takes little."""
 AHEAD_TIMES: Final = 4
-"""While a log grows there is prepared at most so many times what it has taken, beside its share."""
+"""There is prepared at most so many times what a log has taken of late, beside its share. A file has as many times what
+the log has taken ever, up to a segment."""
+LATE_S: Final = 600.0
+"""In such a time half of what a log has taken is forgotten."""
 
 
 def share_of(size: int, sharers: int) -> int:
     """What one of so many logs of a node may have ready while nobody writes to it: together they have no more than one
     alone would, in whole pages."""
     return size // max(1, sharers) & -mmap.PAGESIZE
+
+
+class RecentGrowth:
+    """How many bytes a log has taken of late: all of it, while it is new, and half of it `LATE_S` later. Pure."""
+
+    __slots__ = ("_at", "_bytes", "_end")
+
+    def __init__(self, end: int) -> None:
+        self._end, self._at, self._bytes = end, 0.0, 0.0
+
+    def look(self, end: int, now: float) -> None:
+        """The log ends there now (s, any clock that never goes back); one that was cut has taken nothing."""
+        self._bytes = self._bytes * 0.5 ** ((now - self._at) / LATE_S) + max(0, end - self._end)
+        self._end, self._at = end, now
+
+    def to(self, end: int) -> int:
+        """With what came since the last look."""
+        return int(self._bytes) + max(0, end - self._end)
 
 
 def first_file_bytes(segment_bytes: int, max_batch_bytes: int) -> int:
@@ -139,15 +161,25 @@ class Preparer:
     """
 
     __slots__ = (
-        "_files", "_freed", "_pending", "_recycled", "_refused", "_system_refused", "allowed_bytes", "directory",
+        "_at_rest_bytes", "_files", "_freed", "_pending", "_recycled", "_refused", "_system_refused", "allowed_bytes",
+        "directory",
         "first_bytes", "on_sync_failed", "prepare_bytes", "refusal", "segment_bytes", "spare",
     )  # fmt: skip
 
     def __init__(
-        self, files: Files, directory: Path, *, segment_bytes: int, prepare_bytes: int, first_bytes: int | None = None
+        self,
+        files: Files,
+        directory: Path,
+        *,
+        segment_bytes: int,
+        prepare_bytes: int,
+        at_rest_bytes: int | None = None,
+        first_bytes: int | None = None,
     ) -> None:
-        """`first_bytes`: of the first file of an empty log, a segment's by default."""
+        """`at_rest_bytes`: ready in any case, `prepare_bytes` by default; `first_bytes`: of the first file of an empty
+        log, a segment's by default."""
         self._files = files
+        self._at_rest_bytes = prepare_bytes if at_rest_bytes is None else min(at_rest_bytes, prepare_bytes)
         self._freed: list[FreedFile] = []
         self._recycled: list[SpareFile] = []
         self._pending: PrepareJob | None = None
@@ -169,12 +201,12 @@ class Preparer:
         """The next job, or None when all is prepared or one is out already.
 
         While the log grows (not `idle`) only what will be needed at once: first touches would take the core, and the
-        memory's bandwidth, that the publishes need. One that has just begun to (`grown`, bytes) may not go on.
+        memory's bandwidth, that the publishes need. `grown`: bytes that it has taken of late.
         """
         if self._pending is None:
-            ahead = share_of(self.prepare_bytes, sharers)
+            ahead = min(self.prepare_bytes, max(share_of(self._at_rest_bytes, sharers), AHEAD_TIMES * grown))
             if not idle:
-                ahead = min(BUSY_BYTES, self.prepare_bytes, max(ahead, AHEAD_TIMES * grown))
+                ahead = min(BUSY_BYTES, ahead)
             # Of several logs only one that has grown is worth a file of the disk: a segment is much for one at rest.
             reach = ahead if sharers == 1 else min(ahead, AHEAD_TIMES * grown)
             self._pending = self._next_job(active, ahead, reach)
@@ -207,6 +239,10 @@ class Preparer:
     def offer(self, freed: FreedFile) -> None:
         """The log has no use for this file any more, and its new start offset is on disk."""
         self._freed.append(freed)
+
+    def file_bytes(self, end: int) -> int:
+        """Of the next file of a log that ends there."""
+        return min(self.segment_bytes, max(self.first_bytes, self._at_rest_bytes, AHEAD_TIMES * end))
 
     def take(self) -> SpareFile | None:
         """The spare file, which is the caller's from here on."""
@@ -277,10 +313,10 @@ class Preparer:
         tail = active.end - active.start
         urgent = active.room * 2 <= active.capacity
         if urgent and self._wants_spare():
-            return self._spare_job()
+            return self._spare_job(active)
         job = self._pages_job(active, tail, min(active.capacity, tail + ahead))
         if job is None and self._wants_spare() and reach > active.room:
-            job = self._spare_job()
+            job = self._spare_job(active)
         if job is None and self.spare is not None:
             job = self._pages_job(self.spare, 0, min(self.spare.capacity, ahead - active.room))
         return job
@@ -311,10 +347,11 @@ class Preparer:
         if self.allowed_bytes is not None:
             self.allowed_bytes -= size
 
-    def _spare_job(self) -> PrepareJob:
+    def _spare_job(self, active: Segment) -> PrepareJob:
+        size = self.file_bytes(active.end)
         # Now, and not when it is there: a roll may make one of its own meanwhile.
-        self._spent(self.segment_bytes)
-        return PrepareJob(self._files, spare=(spare_path(self.directory), self.segment_bytes))
+        self._spent(size)
+        return PrepareJob(self._files, spare=(spare_path(self.directory), size))
 
     def _pages_job(self, prepared: Segment | SpareFile, tail: int, to: int) -> PrepareJob | None:
         """The next step of `prepared` from its tail on; None when it is prepared up to `to`."""
