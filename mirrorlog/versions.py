@@ -93,6 +93,10 @@ asks for that."""
 KEPT_BY_USE: Final = 8
 """Since then a queue that says nothing of retention is kept as it is used. Software before would keep it for ever."""
 
+ORDERED_GROUPS: Final = 8
+"""Since then groups are consumed in order by key. Software before would take no notice of that wish, and give records
+of one key to several."""
+
 _MARK: Final = re.compile(r"\.v([1-9][0-9]{0,5})")
 
 

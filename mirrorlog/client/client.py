@@ -309,6 +309,7 @@ class Client(ClusterClient):
         priority: int = 0,
         name: str | None = None,
         create: bool = True,
+        ordered_by: str | None = None,
         cancel_on_failover: bool = False,
         read_from: str = "master",
         confirm: str | int = "all",
@@ -322,6 +323,8 @@ class Client(ClusterClient):
         (256 KiB) is what is sent and not read here yet; at times it is up to twice as much, or one batch. `exclusive`:
         nobody else may subscribe to the group meanwhile. `priority`: higher ones are served first. `name`: for people.
         `create`: make a group that is not there; else that is NoSuchGroup. The queue's own is made always.
+        `ordered_by`: "key": of each key one record at a time is with any of the group's consumers, in the order of the
+        queue; who wants that and who does not are never consumers of one group together: ExclusiveTaken.
 
         `cancel_on_failover`: reading raises SubscriptionCancelled when the queue has another master, or the same one in
         a later epoch; by default the subscription goes on there, as both do after a connection that was lost.
@@ -343,6 +346,7 @@ class Client(ClusterClient):
             priority=priority,
             name=name or "",
             create=create,
+            ordered_by=ordered_by or "",
         )
         subscription = Subscription(
             self,
@@ -365,13 +369,14 @@ class Client(ClusterClient):
         lease_ms: int = 30_000,
         wait_ms: int = 0,
         holder: str = "",
+        ordered_by: str | None = None,
         read_from: str = "master",
     ) -> list[Leased]:
         """Up to `max_records` records that are the caller's for `lease_ms`; none after `wait_ms` if there are none.
 
-        `holder`: for people. Raises NoSuchQueue, Refused, ConnectionLost, and what a consumer raises about bytes; or
-        OutcomeUnknown: records may be leased that nobody was told of, as behind any answer that is lost, and these come
-        again behind the end of their lease.
+        `holder`: for people; `ordered_by`: as of `subscribe`. Raises NoSuchQueue, Refused, ConnectionLost, and what a
+        consumer raises about bytes; or OutcomeUnknown: records may be leased that nobody was told of, as behind any
+        answer that is lost, and these come again behind the end of their lease.
         """
         return await self.leasing.lease(
             queue,
@@ -380,6 +385,7 @@ class Client(ClusterClient):
             lease_ms=lease_ms,
             wait_ms=wait_ms,
             holder=holder,
+            ordered_by=ordered_by or "",
             read_from=read_from,
         )
 

@@ -32,6 +32,10 @@ _PREFETCH: Final = 1_000
 _WAIT_S: Final = 1.0
 
 _Write = Callable[["Delivered"], None]
+_OrderedBy = Annotated[
+    str | None,
+    typer.Option("--ordered-by", metavar="key", help="Of each key one record at a time is with any reader, in order."),
+]
 
 _LEASE_MS: Final = 30_000
 _ACK: Final = "ack"
@@ -67,6 +71,7 @@ def receive(  # noqa: PLR0917  (typer makes them options, nobody passes them by 
     ] = _PREFETCH,
     priority: Annotated[int, typer.Option("--priority", help="Readers with a higher one are served first.")] = 0,
     exclusive: Annotated[bool, typer.Option("--exclusive", help="Nobody else may consume from the group.")] = False,
+    ordered_by: _OrderedBy = None,
     read_from: BytesFrom = "master",
     as_json: RecordsAsJson = False,
     vhost: VirtualHost = DEFAULT_VIRTUAL_HOST,
@@ -112,6 +117,7 @@ def receive(  # noqa: PLR0917  (typer makes them options, nobody passes them by 
                 prefetch=min(limit or prefetch, prefetch),
                 priority=priority,
                 exclusive=exclusive,
+                ordered_by=ordered_by,
                 read_from=read_from,
                 name="mqtool",
                 create=create,
@@ -194,6 +200,7 @@ def lease(
     holder: Annotated[str, typer.Option("--holder", help="Who has them, for people.")] = "mqtool",
     group: AckingGroup = "",
     create: CreateGroup = False,
+    ordered_by: _OrderedBy = None,
     read_from: BytesFrom = "master",
     as_json: RecordsAsJson = False,
     vhost: VirtualHost = DEFAULT_VIRTUAL_HOST,
@@ -218,6 +225,7 @@ def lease(
             lease_ms=lease_ms,
             wait_ms=int(wait * 1000),
             holder=holder,
+            ordered_by=ordered_by,
             read_from=read_from,
         )
 

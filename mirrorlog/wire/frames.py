@@ -371,6 +371,34 @@ def ack_frame(written: int, flushed: int, epoch: int) -> bytes:
     return _ACK_FRAME.pack(ACK.size, _ACK_TYPE, 0, 0, written, flushed, epoch, 0)
 
 
+class SentBefore:
+    """Which of the batches that a subscription was sent its client still has, so that none of them is sent again: the
+    newest ones of up to `size_max` bytes, the newest one in any case. Both sides keep this by the same rule: 0 for a
+    subscription without an order, the prefetch's bytes for one that is ordered by key, whose grants are scattered."""
+
+    __slots__ = ("_size", "_size_max", "_sizes")
+
+    def __init__(self, size_max: int) -> None:
+        self._size_max = size_max
+        self._size = 0
+        # By base queue offset, in the order in which they were sent.
+        self._sizes: dict[int, int] = {}
+
+    def __contains__(self, base: int) -> bool:
+        return base in self._sizes
+
+    def add(self, base: int, size: int) -> list[int]:
+        """One is sent; those that are forgotten for it."""
+        self._size += size - self._sizes.pop(base, 0)
+        self._sizes[base] = size
+        forgotten = list[int]()
+        while self._size > self._size_max and len(self._sizes) > 1:
+            oldest = next(iter(self._sizes))
+            self._size -= self._sizes.pop(oldest)
+            forgotten.append(oldest)
+        return forgotten
+
+
 def deliver_head(
     *, subscription: int, epoch: int, next_confirmed: int, grants: Sequence[Grant], batch_count: int, batches_bytes: int
 ) -> bytes:

@@ -9,7 +9,7 @@ from typing import Any
 
 from mirrorlog.commitlog.format.attributes import Attributes
 from mirrorlog.queues.changes import Change, GroupReset, Returned, Settled, Watermark, encode_changes
-from mirrorlog.queues.delivery.group import Dispatch, GroupDelivery, LeaseWish, Reach, Rules, Settlement
+from mirrorlog.queues.delivery.group import Dispatch, GroupDelivery, KeysRead, LeaseWish, Reach, Rules, Settlement
 from mirrorlog.queues.delivery.settlement import EXPIRED
 from mirrorlog.queues.delivery.subscribers import SubscriberOptions
 from mirrorlog.queues.groups.ledger import Ledger
@@ -42,6 +42,9 @@ class Stage:
     back_us: int = 0
     given: list[tuple[int, Grant]] = field(default_factory=list)
     leases: int = 0
+    keys: list[int | None] = field(default_factory=list)
+    """Of the records from the first one on, as far as they have one."""
+    unread: bool = False
     expired: list[tuple[int, int, int]] = field(default_factory=list)
     """What was settled as expired, and where that ends in the log."""
     returned: list[tuple[int, int, int]] = field(default_factory=list)
@@ -63,6 +66,7 @@ class Stage:
         self.delivery = GroupDelivery(
             "", self.ledger, self.rules, epoch=self.epoch, found_watermark=self.found, reach=self.reach, now=self.now,
             next_lease=self._next_lease, runs=lambda: self.runs.of(QUEUE), appended=lambda: self.end,
+            keys=self.read_keys,
         )  # fmt: skip
         self.clock()
 
@@ -93,6 +97,13 @@ class Stage:
         border = fits // BATCH_RECORDS * BATCH_RECORDS
         stop = fits if fits == until or border <= at else border
         return Reach(at, stop, (stop - at) * RECORD_BYTES)
+
+    def read_keys(self, at: int, until: int) -> KeysRead | None:
+        if self.unread:
+            return None
+        end = min(until, (at // BATCH_RECORDS + 1) * BATCH_RECORDS)
+        numbers = self.keys[at:end]
+        return KeysRead(end, [*numbers, *[None] * (end - at - len(numbers))] if any(numbers) else ())
 
     # --- the log ---
 
@@ -197,8 +208,8 @@ class Stage:
         self.delivery.settling.settled(settlement, self.now)
         return settlement
 
-    def lease(self, number: int, records: int, lease_ms: int) -> None:
-        self.delivery.lease(LeaseWish(number, "me", records, lease_ms))
+    def lease(self, number: int, records: int, lease_ms: int, *, ordered: bool = False) -> None:
+        self.delivery.lease(LeaseWish(number, "me", records, lease_ms, ordered))
 
     def gone(self, number: int) -> None:
         self._left(self.delivery.gone(number))

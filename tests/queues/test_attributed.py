@@ -10,6 +10,7 @@ from mirrorlog.queues.changes import Change, Settled
 from mirrorlog.queues.delivery import priorities as attributed
 from mirrorlog.queues.delivery import priorities as levels
 from mirrorlog.queues.delivery.group import LeaseClaim, Rules
+from mirrorlog.queues.delivery.keys import KeyOrder, KeysRead
 from mirrorlog.queues.delivery.priorities import Attributed
 from mirrorlog.queues.delivery.settlement import Outcomes
 from mirrorlog.queues.groups.ledger import Ledger
@@ -583,7 +584,7 @@ def test_a_run_that_grows_is_one_moment() -> None:
     """One queue with a time to live, twenty confirms a run, nobody acks: as many moments as runs, each at the time of
     its last record; and to meet one more goes over none of the others."""
     ledger, runs = Ledger(), QueueRuns()
-    known = Attributed(ledger, priority_max=0, runs=lambda: runs)
+    known = Attributed(ledger, KeyOrder(ledger, KeysRead), priority_max=0, runs=lambda: runs)
     for record in range(4000):
         runs.add(RunRow(record, record + 1, Attributes(0, 60_000), record * 5_000))
         known.meet(record + 1, record * 5_000, taken=False)
@@ -597,7 +598,7 @@ def test_moments_of_what_was_settled_are_forgotten() -> None:
     """A thousand records of ten years each, acked at once; a thousand delayed ones, purged: little is kept of them, and
     the group is idle. One that is not settled keeps it, until it is."""
     ledger, runs = Ledger(), QueueRuns()
-    known = Attributed(ledger, priority_max=0, runs=lambda: runs)
+    known = Attributed(ledger, KeyOrder(ledger, KeysRead), priority_max=0, runs=lambda: runs)
     for record in range(1000):
         runs.add(RunRow(record, record + 1, Attributes(0, 10**9 + record, 0), 0))
         known.meet(record + 1, 0, taken=True)

@@ -20,11 +20,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence, Set
+from concurrent.futures import Executor
 
 from mirrorlog.broker.consumer_groups.active_groups import ActiveGroups, LeaseNumbers
 from mirrorlog.broker.consumer_groups.deliveries import BatchReader, Deliveries, GroupContext, GroupForwarding, GroupLog
 from mirrorlog.broker.consumer_groups.dispatch import ExpiryLooks, Pump
 from mirrorlog.broker.consumer_groups.group_changes import GroupEnds, ReadyRecords
+from mirrorlog.broker.consumer_groups.key_reader import BatchAt, KeyReader
 from mirrorlog.broker.consumer_groups.leases import Leasing
 from mirrorlog.broker.consumer_groups.settlement import PushedTable, Respond, SettlementService, Watermarks
 from mirrorlog.broker.consumer_groups.subscriptions import GroupConsumers, Subscribing, consumers_of, leases_of
@@ -46,7 +48,8 @@ __all__ = ["Deliverer", "Respond"]
 
 class Deliverer:
     """Of one mastership. `now`: the loop's clock in s; `begun`: whether its first batch is confirmed; `bytes_max`: of
-    batches in one frame, but for a larger one; `clock`: by which times to live and delays end."""
+    batches in one frame, but for a larger one; `clock`: by which times to live and delays end; `batch_at`, `helper`: by
+    which keys are read that are not in memory."""
 
     def __init__(
         self,
@@ -59,6 +62,8 @@ class Deliverer:
         begun: Callable[[], bool],
         now: Callable[[], float],
         clock: LogClock,
+        batch_at: BatchAt,
+        helper: Executor,
     ) -> None:
         self._replica = replica
         self._publisher = publisher
@@ -74,9 +79,10 @@ class Deliverer:
         )
         self.forwardings = GroupForwarding(replica)
         """How records leave for other queues."""
+        self._keys = KeyReader(replica, batch_at, helper, self._wake_queue)
         context = GroupContext(
             replica, publisher, works, self._log, book, limits, bytes_max, begun, clock, now,
-            batches=BatchReader(replica), leases=self.lease_numbers, forwardings=self.forwardings,
+            batches=BatchReader(replica), leases=self.lease_numbers, forwardings=self.forwardings, keys=self._keys,
         )  # fmt: skip
         self._deliveries = deliveries = Deliveries(context)
         self._watermarks = watermarks = Watermarks(context, deliveries)
@@ -120,6 +126,7 @@ class Deliverer:
     def stayed(self, queue_id: int, group: str, ranges: Sequence[Range]) -> None:
         """Records that were to leave are free again; that is appended."""
         if (work := self._works.get((queue_id, group))) is not None:
+            work.delivery.keys.meet_again(ranges)
             work.delivery.free.came_back(ranges)
             self._works.wake(work)
 
@@ -258,6 +265,7 @@ class Deliverer:
     def fence(self, elsewhere: ElsewhereLog) -> None:
         """Another one may be the master: all who take or wait here are sent `elsewhere`."""
         self._log.stopped = True
+        self._keys.stop()
         self._replica.on_confirmed.remove(self._confirmed)
         self._replica.on_governed.remove(self._governed)
         for work in self._works.all():
@@ -280,6 +288,10 @@ class Deliverer:
         if not self._has_begun:
             self._has_begun = self._begun()  # and stays so: what is confirmed does not go back
         return self._has_begun and not self._log.stopped and not self._publisher.cut_off
+
+    def _wake_queue(self, queue_id: int) -> None:
+        for work in self._works.of_queue(queue_id):
+            self._works.wake(work)
 
     def _governed(self, queue_id: int) -> None:
         """Something else holds for a queue from now on."""

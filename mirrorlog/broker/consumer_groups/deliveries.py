@@ -23,6 +23,7 @@ from mirrorlog.broker.consumer_groups.active_groups import (
     in_batches,
     merged,
 )
+from mirrorlog.broker.consumer_groups.key_reader import KeyReader
 from mirrorlog.broker.log.clock import LogClock, now_us
 from mirrorlog.broker.log.fetch import join_runs
 from mirrorlog.broker.log.publish import LogPublisher
@@ -40,7 +41,7 @@ from mirrorlog.queues.groups.ledger import Ledger
 from mirrorlog.queues.groups.table import OWN_GROUP
 from mirrorlog.queues.queue_table import Queue
 from mirrorlog.queues.ranges import Range
-from mirrorlog.wire.frames import Grant
+from mirrorlog.wire.frames import Grant, SentBefore
 
 # How records of a group leave for other queues: as dead letters, or because somebody redrives them. Thin:
 # `queues.dead_letters` numbers them, and `broker.dead_letters` carries them.
@@ -157,13 +158,13 @@ class BatchReader:
             runs = index.entries(queue_id, at, min(wanted, bytes_max))
         return self._reached(runs, at, until, bytes_max)
 
-    def read(self, grants: Sequence[Grant], last: int, bytes_max: int) -> tuple[list[memoryview], list[QueuedBatch]]:
+    def read(
+        self, grants: Sequence[Grant], before: SentBefore, bytes_max: int
+    ) -> tuple[list[memoryview], list[QueuedBatch]]:
         """The bytes of the batches that something was granted of, as far as they are in memory, and which batches these
-        are. Without the first one if it begins at the queue offset `last`: that was sent before. The first ones that
-        fit into so many bytes, one at least: the others are fetched."""
-        runs = self._granted(grants)
-        if runs and runs[0].base_queue_offset == last:
-            del runs[0]
+        are. Without those that were sent before. The first ones that fit into so many bytes, one at least: the others
+        are fetched."""
+        runs = [run for run in self._granted(grants) if run.base_queue_offset not in before]
         ends = accumulate(run.length for run in runs)
         fitting = sum(1 for end in ends if end <= bytes_max)
         return self._read(runs[: max(1, fitting)])
@@ -295,6 +296,7 @@ class GroupContext:
     batches: BatchReader
     leases: LeaseNumbers
     forwardings: GroupForwarding
+    keys: KeyReader
 
 
 class Deliveries:
@@ -307,6 +309,7 @@ class Deliveries:
         self._reached = context.batches
         self._leases = context.leases
         self._forwardings = context.forwardings
+        self._keys = context.keys
         self._begun = context.begun
         self._now = context.now
         self._jumped = False
@@ -357,6 +360,7 @@ class Deliveries:
         work.delivery.let_go()
         self._fronts[work.key] = work.delivery.front.given
         self._works.remove(work)
+        self._keys.forget_queue(work.key[0])
 
     def log_exactly(self, work: ActiveGroup) -> None:
         """The next master shall know how far it was given out, if it can be logged."""
@@ -371,6 +375,7 @@ class Deliveries:
 
     def forget_queue(self, queue_id: int) -> None:
         """It is there no more."""
+        self._keys.forget_queue(queue_id)
         for known in (self._found, self._fronts):
             for key in [key for key in known if key[0] == queue_id]:
                 del known[key]
@@ -401,4 +406,5 @@ class Deliveries:
             now=self._now(),
             front=self._fronts.pop(key, 0),
             die=partial(self._forwardings.die, queue_id),
+            keys=partial(self._keys.read, queue_id),
         )

@@ -216,9 +216,9 @@ class DeliverFrames:
 
     def send(self, number: int, pushed: Pushed, grants: Sequence[Grant]) -> None:
         """To the subscription of that number."""
-        parts, sent = self._reached.read(grants, pushed.last, self._bytes_max)
-        if sent:
-            pushed.last = sent[-1].base_queue_offset
+        parts, sent = self._reached.read(grants, pushed.sent, self._bytes_max)
+        for each in sent:
+            pushed.sent.add(each.base_queue_offset, each.length)
         queue_id, size = pushed.work.key[0], sum(map(len, parts))
         head = deliver_head(
             subscription=number,

@@ -14,6 +14,7 @@ from mirrorlog.errors import BadRequest, LimitReached, MirrorlogError, NotGrante
 from mirrorlog.ha.group_transfer import ALL_MEMBERS
 from mirrorlog.queues.changes import Change, RecordsLeased
 from mirrorlog.queues.delivery.group import Dispatch, LeaseClaim, LeaseWish
+from mirrorlog.queues.delivery.keys import check_ordered
 from mirrorlog.wire.messages.groups import ExtendLease, Lease, LeasedRange, Leases, LeasesSettled, SettleLease
 
 LEASE_MS_MAX: Final = 366 * 24 * 3600 * 1000
@@ -29,6 +30,7 @@ class Waiter(NamedTuple):
     work: ActiveGroup
     respond: Respond
     receiver: Receiver
+    ordered: bool = False
 
 
 class Leasing:
@@ -66,15 +68,16 @@ class Leasing:
         """Answered with Leases, confirmed, or with none. Raises BadRequest, ExclusiveTaken, Overloaded or
         LimitReached."""
         self._check(message)
+        ordered = check_ordered(message.ordered_by)
         work = self._deliveries.of((queue_id, message.group), make=True)
         number = self._book.next_wait()
         try:
             work.delivery.clock(self._now(), self._clock())
-            work.delivery.lease(LeaseWish(number, message.holder, message.records_max, message.lease_ms))
+            work.delivery.lease(LeaseWish(number, message.holder, message.records_max, message.lease_ms, ordered))
         except MirrorlogError:
             self._deliveries.drop_if_idle(work)
             raise
-        self._waiters[number] = Waiter(work, respond, receiver)
+        self._waiters[number] = Waiter(work, respond, receiver, ordered)
         heappush(self.ends, (self._now() + min(message.wait_ms, WAIT_MS_MAX) / 1000, number))
         if len(self.ends) > 2 * len(self._waiters) + _SPARE:
             self.ends = [each for each in self.ends if each[1] in self._waiters]
@@ -98,8 +101,8 @@ class Leasing:
         while self.ends and self.ends[0][0] <= now:
             _, number = heappop(self.ends)
             if number in self._waiters:
-                queue_id = self._waiters[number].work.key[0]
-                self.leave(number).respond(self._answer(queue_id, []))
+                waiter = self.leave(number)
+                waiter.respond(self._answer(waiter.work.key[0], [], waiter.ordered))
 
     def lend(self, work: ActiveGroup, given: Dispatch, end: int) -> None:
         """Answer who waited. `end`: where the change ends in the log by which he was given these."""
@@ -119,7 +122,7 @@ class Leasing:
             )
             for each in given.grants
         ]
-        answer = self._answer(queue_id, leased)
+        answer = self._answer(queue_id, leased, waiter.ordered)
         self._publisher.wait_at(end, ALL_MEMBERS, lambda error: waiter.respond(error or answer))
 
     # --- what holders say ---
@@ -164,13 +167,14 @@ class Leasing:
 
     # --- inside ---
 
-    def _answer(self, queue_id: int, leased: list[LeasedRange]) -> Leases:
+    def _answer(self, queue_id: int, leased: list[LeasedRange], ordered: bool) -> Leases:
         return Leases(
             log_id=str(self._replica.log_id),
             epoch=self._replica.log.epochs.current + self._replica.queues.epoch_shifts.get(queue_id, 0),
             queue_id=queue_id,
             next=self._replica.index.next_confirmed(queue_id),
             leased=leased,
+            ordered=ordered,
         )
 
     def _check(self, message: Lease) -> None:

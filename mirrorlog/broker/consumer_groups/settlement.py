@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -26,7 +26,7 @@ from mirrorlog.errors import BadRequest, MirrorlogError, Overloaded
 from mirrorlog.queues.changes import Change, Watermark
 from mirrorlog.queues.delivery.group import Settlement
 from mirrorlog.wire.endpoint import Endpoint
-from mirrorlog.wire.frames import FrameType, How, frame
+from mirrorlog.wire.frames import FrameType, How, SentBefore, frame
 from mirrorlog.wire.messages.base import Message
 from mirrorlog.wire.messages.codec import encode
 from mirrorlog.wire.messages.groups import SubscriptionEnded
@@ -74,11 +74,11 @@ class Unread:
 
 @dataclass(slots=True)
 class Pushed:
-    """A subscription. `last`: the base queue offset of the batch it was sent last; `unread`: with auto-ack."""
+    """A subscription. `sent`: the batches that its client has; `unread`: with auto-ack."""
 
     work: ActiveGroup
     receiver: Receiver
-    last: int = -1
+    sent: SentBefore = field(default_factory=lambda: SentBefore(0))
     unread: Unread | None = None
 
     @property

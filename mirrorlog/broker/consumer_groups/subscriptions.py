@@ -17,10 +17,11 @@ from mirrorlog.broker.ports import Receiver, Within
 from mirrorlog.errors import BadRequest, MirrorlogError, NotGranted
 from mirrorlog.queues.changes import Change
 from mirrorlog.queues.dead_letters.forwarding import NUMBERS
+from mirrorlog.queues.delivery.keys import check_ordered
 from mirrorlog.queues.delivery.subscribers import Subscriber, SubscriberOptions
 from mirrorlog.queues.groups.ledger import LeaseRow, Ledger
 from mirrorlog.wire.endpoint import Endpoint
-from mirrorlog.wire.frames import SETTLE_AGAIN, How, Settle, settled_frame
+from mirrorlog.wire.frames import SETTLE_AGAIN, How, SentBefore, Settle, settled_frame
 from mirrorlog.wire.messages.groups import ConsumerInfo, LeaseInfo, Subscribe, Subscribed
 
 NAME_CHARS_MAX: Final = 255
@@ -60,7 +61,7 @@ class Subscribing:
             raise
         # What is settled as it is sent is with no consumer.
         unread = Unread(facts.prefetch_records, facts.prefetch_bytes) if facts.auto_ack else None
-        pushed = Pushed(work, receiver, unread=unread)
+        pushed = Pushed(work, receiver, SentBefore(facts.prefetch_bytes if facts.ordered else 0), unread)
         self._pushed.add(facts.number, pushed)
         work.delivery.subscribers.hold(facts.number, pushed.held)
         self._works.wake(work)
@@ -185,6 +186,9 @@ class Subscribing:
         """What is asked for, with a number, and the prefetch as it holds. Raises BadRequest."""
         records = _within(message.prefetch_records, self._limits.max_unsettled_records, "prefetch_records")
         size = _within(message.prefetch_bytes, self._limits.max_unsettled_bytes, "prefetch_bytes")
+        ordered = check_ordered(message.ordered_by)
+        if ordered and message.auto_ack:
+            raise BadRequest("ordered_by needs acknowledgements: with auto_ack a key would have no consumer of its own")
         return SubscriberOptions(
             number=self._book.next_number(),
             prefetch_records=records,
@@ -194,6 +198,7 @@ class Subscribing:
             priority=message.priority,
             name=_name(message.name),
             since_us=self._clock(),
+            ordered=ordered,
         )
 
     def _check(self, settle: Settle) -> None:

@@ -165,19 +165,12 @@ class _Pause:
 class DeadLetterForwarder:
     """Of one mastership."""
 
-    def __init__(self, replica: Replica, publisher: LogPublisher, deliverer: Deliverer, host: Host) -> None:
+    def __init__(
+        self, replica: Replica, publisher: LogPublisher, deliverer: Deliverer, host: Host, reader: DeadLetterReader
+    ) -> None:
         batch_bytes_max, helper = host.settings.limits.max_batch_bytes, host.helpers.dead_letters
         self._log = DeadLetterJournal(replica, publisher, deliverer)
         self._transport = host.dead_letters
-        reader = DeadLetterReader(
-            replica,
-            helper=helper,
-            past_helper=host.helpers.index,
-            body_bytes_max=batch_bytes_max,
-            former=lambda queue_id, at: host.dead_letters.read_former(
-                replica.queues.find_id(queue_id).name, queue_id, at
-            ),
-        )
         self._addressing = Addressing(self._log, reader, helper=helper, batch_bytes_max=batch_bytes_max)
         self._sending = Sending(self._log, reader, helper=helper)
         self._tasks: dict[int, asyncio.Task[None]] = {}

@@ -145,6 +145,11 @@ class DeadLetterReader:
             )
         return found
 
+    async def batch_at(self, queue_id: int, at: int) -> bytes | None:
+        """The batch that holds a record; None when it is there no more. Raises MirrorlogError."""
+        found = await self._batch_at(queue_id, at)
+        return None if found is None else found[1]
+
     # --- inside ---
 
     def _pass_gone(self, queue_id: int, left: deque[Range], found: Leaving) -> None:

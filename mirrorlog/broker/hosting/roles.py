@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from mirrorlog import __version__
 from mirrorlog.broker.consumer_groups.coordinator import Deliverer
 from mirrorlog.broker.dead_letters.forwarder import DeadLetterForwarder
+from mirrorlog.broker.dead_letters.reader import DeadLetterReader
 from mirrorlog.broker.hosting.in_sync_keeper import InSyncKeeper
 from mirrorlog.broker.hosting.status import (
     hold_infos,
@@ -166,6 +167,15 @@ class MasterRole:
         self.holds = HoldKeeper(
             replica, self.publisher, hold_bytes=settings.log.hold_bytes, past_helper=host.helpers.index, tell=host.tell
         )
+        reader = DeadLetterReader(
+            replica,
+            helper=host.helpers.dead_letters,
+            past_helper=host.helpers.index,
+            body_bytes_max=settings.limits.max_batch_bytes,
+            former=lambda queue_id, at: host.dead_letters.read_former(
+                replica.queues.find_id(queue_id).name, queue_id, at
+            ),
+        )
         self.deliverer = Deliverer(
             replica,
             self.publisher,
@@ -175,11 +185,13 @@ class MasterRole:
             begun=lambda: self.begun,
             now=asyncio.get_running_loop().time,
             clock=clock,
+            batch_at=reader.batch_at,
+            helper=host.helpers.read,
         )
         self.lengths = QueueLengths(replica, self.publisher, self.deliverer, host)
         self.publisher.admit = self.lengths.admit
         self.publisher.leaving = self.lengths.leaving
-        self.forwardings = DeadLetterForwarder(replica, self.publisher, self.deliverer, host)
+        self.forwardings = DeadLetterForwarder(replica, self.publisher, self.deliverer, host, reader)
         self._stored = partial(host.ha.accept.stored, self.mastered)
         self._gained = partial(host.ha.accept.gained, self.mastered)
         self._reads: list[asyncio.Task[None]] = []

@@ -348,7 +348,7 @@ class GroupRequests:
         cluster's version is asked for, since who has not heard the cluster yet knows that of its founding."""
         log, queue = self._requests.find(message.queue)
         deliverer = self._deliverer(log)
-        if (older := self._older()) is not None:
+        if (older := self._older(message)) is not None:
             respond(older)  # not raised: the connection is sound
             return
         act(deliverer, queue)
@@ -368,8 +368,11 @@ class GroupRequests:
             raise not_master(log.name, self._view.master(log.log_id))
         return deliverer
 
-    def _older(self) -> UnsupportedVersion | None:
-        return versions.too_old(self._view.cluster_version(), versions.GROUPS, "groups that ack")
+    def _older(self, message: _OfQueue) -> UnsupportedVersion | None:
+        active = self._view.cluster_version()
+        if isinstance(message, Subscribe | Lease) and message.ordered_by:
+            return versions.too_old(active, versions.ORDERED_GROUPS, "groups that are ordered by key")
+        return versions.too_old(active, versions.GROUPS, "groups that ack")
 
 
 def _found(log: HostedLog, deliverer: Deliverer, queue: Queue) -> GroupsFound:

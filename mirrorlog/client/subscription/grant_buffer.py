@@ -6,19 +6,22 @@ any reader fetches: from the copy that was asked for, or the table that has it. 
 to them; one that is damaged is fetched instead, and what is fetched is damaged no more or refused.
 
 What is held is what was granted and the last batch: the prefetch bounds it. One batch at a time is opened, for a
-compressed one may hold a thousand times as much.
+compressed one may hold a thousand times as much. Where grants are scattered, as by key, both are more: the newest that
+came, and those opened last, as many as have the bytes of the prefetch.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from mirrorlog.client.consumer.records import ConsumedBatch, headers_in, proven_batches
 from mirrorlog.client.subscription.unacked import Granted
 from mirrorlog.errors import BadBatch
-from mirrorlog.wire.frames import Grant
+from mirrorlog.wire.frames import Grant, SentBefore
 
 if TYPE_CHECKING:
     from mirrorlog.client.consumer.consumer import Consumer
@@ -52,32 +55,43 @@ Sources = tuple[GrantedBatch, ...]
 
 class SentBatches:
     """The batches of one session: which one a grant's records stand in. `log_id`, `body_bytes_max`: see
-    `GrantedBatch`."""
+    `GrantedBatch`; `kept_bytes`: see `SentBefore`."""
 
-    __slots__ = ("_body_bytes_max", "_last", "_log_id")
+    __slots__ = ("_body_bytes_max", "_kept", "_log_id", "_sent")
 
-    def __init__(self, log_id: str, *, body_bytes_max: int) -> None:
+    def __init__(self, log_id: str, *, body_bytes_max: int, kept_bytes: int = 0) -> None:
         self._log_id = log_id
         self._body_bytes_max = body_bytes_max
-        self._last: GrantedBatch | None = None
+        self._sent = SentBefore(kept_bytes)
+        self._kept: dict[int, GrantedBatch] = {}
 
     def sources(self, grants: Sequence[Grant], content: memoryview, count: int) -> list[Sources]:
-        """For each grant of a frame: its batches, of the `count` ones in `content` and the last one before them.
+        """For each grant of a frame: its batches, of the `count` ones in `content` and those that are kept.
 
         Raises BadBatch when these are no batches.
         """
-        found = [] if self._last is None else [self._last]
-        at = 0
+        at, forgotten = 0, list[int]()
         for first, following, length in headers_in(content, count):
-            found.append(GrantedBatch(first, following, content[at : at + length], self._log_id, self._body_bytes_max))
+            part = content[at : at + length]
+            self._kept[first] = GrantedBatch(first, following, part, self._log_id, self._body_bytes_max)
+            forgotten += self._sent.add(first, length)
             at += length
-        if found:
-            self._last = found[-1]
+        found = sorted(self._kept.values(), key=_first_of)
+        for base in forgotten:
+            if base not in self._sent:
+                self._kept.pop(base, None)
         return [_holders_of(grant, found) for grant in grants]
 
 
+def _first_of(batch: GrantedBatch) -> int:
+    return batch.first
+
+
 def _holders_of(grant: Grant, batches: list[GrantedBatch]) -> Sources:
-    return tuple(each for each in batches if each.first < grant.next and grant.first < each.next)
+    """Of some in the order of the queue."""
+    at = max(0, bisect_right(batches, grant.first, key=_first_of) - 1)
+    end = bisect_left(batches, grant.next, key=_first_of)
+    return tuple(each for each in batches[at:end] if each.first < grant.next and grant.first < each.next)
 
 
 def _sent_of(granted: Granted) -> GrantedBatch | None:
@@ -89,14 +103,25 @@ def _sent_of(granted: Granted) -> GrantedBatch | None:
 class GrantedBytes:
     """Finds the bytes of granted records, for one subscription or lease. Used by one at a time."""
 
-    def __init__(self, make_consumer: Callable[..., Consumer], queue: str, *, read_from: str, fetch_bytes: int) -> None:
-        """`make_consumer`: as `Client.consumer`. `fetch_bytes`: of one answer, as far as batches are not larger."""
+    def __init__(
+        self,
+        make_consumer: Callable[..., Consumer],
+        queue: str,
+        *,
+        read_from: str,
+        fetch_bytes: int,
+        kept_bytes: int = 0,
+    ) -> None:
+        """`make_consumer`: as `Client.consumer`. `fetch_bytes`: of one answer, as far as batches are not larger.
+        `kept_bytes`: of batches that are opened, beside the last one."""
         self._make_consumer = make_consumer
         self._queue = queue
         self._read_from = read_from
         self._fetch_bytes = max(1, min(fetch_bytes, _FETCH_BYTES_MAX))
         self._consumer: Consumer | None = None
-        self._open: tuple[GrantedBatch, ConsumedBatch] | None = None
+        self._kept_bytes = kept_bytes
+        # By base queue offset, the one that was used last behind; None: it was fetched.
+        self._open: OrderedDict[int, tuple[GrantedBatch | None, ConsumedBatch]] = OrderedDict()
 
     async def batch_of(self, granted: Granted) -> ConsumedBatch:
         """The batch of the first record of a grant that was not given out yet, from there on; see `fetched`."""
@@ -119,6 +144,10 @@ class GrantedBytes:
 
         Raises what a consumer raises.
         """
+        for base, (_, kept) in self._open.items() if self._kept_bytes else ():
+            if base <= queue_offset < kept.next:
+                self._open.move_to_end(base)
+                return kept.after(queue_offset)
         consumer = await self._reader(queue_offset)
         cursor = consumer.cursor
         if cursor.next <= queue_offset <= cursor.fetched:
@@ -127,19 +156,34 @@ class GrantedBytes:
             await consumer.seek(queue_offset)
         while (batch := cursor.current()) is None:
             await consumer.take()
+        if self._kept_bytes:
+            base = batch.header.base_queue_offset
+            self._keep(base, None, replace(batch, first=base, next=batch.header.next_queue_offset))
         return batch
 
     async def close(self) -> None:
         """Idempotent."""
-        self._open = None
+        self._open.clear()
         if self._consumer is not None:
             await self._consumer.close()
 
     def _opened(self, sent: GrantedBatch) -> ConsumedBatch:
-        if self._open is None or self._open[0] is not sent:
-            self._open = None  # its memory is free before the next one needs some
-            self._open = sent, sent.opened(self._queue)
-        return self._open[1]
+        known = self._open.get(sent.first)
+        if known is not None and known[0] is sent:
+            self._open.move_to_end(sent.first)
+            return known[1]
+        if not self._kept_bytes:
+            self._open.clear()  # its memory is free before the next one needs some
+        return self._keep(sent.first, sent, sent.opened(self._queue))
+
+    def _keep(self, base: int, sent: GrantedBatch | None, batch: ConsumedBatch) -> ConsumedBatch:
+        self._open[base] = sent, batch
+        self._open.move_to_end(base)
+        size = sum(_size_of(each) for _, each in self._open.values()) if self._kept_bytes else 0
+        while size > self._kept_bytes and len(self._open) > 1:
+            _, (_, oldest) = self._open.popitem(last=False)
+            size -= _size_of(oldest)
+        return batch
 
     async def _reader(self, first: int) -> Consumer:
         if self._consumer is None:
@@ -155,3 +199,7 @@ class GrantedBytes:
             consumer.kept = True
             self._consumer = await consumer.start()
         return self._consumer
+
+
+def _size_of(batch: ConsumedBatch) -> int:
+    return max(len(batch.raw), batch.header.body_length)

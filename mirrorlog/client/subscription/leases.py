@@ -28,7 +28,14 @@ from mirrorlog.client.options import check_delay, check_leasing, check_timeout
 from mirrorlog.client.subscription.grant_buffer import GrantedBytes
 from mirrorlog.client.subscription.lease_receipts import LeaseReceipt
 from mirrorlog.client.subscription.settlements import FINAL
-from mirrorlog.errors import MirrorlogError, NotGranted, OffsetOutOfRange, ReceiptStale, UnreadableBatch
+from mirrorlog.errors import (
+    MirrorlogError,
+    NotGranted,
+    OffsetOutOfRange,
+    ReceiptStale,
+    UnreadableBatch,
+    UnsupportedVersion,
+)
 from mirrorlog.wire.frames import How, Level
 from mirrorlog.wire.messages.groups import ExtendLease, Lease, LeasedRange, Leases, LeasesSettled, SettleLease
 
@@ -38,6 +45,8 @@ R_co = TypeVar("R_co", covariant=True)
 logger = logging.getLogger(__name__)
 
 _FETCH_BYTES: Final = 1024 * 1024
+# Of batches, where leased records are scattered.
+_KEPT_BYTES: Final = 4 * 1024 * 1024
 # Queues whose reader is kept for the next lease.
 _READERS_MAX: Final = 64
 _SOMEBODY_ELSES: Final = (NotGranted, ReceiptStale)
@@ -117,21 +126,34 @@ class ClientLeases:
         self._client = client
         self._make_consumer = make_consumer
         # With the last used one behind.
-        self._readers: OrderedDict[tuple[str, int, str], _Reader] = OrderedDict()
+        self._readers: OrderedDict[tuple[str, int, str, int], _Reader] = OrderedDict()
 
     async def lease(
-        self, queue: str, group: str, *, max_records: int, lease_ms: int, wait_ms: int, holder: str, read_from: str
+        self,
+        queue: str,
+        group: str,
+        *,
+        max_records: int,
+        lease_ms: int,
+        wait_ms: int,
+        holder: str,
+        ordered_by: str,
+        read_from: str,
     ) -> list[Leased]:
         """See `Client.lease`."""
         check_leasing(max_records=max_records, lease_ms=lease_ms, wait_ms=wait_ms)
         message = Lease(
-            queue=queue, group=group, records_max=max_records, lease_ms=lease_ms, wait_ms=wait_ms, holder=holder
-        )
+            queue=queue, group=group, records_max=max_records, lease_ms=lease_ms, wait_ms=wait_ms, holder=holder,
+            ordered_by=ordered_by,
+        )  # fmt: skip
         answer = await change_at_master(self._client, queue, message, Leases, once=True, wait_ms=wait_ms)
+        if ordered_by and not answer.ordered:
+            await self._release(queue, group, answer.leased)
+            raise UnsupportedVersion(f"the master of queue {queue!r} knows no ordered_by yet: update all nodes")
         found: list[Leased] = []
         try:
             for each in answer.leased:
-                found += await self._records(queue, group, answer.queue_id, each, read_from)
+                found += await self._records(queue, group, answer, each, read_from)
         except MirrorlogError as error:
             try:
                 await self._release(queue, group, answer.leased)
@@ -195,9 +217,9 @@ class ClientLeases:
         return answer.records
 
     async def _records(
-        self, queue: str, group: str, queue_id: int, leased: LeasedRange, read_from: str
+        self, queue: str, group: str, answer: Leases, leased: LeasedRange, read_from: str
     ) -> list[Leased]:
-        reader = self._reader(queue, queue_id, read_from)
+        reader = self._reader(queue, answer.queue_id, read_from, kept_bytes=_KEPT_BYTES if answer.ordered else 0)
         async with reader.lock:
             found, unreadable = await _batches(reader.bytes, leased)
             records = [record for batch in found for record in batch.records()]
@@ -217,14 +239,20 @@ class ClientLeases:
             for record in records
         ]
 
-    def _reader(self, queue: str, queue_id: int, read_from: str) -> _Reader:
+    def _reader(self, queue: str, queue_id: int, read_from: str, *, kept_bytes: int) -> _Reader:
         """By the id too: what was read of a queue that was deleted is none of the next one's of its name. The one that
         was used longest ago goes for it, of those that nobody reads from."""
-        key = queue, queue_id, read_from
+        key = queue, queue_id, read_from, kept_bytes
         reader = self._readers.get(key)
         if reader is None:
             reader = self._readers[key] = _Reader(
-                GrantedBytes(self._make_consumer, queue, read_from=read_from, fetch_bytes=_FETCH_BYTES)
+                GrantedBytes(
+                    self._make_consumer,
+                    queue,
+                    read_from=read_from,
+                    fetch_bytes=_FETCH_BYTES,
+                    kept_bytes=kept_bytes,
+                )
             )
         self._readers.move_to_end(key)
         if len(self._readers) > _READERS_MAX:

@@ -121,7 +121,11 @@ class GrantSession:
             self._unsubscribe()
             return
         limits = self.connection.welcome.limits
-        self._batches = SentBatches(answer.log_id, body_bytes_max=max(limits.max_batch_bytes, BODY_BYTES_MIN))
+        self._batches = SentBatches(
+            answer.log_id,
+            body_bytes_max=max(limits.max_batch_bytes, BODY_BYTES_MIN),
+            kept_bytes=answer.prefetch_bytes if self._message.ordered_by else 0,
+        )
         try:
             owner.began(self)
         except (NotMaster, SubscriptionCancelled) as error:

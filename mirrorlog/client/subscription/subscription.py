@@ -29,6 +29,7 @@ from weakref import ref
 
 import msgspec
 
+from mirrorlog import versions
 from mirrorlog.client.connection.backoff import Backoff
 from mirrorlog.client.connection.buffers import BufferPool
 from mirrorlog.client.connection.cluster import ClusterClient
@@ -52,6 +53,7 @@ from mirrorlog.wire.messages.queues import QueueInfo
 logger = logging.getLogger(__name__)
 
 _FETCH_BYTES_MIN: Final = 64 * 1024
+_KEPT_BYTES: Final = 16 * 1024 * 1024
 
 
 class Subscription:
@@ -92,7 +94,12 @@ class Subscription:
         self._cancel_on_failover = cancel_on_failover
         self._buffers = BufferPool()
         fetch_bytes = max(message.prefetch_bytes, _FETCH_BYTES_MIN) if message.prefetch_bytes else 2**30
-        self._bytes = GrantedBytes(make_consumer, message.queue, read_from=read_from, fetch_bytes=fetch_bytes)
+        kept_bytes = 0
+        if message.ordered_by:  # scattered: no more than the batch, which is kept for its other records
+            fetch_bytes, kept_bytes = _FETCH_BYTES_MIN, message.prefetch_bytes or _KEPT_BYTES
+        self._bytes = GrantedBytes(
+            make_consumer, message.queue, read_from=read_from, fetch_bytes=fetch_bytes, kept_bytes=kept_bytes
+        )
         self.unacked = Unacked()
         self._standing = SubscriptionState(client)
         self.reader = GrantReader(
@@ -341,6 +348,10 @@ class Subscription:
         connection, found = await client.master_of(self.queue)
         check_same(self.queue, self._found, found.info)
         self._found = found.info
+        if self._message.ordered_by:
+            node = versions.version_of(connection.welcome.start_id)
+            if (older := versions.too_old(node, versions.ORDERED_GROUPS, "groups that are ordered by key")) is not None:
+                raise older  # it would take no notice
         assert self._standing.resumption is not None
         self._standing.resumption.sees(found.info.log_id, found.info.epoch)
         session = GrantSession(connection, self._next_message(), self)

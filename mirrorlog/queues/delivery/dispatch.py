@@ -100,8 +100,11 @@ class Dispatcher:
         grants: list[Grant] = []
         size = sent = 0
         left = subscriber.room  # with auto-ack nothing is unacknowledged
+        if ordered := self._free.keys.on:
+            # Scattered, each the first one of its key: its share is of all of them.
+            left = min(left, -(-self._ledger.ready(limit) // equals))
         while run is not None and min(left, subscriber.room) > 0 and len(grants) < GRANTS_MAX:
-            share = -(-(run[1] - run[0]) // equals)
+            share = -(-(run[1] - run[0]) // (1 if ordered else equals))
             wanted = run[0] + min(share, left, subscriber.room)
             reach = self._reach(run[0], wanted, max(1, min(room_bytes - size, bytes_max - sent)))
             if reach.first > run[0] and not grants:
@@ -121,7 +124,7 @@ class Dispatcher:
                 subscriber.give(reach.first, until, part, now)
             # One that shares with others gets a part of the first run alone, so that each has its part of the queue;
             # one whose turn has no bytes left goes on with a whole batch at its next.
-            whole = equals == 1 and until == wanted
+            whole = (equals == 1 or ordered) and until == wanted
             run = self._free.next_covered(end, self._front.covered) if whole else None
             if run is not None and run[0] < until:
                 run = None  # of a lower priority: the grants of a frame rise

@@ -30,9 +30,12 @@ from heapq import merge
 from itertools import islice
 from typing import Final
 
+from mirrorlog.errors import ExclusiveTaken
 from mirrorlog.queues.changes import Change, Settled, Watermark
+from mirrorlog.queues.dead_letters.forwarding import NUMBERS
 from mirrorlog.queues.delivery.deadlines import Endings
 from mirrorlog.queues.delivery.dispatch import GRANTS_MAX, Dispatch, Dispatcher, Reach, ReachOut
+from mirrorlog.queues.delivery.keys import KeyOrder, KeysRead, ReadKeys
 from mirrorlog.queues.delivery.priorities import Attributed
 from mirrorlog.queues.delivery.ready import RANGES_AT_ONCE, FreeRecords, Front
 from mirrorlog.queues.delivery.settlement import (
@@ -62,6 +65,7 @@ __all__ = [
     "RANGES_AT_ONCE",
     "Dispatch",
     "GroupDelivery",
+    "KeysRead",
     "LeaseClaim",
     "LeaseWish",
     "Reach",
@@ -78,7 +82,7 @@ class GroupDelivery:
     """`epoch`: of the mastership; `found_watermark`: as it was when that began: what is below may have been given out
     by another master. `next_lease`: numbers a lease; `runs`: those of the queue, as far as they are known now;
     `appended`: where the queue ends now, confirmed or not, needed where there are runs. `front`: of the delivery of
-    this group that this mastership had before, see `front`. `die`: how records end."""
+    this group that this mastership had before, see `front`. `die`: how records end. `keys`: reads those of records."""
 
     def __init__(
         self,
@@ -95,6 +99,7 @@ class GroupDelivery:
         appended: Callable[[], int] = lambda: 0,
         front: int = 0,
         die: Deaths = deaths,
+        keys: ReadKeys = lambda at, until: KeysRead(until),
     ) -> None:
         self.group = group
         self.rules = rules
@@ -104,7 +109,8 @@ class GroupDelivery:
         self._nothing_to_give = False
         self._now, self._now_us = now, 0
         self.subscribers = subscribers = Subscribers(rules)
-        self._attributed = attributed = Attributed(ledger, priority_max=rules.priority_max, runs=runs)
+        self.keys = KeyOrder(ledger, keys)
+        self._attributed = attributed = Attributed(ledger, self.keys, priority_max=rules.priority_max, runs=runs)
         self.free = free = FreeRecords(ledger, attributed)
         self.front = fronted = Front(group, ledger, found=found_watermark, given=front)
         self._outcomes = outcomes = Outcomes(group, ledger, lambda: self.rules, die)
@@ -147,20 +153,41 @@ class GroupDelivery:
     def let_go(self) -> None:
         """It is idle, and is let alone."""
         self._attributed.let_go()
+        self.keys.end()
 
     def subscribe(self, facts: SubscriberOptions) -> None:
-        """Who is the first is not given what had no time to live and came before. Raises ExclusiveTaken."""
+        """Who is the first is not given what had no time to live and came before, and says whether keys have an order.
+        Raises ExclusiveTaken."""
+        self._check_order(facts.ordered)
         was_taken = self.subscribers.any
         self.subscribers.subscribe(facts)
-        self._came(was_taken)
+        self._came(was_taken, facts.ordered)
 
     def lease(self, wish: LeaseWish) -> None:
         """Somebody waits for records, as who subscribes; `gone` ends that. Raises ExclusiveTaken."""
+        self._check_order(wish.ordered)
         was_taken = self.subscribers.any
         self.subscribers.lease(wish)
-        self._came(was_taken)
+        self._came(was_taken, wish.ordered)
 
-    def _came(self, was_taken: bool) -> None:
+    def _check_order(self, ordered: bool) -> None:
+        if self.keys.on in (None, ordered):
+            return
+        leased = any(lease >= NUMBERS for lease in self.ledger.leases)
+        if self.subscribers.any or leased:
+            ways = "in order by key (ordered_by)", "in the order of the queue alone"
+            ours, theirs = ways if ordered else reversed(ways)
+            raise ExclusiveTaken(
+                f"this group is consumed {theirs} now, by {'leases that run' if leased else 'others'}: consume it so, "
+                f"wait until they are gone to consume it {ours}, or use another group"
+            )
+
+    def _came(self, was_taken: bool, ordered: bool) -> None:
+        if self.keys.on != ordered:
+            if ordered:
+                self.keys.begin()
+            else:
+                self.free.came_back(self.keys.end())
         if not was_taken:
             self._attributed.taken_from(self._appended())
 

@@ -29,6 +29,7 @@ from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import Final, NamedTuple
 
+from mirrorlog.queues.delivery.keys import KeyOrder
 from mirrorlog.queues.groups.ledger import CHUNK_RECORDS, Ledger, State
 from mirrorlog.queues.limits.attributes import QueueRuns, RunRow
 from mirrorlog.queues.ranges import Range, RangeSet
@@ -226,12 +227,13 @@ WINDOW: Final = 1024
 
 class Attributed:
     """Of one group. `priority_max`: `x-max-priority`: higher ones count as that, 0 tells nothing apart; `runs`: those
-    of the queue, as far as they are known now. `met`: records below have been met."""
+    of the queue, as far as they are known now. `met`: records below have been met. `keys`: who waits for his key."""
 
     def __init__(
-        self, ledger: Ledger, *, priority_max: int, runs: Callable[[], QueueRuns | None] = lambda: None
+        self, ledger: Ledger, keys: KeyOrder, *, priority_max: int, runs: Callable[[], QueueRuns | None] = lambda: None
     ) -> None:
         self.met = ledger.floor
+        self.keys = keys
         self._ledger = ledger
         self._priority_max = priority_max
         self._runs = runs
@@ -289,12 +291,14 @@ class Attributed:
     @property
     def taken(self) -> int:
         """How many records are OUT, or wait, and are with no subscriber."""
-        return self._held.count + self._dying.count
+        return self._held.count + self._dying.count + self.keys.waiting
 
     def nobodys(self, first: int, until: int) -> Iterator[Range]:
         """What of these records is OUT in the ledger, and with no subscriber."""
         yield from self._held.within(first, until)
         yield from self._dying.within(first, until)
+        for run in self.keys.within(first, until) if self.keys.waiting else ():
+            yield from self._held.without(*run)
 
     def dying(self) -> list[Range]:
         """What is to be settled as expired now; some of it, when there is much."""
@@ -434,6 +438,8 @@ class Attributed:
         for low, high in ranges:
             self._held.remove(low, high)
             self._ledger.give_back(low, high)
+            if self.keys.waiting:
+                self.keys.came_back([(low, high)])
             if self.has_levels:
                 self._sort_runs(low, high)
 

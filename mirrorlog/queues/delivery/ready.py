@@ -22,6 +22,7 @@ class FreeRecords:
         self.uncovered = False
         self._ledger = ledger
         self._attributed = attributed
+        self.keys = attributed.keys
         # Below it nothing is free.
         self._from = ledger.floor
         # Where what is confirmed ended when it was asked for last.
@@ -31,7 +32,8 @@ class FreeRecords:
     def behind(self) -> bool:
         """Whether some of what `met` was asked about was not looked at, for there is much."""
         attributed = self._attributed
-        return attributed.met < self._end or (not attributed.plain and attributed.unsorted)
+        met = attributed.met < self._end or (not attributed.plain and attributed.unsorted)
+        return met or self.keys.behind
 
     def met(self, end: int, now_us: int, *, taken: bool) -> int:
         """Below which records may be given out of those below `end`: of all these it is known what they ask for.
@@ -40,9 +42,11 @@ class FreeRecords:
         self._end, self.uncovered = end, False
         if attributed.met < end:
             attributed.meet(end, now_us, taken=taken)
-        if attributed.plain:
-            return min(end, attributed.met)
-        return 0 if attributed.behind(now_us) else min(end, attributed.met)
+        end = min(end, attributed.met)
+        if self.keys.on:
+            self.keys.meet(end)
+            end = min(end, self.keys.met)
+        return 0 if not attributed.plain and attributed.behind(now_us) else end
 
     def next(self, limit: int) -> Range | None:
         """The first free records below `limit`, of the highest priority that there is."""
@@ -97,6 +101,8 @@ class FreeRecords:
     def came_back(self, ranges: Sequence[Range]) -> None:
         """No subscriber has them any more. Who is too old of them is not free either."""
         if ranges:
+            if self.keys.waiting:
+                self.keys.came_back(ranges)
             if not self._attributed.plain:
                 self._attributed.freed(ranges)
             self.freed(min(ranges)[0])

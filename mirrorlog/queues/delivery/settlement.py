@@ -405,6 +405,8 @@ class SubscriberSettlement:
         if not self._attributed.plain:
             self._attributed.settled(ranges)
         self._front.settled(ranges)
+        if self._free.keys.on:
+            self._free.came_back(self._free.keys.settled(ranges))
 
     # --- inside ---
 

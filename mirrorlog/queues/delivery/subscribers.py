@@ -132,7 +132,7 @@ _GENERATIONS: Final = 8
 @dataclass(frozen=True, slots=True)
 class SubscriberOptions:
     """What somebody subscribes with. `prefetch_records`, `prefetch_bytes`: unacknowledged at most, above 0; a single
-    record may be larger. `name`: for people; `since_us`: when it came, µs UTC."""
+    record may be larger. `name`: for people; `since_us`: when it came, µs UTC. `ordered`: by key, see `keys`."""
 
     number: int
     prefetch_records: int
@@ -142,6 +142,7 @@ class SubscriberOptions:
     priority: int = 0
     name: str = ""
     since_us: int = 0
+    ordered: bool = False
 
 
 @dataclass(slots=True)
@@ -227,12 +228,13 @@ _NOBODY: Final = 0
 
 @dataclass(frozen=True, slots=True)
 class LeaseWish:
-    """Somebody waits for up to `records_max` records, for `lease_ms`."""
+    """Somebody waits for up to `records_max` records, for `lease_ms`. `ordered`: by key, see `keys`."""
 
     number: int
     holder: str
     records_max: int
     lease_ms: int
+    ordered: bool = False
 
 
 class Subscribers:

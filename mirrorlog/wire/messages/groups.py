@@ -23,6 +23,9 @@ class Subscribe(Message, frozen=True):
 
     `replaces`, `secret`: the subscription whose place this takes, by its number and what its Subscribed said: it ends
     first, as if its connection were gone, which the node may not have noticed. One that has ended is no error.
+
+    `ordered_by`: `key`: of each key one record at a time is with anybody, in order; all who consume the group say so,
+    or none: else ExclusiveTaken. Nodes of software before version 8 take no notice.
     """
 
     queue: str
@@ -36,6 +39,7 @@ class Subscribe(Message, frozen=True):
     create: bool = True
     replaces: int = 0
     secret: str = ""
+    ordered_by: str = ""
 
 
 class Subscribed(Message, frozen=True):
@@ -81,7 +85,7 @@ class LeasedRange(msgspec.Struct, frozen=True, kw_only=True):
 
 class Lease(Message, frozen=True):
     """Up to `records_max` records for `lease_ms`, then they come back by themselves. Answered with Leases, confirmed on
-    all copies; with none after `wait_ms` if there are none. `holder`: for people."""
+    all copies; with none after `wait_ms` if there are none. `holder`: for people. `ordered_by`: as of Subscribe."""
 
     queue: str
     group: str = ""
@@ -89,16 +93,18 @@ class Lease(Message, frozen=True):
     lease_ms: int = 30_000
     wait_ms: int = 0
     holder: str = ""
+    ordered_by: str = ""
 
 
 class Leases(Message, frozen=True):
-    """`next`: the queue's next confirmed queue offset. The records are fetched."""
+    """`next`: the queue's next confirmed queue offset. The records are fetched. `ordered`: by key, as it was asked."""
 
     log_id: str
     epoch: int
     queue_id: int
     next: int
     leased: list[LeasedRange]
+    ordered: bool = False
 
 
 class SettleLease(Message, frozen=True):
@@ -208,7 +214,8 @@ class ConsumerInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 class GroupInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`kind`: stream (`floor` is its position) or acking. Records below `floor` are settled, below `watermark` may have
     been given out. `ready`: may be given out now; `unsettled`: all confirmed ones that are not settled, of which `out`
-    are with subscribers, `leased` leased, `departing` leave for other queues, and `parked` wait for a delay's end.
+    are with subscribers, `leased` leased, `departing` leave for other queues, and `parked` wait for a delay's end,
+    or behind another one of their key.
 
     `waiting`: who waits for leases. `alone`: who has the group for itself; `idle_for_another`: how many get nothing for
     that. Of the others `without_credit` have as many unacknowledged as they may have, and the connections of
