@@ -11,6 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from mirrorlog.attempts import Attempts
+from mirrorlog.client.arguments import checked
 from mirrorlog.client.connection.copies import Copies
 from mirrorlog.client.connection.copy_refusals import NO_ANSWER
 from mirrorlog.client.connection.masters import ask_master, ask_placed_at, ask_until_placed, change_at_master
@@ -75,6 +76,7 @@ _T = TypeVar("_T")
 _A = TypeVar("_A", bound=Message)
 
 
+@checked()
 class Admin(OperatorAdmin):
     """Declares queues, and asks and changes what operators need. Made by `Client.admin`. Every method raises what the
     node answers. What changes something raises Refused, or ConnectionLost when no node was reached: nothing was done;

@@ -16,6 +16,7 @@ from typing import Any, Final, Self
 from weakref import WeakSet
 
 from mirrorlog.client.admin import Admin
+from mirrorlog.client.arguments import checked
 from mirrorlog.client.connection.cluster import ClusterClient
 from mirrorlog.client.connection.unclosed import on_loop, warn_unclosed
 from mirrorlog.client.consumer.consumer import Consumer
@@ -45,10 +46,13 @@ from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST
 _KIB: Final = 1024
 _MIB: Final = 1024 * 1024
 DELIVERY_TIMEOUT_MS: Final = 30_000
+_USERS: Final = {"servers", "closed", "connected", "connect_timeout_ms", "request_timeout_ms"}
+_INTERNAL: Final = frozenset({*dir(ClusterClient), "background", "kept", "leasing"} - {*_USERS, *dir(object)})
 # What may be done with a receipt, by its name.
 _HOWS: Final = {"ack": How.ACK, "return": How.RETURN, "release": How.RELEASE, "reject": How.DEAD}
 
 
+@checked(made=True, internal=_INTERNAL)
 class Client(ClusterClient):
     """A client of one cluster. `servers`: `host:port` of one or more nodes, each an argument, tried in order: the next
     one when the one before has failed, or has said nothing for a quarter of a second.

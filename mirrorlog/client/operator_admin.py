@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from mirrorlog import versions
 from mirrorlog.attempts import Attempts
+from mirrorlog.client.arguments import checked
 from mirrorlog.client.connection.backoff import Backoff
 from mirrorlog.client.connection.cluster import ClusterClient
 from mirrorlog.client.connection.connection import Connection
@@ -69,6 +70,7 @@ class ClusterConnections:
     more: bool = False
 
 
+@checked()
 class OperatorAdmin:
     """See `Admin`, which raises as all of these do."""
 

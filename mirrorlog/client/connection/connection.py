@@ -42,7 +42,7 @@ from mirrorlog.wire.frames import (
     settle_frame,
 )
 from mirrorlog.wire.messages.base import Message
-from mirrorlog.wire.messages.codec import decode, encode
+from mirrorlog.wire.messages.codec import decode, encode, encode_readable
 from mirrorlog.wire.messages.groups import Subscribe, Subscribed, Unsubscribe
 from mirrorlog.wire.messages.handshake import Hello, Welcome
 from mirrorlog.wire.messages.queues import Done
@@ -207,7 +207,7 @@ class Connection:
 
     async def request(self, message: Message, expect: type[_M], *, timeout_ms: int) -> _M:
         """Send a control message and await its answer."""
-        answer = await self._ask(FrameType.REQUEST, encode(message), timeout_ms)
+        answer = await self._ask(FrameType.REQUEST, encode_readable(message), timeout_ms)
         decoded = decode(of_kind(answer, FrameType.RESPONSE).payload)
         if not isinstance(decoded, expect):
             raise ProtocolError(f"{type(decoded).__name__} where {expect.__name__} was expected")
@@ -295,7 +295,7 @@ class Connection:
             self._subscribers[subscribed.subscription] = subscriber
             subscriber.subscribed(subscribed)
 
-        self._send(FrameType.REQUEST, encode(message), answered)
+        self._send(FrameType.REQUEST, encode_readable(message), answered)
 
     def settle(
         self,

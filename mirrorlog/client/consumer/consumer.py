@@ -17,6 +17,7 @@ from functools import partial
 from typing import Final, Self
 
 from mirrorlog.client.admin import Admin
+from mirrorlog.client.arguments import checked
 from mirrorlog.client.connection.cluster import ClusterClient
 from mirrorlog.client.connection.copies import Copies
 from mirrorlog.client.connection.queue_metadata import is_known, not_known
@@ -42,6 +43,7 @@ from mirrorlog.wire.messages.queues import Position, QueueInfo
 _QUEUE_OFFSET_MAX: Final = 2**63 - 1
 
 
+@checked(internal=("take", "abandon", "kept", "cursor"))
 class Consumer:
     """Reads one queue. Made by `Client.consumer`; use it with `async with`. One that is let go without `close` is gone
     with the fetch that is under way, with a ResourceWarning.

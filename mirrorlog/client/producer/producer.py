@@ -19,6 +19,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any, Final, Self, Unpack
 
+from mirrorlog.client.arguments import checked
 from mirrorlog.client.connection.cluster import ClusterClient
 from mirrorlog.client.connection.unclosed import on_loop, unended_text, warn_unclosed
 from mirrorlog.client.options import ProducerOptions
@@ -57,6 +58,10 @@ from mirrorlog.wire.messages.handshake import NodeLimits
 _BULK_BURST: Final = 4
 
 
+@checked(
+    but=("send", "send_nowait"),
+    internal=("send_batch_nowait", "unended", "routed_by", "kept"),
+)
 class Producer(WithBlock):
     """Sends records to one queue. Made by `Client.producer`; use it with `async with`. One that is let go without
     `close` sends what it was given, with a ResourceWarning; `Client.close` waits for that, and raises what failed."""

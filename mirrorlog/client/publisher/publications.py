@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any
 
 from mirrorlog.client.producer.batch import Receipt
@@ -33,7 +32,7 @@ class QueuedMessage:
     value: bytes | None
     key: bytes | None
     headers: tuple[Header, ...]
-    timestamp: datetime | int | None
+    timestamp: int | None
     attributes: Attributes | None
     mandatory: bool
 

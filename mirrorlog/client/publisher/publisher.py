@@ -30,13 +30,14 @@ from math import inf
 from typing import Final, Self, Unpack
 from weakref import WeakMethod
 
+from mirrorlog.client.arguments import checked, is_text, refuse
 from mirrorlog.client.connection.cluster import ClusterClient
 from mirrorlog.client.connection.queue_metadata import is_outage
 from mirrorlog.client.connection.unclosed import unended_text, warn_unclosed
 from mirrorlog.client.producer.batch import Receipt
 from mirrorlog.client.producer.deliveries import Delivery
 from mirrorlog.client.producer.producer import Producer
-from mirrorlog.client.producer.record import Headers, as_headers
+from mirrorlog.client.producer.record import Headers, as_headers, as_timestamp_us, record_size
 from mirrorlog.client.publisher.publications import Publication, Published, PublisherStats, QueuedMessage, version_of
 from mirrorlog.client.publisher.queue_producers import StartedProducers
 from mirrorlog.client.publisher.routes import PublishRoutes
@@ -58,6 +59,7 @@ _OUTSTANDING_MAX: Final = 100_000
 _UNHEARD_MAX: Final = 1_000
 
 
+@checked(but=("publish", "hand_over"), internal=("kept", "started", "unended"))
 class Publisher(WithBlock):
     """Publishes to one exchange. Made by `Client.publisher`; use it with `async with`. One that is let go without
     `close` sees to what it was given first; then it goes, with a ResourceWarning."""
@@ -187,13 +189,19 @@ class Publisher(WithBlock):
     ) -> Publication:
         """As `publish`, without awaiting the confirm: await the Publication for that. It waits for room only, for the
         first message to a queue, and while messages are routed anew. Messages keep the order of these calls."""
+        if not is_text(routing_key):
+            raise refuse("routing_key", routing_key, "str")
+        if mandatory is not None and not isinstance(mandatory, bool):
+            raise refuse("mandatory", mandatory, "bool or None")
         check_routing_key(routing_key)
+        record_key, pairs = routing_key.encode() if key is None else key, tuple(as_headers(headers))
+        record_size(value, record_key, pairs)
         message = QueuedMessage(
             routing_key,
             value,
-            routing_key.encode() if key is None else key,
-            tuple(as_headers(headers)),
-            timestamp,
+            record_key,
+            pairs,
+            as_timestamp_us(timestamp),
             asked_attributes(**asked),
             self._mandatory if mandatory is None else mandatory,
         )

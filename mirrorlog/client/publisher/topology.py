@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from mirrorlog.attempts import Attempts
+from mirrorlog.client.arguments import checked, refuse
 from mirrorlog.client.connection.backoff import Backoff
 from mirrorlog.client.connection.cluster import ClusterClient
 from mirrorlog.errors import (
@@ -76,6 +77,7 @@ _NOT_THERE: Final = (
 _PASSING: Final = (NotLeader, ConnectionLost, RequestTimeout, OutcomeUnknown)
 
 
+@checked()
 class Topology:
     """Declares and binds exchanges, and keeps users. Every method raises what the node answers; names are those within
     `virtual_host`. What changes something raises ConnectionLost when no node was reached, and OutcomeUnknown when it
@@ -157,6 +159,8 @@ class Topology:
     async def bind_all(self, bindings: Iterable[Binding], *, virtual_host: str = DEFAULT_VIRTUAL_HOST) -> None:
         """Many at once; all of each thousand or none."""
         every = list(bindings)
+        if strange := [each for each in every if not isinstance(each, Binding)]:
+            raise refuse("bindings", strange[0], "Binding")
         for first in range(0, len(every), BINDINGS_AT_ONCE):
             some = every[first : first + BINDINGS_AT_ONCE]
             await self._change(Bind(bindings=some, virtual_host=virtual_host))

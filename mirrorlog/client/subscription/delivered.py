@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
+from mirrorlog.client.arguments import checked
 from mirrorlog.client.consumer.records import ConsumedBatch, ConsumedRecord, GrantedRecord, Views
 from mirrorlog.client.subscription.unacked import Granted
 from mirrorlog.wire.frames import How
@@ -39,6 +40,7 @@ class Settler(Protocol[R_co]):
     ) -> None: ...
 
 
+@checked(but=("ack", "ack_nowait"), internal=("grant",))
 class Settleable(Generic[R]):
     """Records that their user decides about, once.
 

@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from mirrorlog.attempts import outcome_of
+from mirrorlog.client.arguments import checked
 from mirrorlog.client.connection.cluster import ClusterClient
 from mirrorlog.client.connection.masters import change_at_master
 from mirrorlog.client.consumer.consumer import Consumer
@@ -60,6 +61,7 @@ class LeaseSettler(Protocol[R_co]):
     def extend_lease(self, receipt: LeaseReceipt, lease_ms: int) -> R_co: ...
 
 
+@checked()
 class LeasedRecord(GrantedRecord, Generic[R]):
     """A record under a lease. `R` is what a call gives that settles, a coroutine or nothing."""
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from mirrorlog.client.arguments import refuse
 from mirrorlog.client.connection.backoff import Backoff
 from mirrorlog.client.options import check_delay
 from mirrorlog.client.subscription.session import GrantSession
@@ -92,6 +93,8 @@ class SettlementSender:
             raise type(self._over)(self._over.message, **self._over.details)
         if delay_ms:
             check_delay(delay_ms)
+        if multiple is not True and multiple is not False:
+            raise refuse("multiple", multiple, "bool")
         kind = SettlementKind(granted.session, granted.epoch, how, delay_ms)
         deadline = self._loop.time() + self._timeout_s
         if multiple:

@@ -30,6 +30,7 @@ from weakref import ref
 import msgspec
 
 from mirrorlog import versions
+from mirrorlog.client.arguments import checked
 from mirrorlog.client.connection.backoff import Backoff
 from mirrorlog.client.connection.buffers import BufferPool
 from mirrorlog.client.connection.cluster import ClusterClient
@@ -54,8 +55,13 @@ logger = logging.getLogger(__name__)
 
 _FETCH_BYTES_MIN: Final = 64 * 1024
 _KEPT_BYTES: Final = 16 * 1024 * 1024
+_INTERNAL: Final = (
+    *("settle", "settle_nowait", "began", "granted", "lost", "room", "wake"),
+    *("origin", "session", "client", "reader", "unacked", "kept"),
+)
 
 
+@checked(internal=_INTERNAL)
 class Subscription:
     """Of one queue's group. Made by `Client.subscribe`; use it with `async with`. Several tasks may read from it: each
     record goes to one of them. One that is let go without `close` is abandoned, with a ResourceWarning.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial, wraps
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, Self, TypeVar, cast
 
@@ -142,7 +142,13 @@ def at_once(method: Callable[Concatenate[Any, _P], _T]) -> Callable[Concatenate[
 
 
 def _more_s(face: Face[Any], options: dict[str, Any]) -> float:
-    return face._longer_s + cast(float, options.get("wait_ms", 0)) / 1000
+    return face._longer_s + seconds(options, "wait_ms", 0)
+
+
+def seconds(options: Mapping[str, Any], name: str, default_ms: int) -> float:
+    """How long a call may take by such an option; what is no number is refused where it is checked."""
+    given = options.get(name, default_ms)
+    return given / 1000 if isinstance(given, int | float) else default_ms / 1000
 
 
 class Closeable(Protocol):

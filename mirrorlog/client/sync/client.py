@@ -34,7 +34,7 @@ from mirrorlog.client import client as awaited
 from mirrorlog.client.connection.unclosed import warn_unclosed
 from mirrorlog.client.subscription.leases import ClientLeases, LeasedRecord
 from mirrorlog.client.sync.admin import BlockingAdmin
-from mirrorlog.client.sync.blocking import Calls, Face, changes, options_of
+from mirrorlog.client.sync.blocking import Calls, Face, changes, options_of, seconds
 from mirrorlog.client.sync.consumer import BlockingConsumer
 from mirrorlog.client.sync.loop_thread import LoopThread
 from mirrorlog.client.sync.producer import BlockingProducer
@@ -142,13 +142,13 @@ class BlockingClient(Calls):
     @options_of(awaited.Client.transaction)
     def transaction(self, **options: Any) -> BlockingTransaction:
         """Records and acknowledgements that count together; as `mirrorlog.client.Client.transaction`, with `with`."""
-        timeout_s = options.get("timeout_ms", awaited.DELIVERY_TIMEOUT_MS) / 1000
+        timeout_s = seconds(options, "timeout_ms", awaited.DELIVERY_TIMEOUT_MS)
         return BlockingTransaction(self, self.awaited.transaction(**options), longer_s=timeout_s)
 
     @options_of(awaited.Client.lease)
     def lease(self, queue: str, group: str = "", **options: Any) -> list[BlockingLeased]:
         """Records that are the caller's for a time; as `mirrorlog.client.Client.lease`."""
-        wait_s = options.get("wait_ms", 0) / 1000
+        wait_s = seconds(options, "wait_ms", 0)
         found = self.change(lambda: self.awaited.lease(queue, group, **options), what="lease", more_s=wait_s)
         leasing = BlockingLeasing(self, self.awaited.leasing)
         return [

@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
 from typing import Any, Self
 
+from mirrorlog.client.arguments import checked
 from mirrorlog.client.consumer.consumer import Consumer, enough
 from mirrorlog.client.consumer.cursor import Cursor, Preview
 from mirrorlog.client.consumer.records import ConsumedBatch, ConsumedRecord
@@ -18,6 +19,7 @@ from mirrorlog.errors import Closed, MirrorlogError
 from mirrorlog.wire.messages.queues import Position
 
 
+@checked()
 class BlockingConsumer(ClosedFace[Consumer]):
     """Reads one queue. Made by `Client.consumer`; use it with `with`. One that is let go without `close` is closed,
     with a ResourceWarning."""

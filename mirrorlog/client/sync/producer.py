@@ -8,12 +8,13 @@ from functools import partial
 from typing import Any, Self, TypeVar
 
 from mirrorlog.attempts import outcome_of
+from mirrorlog.client.arguments import checked
 from mirrorlog.client.producer.batch import Receipt, Receipts
 from mirrorlog.client.producer.deliveries import BulkDelivery
 from mirrorlog.client.producer.pipeline import ProducerStats
 from mirrorlog.client.producer.producer import Producer
 from mirrorlog.client.producer.record import BATCH_OVERHEAD_BYTES, as_headers, as_timestamp_us, record_size
-from mirrorlog.client.sync.blocking import MARGIN_S, Calls, ClosedFace, options_of
+from mirrorlog.client.sync.blocking import MARGIN_S, Calls, ClosedFace, options_of, seconds
 from mirrorlog.client.sync.record_buffer import Bunch, RecordBuffer
 from mirrorlog.commitlog.format.attributes import asked_attributes
 from mirrorlog.errors import Closed, MirrorlogError, OutcomeUnknown, Overloaded, RecordTooLarge
@@ -22,6 +23,7 @@ from mirrorlog.wire.messages.handshake import NodeLimits
 _T = TypeVar("_T")
 
 
+@checked()
 class BlockingDelivery:
     """A record that was handed over."""
 
@@ -44,6 +46,7 @@ class BlockingDelivery:
         return bunch.outcome(index) or self._producer.wait(bunch, index, timeout)
 
 
+@checked()
 class BlockingBulkDelivery:
     """Records that were handed over together; as `mirrorlog.client.BulkDelivery`."""
 
@@ -79,7 +82,7 @@ class BlockingProducer(ClosedFace[Producer]):
     def __init__(self, client: Calls, queue: str, options: Mapping[str, Any]) -> None:
         """Use `Client.producer`. Raises BadRequest for a wrong option."""
         self.queue = queue
-        self._delivery_s = options.get("delivery_timeout_ms", 30_000) / 1000
+        self._delivery_s = seconds(options, "delivery_timeout_ms", 30_000)
         self._thread = client.thread
         of = client.made(lambda: client.awaited.producer(queue, **options), what="producer")
         self._buffer = RecordBuffer(of, self._thread, patience_s=self._delivery_s)

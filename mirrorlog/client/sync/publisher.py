@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, Final, Self
 
+from mirrorlog.client.arguments import checked
 from mirrorlog.client.publisher.publications import Published, PublisherStats
 from mirrorlog.client.publisher.publisher import Publisher
-from mirrorlog.client.sync.blocking import Calls, ClosedFace, changes, waits
+from mirrorlog.client.sync.blocking import Calls, ClosedFace, changes, seconds, waits
 from mirrorlog.errors import Closed, MirrorlogError
 
 _DELIVERY_MS: Final = 30_000
 """As of a producer."""
 
 
+@checked()
 class BlockingPublisher(ClosedFace[Publisher]):
     """As `mirrorlog.client.Publisher`; use it with `with`. Several threads may publish through one. One that is let go
     without `close` is closed, with a ResourceWarning."""
@@ -21,7 +23,7 @@ class BlockingPublisher(ClosedFace[Publisher]):
     def __init__(self, client: Calls, exchange: str, options: Mapping[str, Any]) -> None:
         """Use `Client.publisher`. Raises BadRequest for a wrong option."""
         of = client.made(lambda: client.awaited.publisher(exchange, **options), what="publisher")
-        super().__init__(client, of, longer_s=options.get("delivery_timeout_ms", _DELIVERY_MS) / 1000)
+        super().__init__(client, of, longer_s=seconds(options, "delivery_timeout_ms", _DELIVERY_MS))
         of.kept = True
 
     @property

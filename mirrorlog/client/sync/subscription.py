@@ -14,11 +14,12 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Self
 
+from mirrorlog.client.arguments import checked
 from mirrorlog.client.consumer.records import ConsumedRecord
 from mirrorlog.client.subscription.delivered import DeliveredRecord, DeliveredStretch
 from mirrorlog.client.subscription.subscription import Subscription
 from mirrorlog.client.subscription.unacked import Granted
-from mirrorlog.client.sync.blocking import MARGIN_S, Calls, ClosedFace, options_of
+from mirrorlog.client.sync.blocking import MARGIN_S, Calls, ClosedFace, options_of, seconds
 from mirrorlog.errors import MirrorlogError
 from mirrorlog.wire.frames import How
 
@@ -40,6 +41,7 @@ class BlockingDeliveredBatch(DeliveredStretch[None]):
     __slots__ = ()
 
 
+@checked(but=("settle", "settle_nowait"))
 class BlockingSubscription(ClosedFace[Subscription]):
     """Of one queue's group. Made by `Client.subscribe`; use it with `with`, from any number of threads: each record
     goes to one of them. One that is let go without `close` is closed, with a ResourceWarning."""
@@ -57,7 +59,7 @@ class BlockingSubscription(ClosedFace[Subscription]):
         self._awake = False
         self._failure: MirrorlogError | None = None
         of = client.made(lambda: client.awaited.subscribe(queue, group, **options), what="subscribe")
-        super().__init__(client, of, longer_s=options.get("settle_timeout_ms", 30_000) / 1000)
+        super().__init__(client, of, longer_s=seconds(options, "settle_timeout_ms", 30_000))
         of.kept = True
 
     # --- life ---

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import warnings
 from datetime import datetime
-from typing import Any, Final, Self, Unpack
+from typing import Any, Self, Unpack
 
+from mirrorlog.client.arguments import checked, refuse
+from mirrorlog.client.options import check_delay
 from mirrorlog.client.producer.batch import Receipt
 from mirrorlog.client.producer.record import Headers, as_headers, as_timestamp_us
 from mirrorlog.client.subscription.delivered import Settleable
@@ -23,10 +25,8 @@ from mirrorlog.errors import BadRequest
 from mirrorlog.wire.frames import How
 from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, check_routing_key
 
-DELAY_MS_END: Final = 2**32
-"""What a SETTLE frame can say; nodes take less."""
 
-
+@checked(but=("ack", "nack"))
 class Transaction:
     """Made by `Client.transaction`. Committed at the end of its `async with` block, rolled back by an exception in it;
     used once. One that is let go without either is rolled back, with a ResourceWarning."""
@@ -109,14 +109,17 @@ class Transaction:
     def nack(self, delivery: Settleable[Any], requeue: bool = True, *, delay_ms: int = 0) -> None:
         """Not done: it comes again, after `delay_ms`, and that is counted. Without `requeue` it is dead: a dead letter,
         if the queue has a place for them. Raises as `ack`, and BadRequest for a wrong delay."""
-        if not 0 <= delay_ms < DELAY_MS_END:
-            raise BadRequest(f"delay_ms {delay_ms} is not within 0 and {DELAY_MS_END - 1}")
+        check_delay(delay_ms)
+        if not isinstance(requeue, bool):
+            raise refuse("requeue", requeue, "bool")
         self._take(delivery, How.RETURN if requeue else How.DEAD, delay_ms if requeue else 0)
 
     def _take(self, delivery: Settleable[Any], how: How, delay_ms: int = 0) -> None:
         self._check_open()
-        subscription, granted, first, following = delivery.grant
-        assert isinstance(subscription, Subscription), "only these give out"
+        grant: Any = getattr(delivery, "grant", (None,) * 4)
+        subscription, granted, first, following = grant
+        if not isinstance(subscription, Subscription):
+            raise refuse("delivery", delivery, "what a subscription has given out")
         if subscription.client is not self._transactor.client:
             raise BadRequest(
                 f"this record of queue {subscription.queue!r} was given out by another client; settle it in a "

@@ -48,6 +48,17 @@ def encode(message: Message) -> bytes:
         raise BadRequest(f"{kind}: {field} is {shown}, which does not fit into 64 bits") from None
 
 
+def encode_readable(message: Message) -> bytes:
+    """As `encode`, of what a caller gave: raises BadRequest for what its reader could not read, and would end the
+    connection for."""
+    try:
+        payload = encode(message)
+        decode(payload)
+    except (TypeError, ValueError, RecursionError, ProtocolError) as error:
+        raise BadRequest(f"{type(message).__name__}: {error}") from None
+    return payload
+
+
 def _too_large(value: object, path: str = "") -> Iterator[tuple[str, Any]]:
     """Where numbers are that do not fit, and these."""
     if isinstance(value, int):
