@@ -84,6 +84,15 @@ def _nodes(status: AllStatuses) -> Iterator[Diagnosis]:
         if node.cluster is not None and not node.cluster.coordinator:
             text = f"node {node.node_id} knows of no coordinator: a majority of the nodes is not in touch"
             yield say("node", node.node_id, "no-coordinator", text, stops=True)
+    yield from _draining(status)
+
+
+def _draining(status: AllStatuses) -> Iterator[Diagnosis]:
+    view = newest_view(status.nodes)
+    for node in view.nodes if view is not None else ():
+        if node.draining and not node.leaving:
+            text = f"node {node.node_id} drains: it hands over what it masters, and leaves promotions to others"
+            yield say("node", node.node_id, "draining", text, start=node.node_id)
 
 
 def _resources(node: Status) -> Iterator[Diagnosis]:

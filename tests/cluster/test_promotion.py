@@ -125,6 +125,22 @@ def test_who_is_back_is_waited_for_again() -> None:
     assert decided(attempt).holder == Holder("a", "a1")
 
 
+def test_one_that_drains_is_promoted_only_where_it_holds_more() -> None:
+    """Goal: nothing goes to whom it has to leave again. Of equals the first of the replicas that stays; what only
+    the one that drains has may be confirmed, and is not lost; where all drain it is as if none did."""
+    attempt = promotion()
+    for node in "abc":
+        attempt.reported(node, report(node, 100))
+    for draining, chosen in (((), "a"), ("a", "b"), ("ab", "c"), ("abc", "a")):
+        found = attempt.decided(0.0, draining=set(draining))
+        assert found is not None
+        assert found.holder.node == chosen
+    attempt.reported("a", report("a", 101))
+    found = attempt.decided(0.0, draining={"a"})
+    assert found is not None
+    assert found.holder.node == "a"
+
+
 @pytest.mark.parametrize("leaves", ["gone", "here"])
 def test_a_run_that_ended_after_its_report_is_not_promoted(leaves: str) -> None:
     """Who is left holds everything as well; by a death after the best report, and by another run."""

@@ -171,6 +171,17 @@ def test_a_stream_group_says_nothing() -> None:
     assert findings(with_group(kind="stream", group="g", unsettled=5, ready=5)) == []
 
 
+def test_a_node_that_drains_is_told() -> None:
+    """Until it leaves, which is told by its own name."""
+    node = NodeStatus(node_id="n2", member=2, client="", replication="", life="up", draining=True)
+    view = ClusterStatus(
+        coordinator="n1", term=1, registered=True, version=1, incarnation=1, elections=0, nodes=[node], logs=[]
+    )
+    found = only(Facts(status=cluster_status(msgspec.structs.replace(node_status("n1"), cluster=view))))
+    assert (found.what, found.name, found.reason, found.weight) == ("node", "n2", "draining", NOTED)
+    assert "mqtool drain n2 --undo" in found.advice
+
+
 def test_a_queue_above_its_length_and_one_that_keeps_for_a_group_are_told() -> None:
     found = only(with_group({"x-max-length": 3}, ready=5, unsettled=5, subscribers=1))
     assert (found.reason, found.weight) == ("above-length", NOTED)

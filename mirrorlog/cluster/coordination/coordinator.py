@@ -198,7 +198,8 @@ class Coordinator:
             promotion.here(node, state.nodes[node].start_id)
             if node in promotion.waits_for and state.nodes[node].start_id:
                 actions.append(Fence(node, log_id, promotion.epoch, gently=promotion.gently(node)))
-        if (decided := promotion.decided(seen.now)) is not None:
+        draining = {node for node, facts in state.nodes.items() if facts.draining}
+        if (decided := promotion.decided(seen.now, draining=draining)) is not None:
             return [Propose(decided)]
         self.waits[log_id] = promotion.waits_for or promotion.asked
         return actions

@@ -5,7 +5,9 @@ and reports its end. A node that refuses the connection is as good as fenced: it
 register before it may do anything. Who is silent is waited for, but not for ever, as long as one has answered: level
 `all` cannot be confirmed in the old epoch without that one any more.
 
-Then the highest (last epoch, end) is it, and of equals the one that comes first among the replicas.
+Then the highest (last epoch, end) is it, and of equals one that stays before one that drains, then the one that comes
+first among the replicas. One that drains and holds more than any other is it: what only it has may be confirmed at a
+level below `all`. It hands over as soon as another has the same.
 
 Twice more is asked for, because nothing less can tell what was confirmed. Before the first promotion all replicas have
 to answer, for they may hold an older cluster's log. When every in-sync member is marked all of those have to, and the
@@ -162,13 +164,13 @@ class Promotion:
         reports = self._reports.values()
         return max([self.epoch, *(max(report.last_epoch + 1, report.promised) for report in reports)])
 
-    def decided(self, now: float) -> Promoted | None:
-        """Who it is, once that can be said."""
+    def decided(self, now: float, *, draining: Collection[str] = ()) -> Promoted | None:
+        """Who it is, once that can be said. `draining`: who is to master nothing while another copy will do."""
         if not self._reports or any(node not in self._reports for node in self._needed):
             return None
         if self.waits_for and now < self._give_up_at:
             return None
-        node = max(self._reports, key=self._rank)
+        node = max(self._reports, key=lambda each: self._rank(each, stays=each not in draining))
         best = self._reports[node]
         if best.damaged and len(self.log.replicas) == 1:
             return None
@@ -199,9 +201,9 @@ class Promotion:
         nothing = all(report.end == 0 for report in self._reports.values())
         return self.log.replicas if nothing else self.log.marked
 
-    def _rank(self, node: str) -> tuple[int, int, bool, int]:
+    def _rank(self, node: str, *, stays: bool) -> tuple[int, int, bool, bool, int]:
         report = self._reports[node]
-        return report.last_epoch, report.end, node == self.to, -self.log.replicas.index(node)
+        return report.last_epoch, report.end, node == self.to, stays, -self.log.replicas.index(node)
 
 
 @dataclass(frozen=True, slots=True)
