@@ -349,6 +349,7 @@ class BrokerNode:
             return
         assert self._server is not None
         more_http = ["--open-metrics"] if settings.http.metrics == "open" else []
+        more_http += ["--metrics-series", str(settings.http.metrics_series)]
         more_http += [] if settings.http.management else ["--no-management"]
         for make, bind, tls, more in (
             (GrpcDoorProcess, settings.grpc_bind, settings.tls.grpc, []),

@@ -66,6 +66,12 @@ class HttpSettings(ListenSettings):
     metrics: Literal["login", "open"] = Field(
         "login", description="open: for everybody; login: where there are users, for those with a tag that may look"
     )
+    metrics_series: int = Field(
+        1_000,
+        ge=0,
+        description="so many queues, groups and landings, of each kind, have series of their own at /metrics; what is "
+        "beyond is one sum per log",
+    )
 
 
 TlsMode = Literal["off", "server", "mutual"]

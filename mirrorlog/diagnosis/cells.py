@@ -36,6 +36,17 @@ def ago_text(time_us: int | None, now_us: int) -> str:
     return NOTHING if time_us is None else f"{max(0, now_us - time_us) / 1e6:.1f} s ago"
 
 
+def age_text(age_ms: int) -> str:
+    """`1.5 s`, `4.2 min`, `3.1 h`, `2.0 d`; nothing for 0, and for what is not told."""
+    if age_ms <= 0:
+        return NOTHING
+    age_s = age_ms / 1000
+    for unit, seconds in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if age_s >= seconds:
+            return f"{age_s / seconds:.1f} {unit}"
+    return f"{age_s:.1f} s"
+
+
 def time_text(time_us: int) -> str:
     """µs UTC as ISO 8601 with milliseconds; beyond what a calendar has, the number."""
     try:

@@ -26,7 +26,14 @@ from mirrorlog.errors import (
     RequestTimeout,
 )
 from mirrorlog.wire.messages.queues import FormerSpan, Metadata, NodeInfo, QueueInfo, QueueOutage, QueueSync
-from mirrorlog.wire.messages.status import ClusterStatus, LogStatus, LossStatus, NodeStatus, PlacedLog, Status
+from mirrorlog.wire.messages.status import (
+    ClusterStatus,
+    LogStatus,
+    LossStatus,
+    NodeStatus,
+    PlacedLog,
+    Status,
+)
 from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, qualified, shown, split
 
 if TYPE_CHECKING:
@@ -355,6 +362,7 @@ def _logs(
                 mirrors=mirrors,
                 queues=[one for one in each.queues if wanted(one.name)],
                 groups=[one for one in each.groups if wanted(one.queue)],
+                acking=[one for one in each.acking if wanted(one.queue)],
                 holds=[one for one in each.holds if wanted(one.queue)],
                 producers=[one for one in each.producers if wanted(one.queue)],
                 left=[one for one in each.left if wanted(one.queue)],

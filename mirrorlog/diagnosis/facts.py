@@ -6,11 +6,12 @@ import asyncio
 import math
 from typing import TYPE_CHECKING, Final
 
-from mirrorlog.diagnosis.cluster_status import NODE_SECONDS, gather, of_logs, syncs_of
+from mirrorlog.diagnosis.cluster_status import NODE_SECONDS, AllStatuses, gather, of_logs, syncs_of
 from mirrorlog.diagnosis.findings import Facts
 from mirrorlog.errors import AccessRefused, MirrorlogError, NoSuchQueue, QueueExclusive, RequestTimeout
 from mirrorlog.wire.messages.groups import GroupsFound
 from mirrorlog.wire.messages.queues import Metadata, MoveOfQueue, QueueInfo
+from mirrorlog.wire.messages.status import QueueStatus
 from mirrorlog.wire.names import shown
 
 if TYPE_CHECKING:
@@ -72,6 +73,12 @@ async def facts_of(client: Client, queue: str | None = None, *, within_s: float 
             if isinstance(each, MirrorlogError) and not isinstance(each, _NOT_FOR_US)
         },
     )
+
+
+def told_queues(status: AllStatuses) -> dict[tuple[str, str], QueueStatus]:
+    """What the masters that answer tell of queues, by log id and name. Pure."""
+    masters = [log for node in status.nodes for log in node.logs if log.role == "master"]
+    return {(log.log_id, queue.name): queue for log in masters for queue in log.queues}
 
 
 def _logs_of(metadata: Metadata) -> set[str]:

@@ -16,6 +16,7 @@ from mirrorlog.doors.common.callers import Callers
 from mirrorlog.doors.common.running import NO_TLS, DoorArguments, DoorTls, client_of, run_door
 from mirrorlog.doors.http.answers import DEADLINE_MS, CallerSources, Failures, StatusSource, ask_node
 from mirrorlog.doors.http.lists import ClusterLists
+from mirrorlog.doors.http.metric_families import SERIES_MAX
 from mirrorlog.doors.http.routes import make_app
 from mirrorlog.doors.http.server import HttpServer, address_of, bind_socket
 from mirrorlog.doors.management.api import ManagementApi
@@ -38,9 +39,10 @@ class HttpDoor:
         token: str = "",
         open_metrics: bool = False,
         management: bool = True,
+        series_max: int = SERIES_MAX,
     ) -> None:
         """`token`: by which the node knows its doors; `open_metrics`: whoever asks gets them, as health; `management`:
-        whether there are the management API and its page."""
+        whether there are the management API and its page; `series_max`: see `metrics_text`."""
         self._bind = bind
         to_nodes, port = tls.to_nodes(), tls.port()
         self.renewal = Renewal([each for each in (to_nodes, port) if each is not None])
@@ -55,7 +57,7 @@ class HttpDoor:
         sites = Sites(self._callers, bind)
         api = ManagementApi(self._callers, node, facts, sites) if management else None
         page = ManagementPage(self._callers, node, facts, sites) if management else None
-        app = make_app(source, sources, ClusterLists(self._callers), api, page)
+        app = make_app(source, sources, ClusterLists(self._callers), api, page, series_max=series_max)
         self._server = HttpServer(app, self._tell_started, tls=port)
 
     def stop(self) -> None:
@@ -78,6 +80,9 @@ class HttpDoor:
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--open-metrics", action="store_true", help="metrics are for everybody, also where users are")
+    parser.add_argument(
+        "--metrics-series", type=int, default=SERIES_MAX, help="of queues that have series of their own"
+    )
     parser.add_argument("--no-management", action="store_true", help="without /api and /page")
 
 
@@ -89,6 +94,7 @@ def _make(given: DoorArguments) -> HttpDoor:
         token=given.token,
         open_metrics=given.arguments.open_metrics,
         management=not given.arguments.no_management,
+        series_max=given.arguments.metrics_series,
     )
 
 

@@ -9,16 +9,16 @@ import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from mirrorlog.diagnosis.cells import NOTHING, ago_text, printable, target_of
-from mirrorlog.diagnosis.cluster_status import authorities, gather, select
+from mirrorlog.diagnosis.cells import NOTHING, age_text, ago_text, printable, target_of
+from mirrorlog.diagnosis.cluster_status import authorities, gather, key_of, select
 from mirrorlog.errors import AccessRefused, BadInput, NoSuchGroup, UnsupportedVersion
-from mirrorlog.tools.common.options import AsJson, IfExists, QueueName, VirtualHost
+from mirrorlog.tools.common.options import AsJson, IfExists, OnlyVirtualHost, QueueName, VirtualHost
 from mirrorlog.tools.common.output import emit, emit_with_outages, table, yes_no
 from mirrorlog.tools.common.session import session_of
 from mirrorlog.wire.messages.groups import GroupInfo, GroupMove, GroupsFound, GroupsReset
 from mirrorlog.wire.messages.queues import Position, QueueOutage
-from mirrorlog.wire.messages.status import GroupStatus
-from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, qualified, shown
+from mirrorlog.wire.messages.status import AckingGroupStatus, GroupStatus
+from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, qualified, shown, split
 
 if TYPE_CHECKING:
     from mirrorlog.client import Client
@@ -28,6 +28,7 @@ _STREAM: Final = "stream"
 _UNTOLD: Final = 0
 """For an epoch; the first one is 1."""
 _OWN: Final = "(own)"
+_Asked = tuple[list[GroupStatus], GroupsFound | None, list[QueueOutage], list[AckingGroupStatus]]
 _COUNTS: Final = ("floor", "ready", "out", "leased", "parked", "unsettled", "subscribers")
 
 
@@ -35,38 +36,66 @@ def groups(
     context: typer.Context,
     queue: Annotated[str | None, typer.Argument(help="Only the groups of this queue.", show_default=False)] = None,
     as_json: AsJson = False,
-    vhost: VirtualHost = DEFAULT_VIRTUAL_HOST,
+    vhost: OnlyVirtualHost = None,
 ) -> None:
-    """List the positions of all consumer groups, and how many confirmed records each has not yet passed.
+    """List all consumer groups: positions, and how many confirmed records each has not yet passed; of those that ack
+    how many records are ready, with somebody, delayed, dead-lettered, how old the first is at least, and rates.
 
-    With a queue's name also its groups that ack: below their floor all is settled; ready records wait, others are out
-    with subscribers, leased, or parked until a delay's end. The queue's own group has no name. Queues of
-    which no node can tell come last, with the reason.
+    With a queue's name also who takes from it: below the floor of a group all is settled; ready records wait, others
+    are out with subscribers, leased, or parked until a delay's end. The queue's own group has no name. Queues of which
+    no node can tell come last, with the reason.
 
     Example: mqtool groups flights
     """
 
-    name = None if queue is None else qualified(vhost, queue)
+    name = key_of(vhost, queue)
 
-    async def ask(client: Client) -> tuple[list[GroupStatus], GroupsFound | None, list[QueueOutage]]:
+    async def ask(client: Client) -> _Asked:
         # The queue's master first: it says what is wrong with the queue, and asks for no right to see nodes' states.
         found = None if name is None else await _found(client, name)
         try:
-            status = select(await gather(client), queue=name)
+            status = select(await gather(client), queue=name, vhost=vhost)
         except AccessRefused:
             if found is None:
                 raise
-            return stands_of(found), found, []
-        stands = [group for copy in authorities(status) for group in copy.log.groups]
-        return stands, found, status.outages
+            return stands_of(found), found, [], []
+        best = authorities(status)
+        stands = [group for copy in best for group in copy.log.groups]
+        return stands, found, status.outages, [each for copy in best for each in copy.log.acking]
 
-    stands, found, outages = session_of(context).run(ask, vhost=vhost)
+    stands, found, outages, waiting = session_of(context).run(ask, vhost=vhost)
     acking = [] if found is None else _acking(found)
-    rows = [*stands, *(_fields(queue or "", each) for each in acking)]
-    view = groups_view(stands)
-    if queue is not None:
-        view = Group(view, acking_view(acking), *consumers_view(acking, found.now_us if found else 0))
-    emit_with_outages(as_json, rows, view, outages)
+    views = [groups_view(stands), *waiting_view(waiting)]
+    if found is None:
+        emit_with_outages(as_json, [*stands, *map(waiting_fields, waiting)], Group(*views), outages)
+        return
+    told = {each.group: waiting_fields(each) for each in waiting}
+    rows = [*stands, *({**told.get(each.group, {}), **_fields(queue or "", each)} for each in acking)]
+    views += [Text(), acking_view(acking), *consumers_view(acking, found.now_us)]
+    emit_with_outages(as_json, rows, Group(*views), outages)
+
+
+def waiting_fields(group: AckingGroupStatus) -> dict[str, Any]:
+    """For programs. Pure."""
+    told = {name: getattr(group, name) for name in group.__struct_fields__}
+    return {**told, "queue": split(group.queue)[1], "vhost": split(group.queue)[0], "kind": _ACKING}
+
+
+def waiting_view(found: Sequence[AckingGroupStatus]) -> list[RenderableType]:
+    """One row per group that acks, as the master of its log tells; nothing without any. Pure."""
+    rows = [
+        (
+            shown(each.queue),
+            each.group or _OWN,
+            *map(str, (each.ready, each.unacknowledged, each.delayed, each.dead_lettered, each.consumers)),
+            age_text(each.oldest_age_ms),
+            f"{each.deliver_rate:.1f}",
+            f"{each.ack_rate:.1f}",
+        )
+        for each in found
+    ]
+    numbers = ("ready", "unacked", "delayed", "dead", "consumers", "oldest", "deliver/s", "ack/s")
+    return [Text(), table("WAITING", ("queue", "group", *numbers), rows, numbers=numbers)] if rows else []
 
 
 async def _found(client: Client, queue: str) -> GroupsFound | None:

@@ -31,6 +31,7 @@ from mirrorlog.tools.common.session import (
 from mirrorlog.tools.connections import close_connection, connections
 from mirrorlog.tools.consume import consume, tail
 from mirrorlog.tools.doctor import doctor
+from mirrorlog.tools.flow import producers, rates
 from mirrorlog.tools.group import group_delete, group_reset, groups
 from mirrorlog.tools.landing import JOBS, add_job, landing_end, landings
 from mirrorlog.tools.masters import drain, forget_node, promote, rebalance
@@ -46,10 +47,8 @@ from mirrorlog.tools.queue import (
     declare,
     delete,
     find_offset,
-    producers,
     purge,
     queues,
-    rates,
     redrive,
     sync_queue,
 )

@@ -1,4 +1,4 @@
-"""Queues by `mqtool`: list, declare, alter, sync, delete, purge, redrive, rates, producers, find an offset."""
+"""Queues by `mqtool`: list, declare, alter, sync, delete, purge, redrive, find an offset."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from mirrorlog.diagnosis.cells import NOTHING, bytes_text, parse_time
-from mirrorlog.diagnosis.cluster_status import lefts_of, of_queues, syncs_of
+from mirrorlog.diagnosis.cluster_status import lefts_of, syncs_of
 from mirrorlog.diagnosis.places import altered_text, nodes_note, stays_text, sync_text
 from mirrorlog.errors import BadInput, MirrorlogError, NoSuchQueue
 from mirrorlog.tools.common.options import (
@@ -27,9 +27,10 @@ from mirrorlog.tools.common.options import (
 )
 from mirrorlog.tools.common.output import emit, emit_with_outages, print_json, print_json_line, table
 from mirrorlog.tools.common.session import session_of
+from mirrorlog.tools.flow import waiting_fields, waiting_of, waiting_view
 from mirrorlog.wire.messages.groups import REDRIVE_MAX
 from mirrorlog.wire.messages.queues import AlteredQueue, Metadata, QueueInfo, QueueSync
-from mirrorlog.wire.messages.status import ProducerStatus, QueueCounts, QueueStatus
+from mirrorlog.wire.messages.status import QueueStatus
 from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, qualified, shown, split
 
 if TYPE_CHECKING:
@@ -48,7 +49,9 @@ def queues(
 ) -> None:
     """List the queues: their nodes, their confirmed records, their arguments.
 
-    Of the whole cluster, whichever node is asked; `next` is the queue offset after the last confirmed record. Queues of
+    Of the whole cluster, whichever node is asked; `next` is the queue offset after the last confirmed record. Below it,
+    for who may see that: what waits in each (its own group; mqtool groups has the others), how old the first of it is
+    at least, and records a second. Queues of
     which no node can tell come last, with the reason; in JSON they have `outage` in place of what a node would tell.
     What former logs keep of queues that have moved stands below, in JSON as `former`.
 
@@ -56,22 +59,25 @@ def queues(
     """
     keys = [qualified(vhost or DEFAULT_VIRTUAL_HOST, name) for name in names or []]
 
-    async def ask(client: Client) -> tuple[Metadata, dict[str, QueueSync]]:
+    async def ask(client: Client) -> tuple[Metadata, dict[str, QueueSync], dict[str, QueueStatus]]:
         metadata = await client.admin.metadata(keys or None)
         _refuse_missing(metadata)
         found = metadata if vhost is None else within(metadata, vhost)
-        return found, {**await syncs_of(client, found.queues), **await lefts_of(client, found.outages)}
+        syncs = {**await syncs_of(client, found.queues), **await lefts_of(client, found.outages)}
+        return found, syncs, await waiting_of(client, found)
 
-    metadata, syncs = session_of(context).run(ask, vhost=vhost)
-    rows = [queue_fields(queue, syncs.get(queue.name)) for queue in metadata.queues]
-    views = [queues_view(metadata.queues), *former_view(list(syncs.values()))]
+    metadata, syncs, told = session_of(context).run(ask, vhost=vhost)
+    rows = [queue_fields(queue, syncs.get(queue.name), told.get(queue.name)) for queue in metadata.queues]
+    views = [queues_view(metadata.queues), *waiting_view(list(told.values())), *former_view(list(syncs.values()))]
     formers = {name: {"former": msgspec.to_builtins(sync.spans)} for name, sync in syncs.items()}
     emit_with_outages(as_json, rows, Group(*views), metadata.outages, formers)
 
 
-def queue_fields(queue: QueueInfo, sync: QueueSync | None) -> dict[str, Any]:
-    """For programs; `former`: what former logs keep of it. Pure."""
+def queue_fields(queue: QueueInfo, sync: QueueSync | None, status: QueueStatus | None = None) -> dict[str, Any]:
+    """For programs; `former`: what former logs keep of it; `waiting`: what its own group has, and how fast. Pure."""
     told: dict[str, Any] = msgspec.to_builtins(queue)
+    if status is not None and status.ready >= 0:
+        told["waiting"] = waiting_fields(status)
     return told if sync is None else {**told, "former": msgspec.to_builtins(sync.spans)}
 
 
@@ -376,75 +382,6 @@ def _told(records: int, where: str) -> str:
         return "no record waits"
     looked_at = "1 record is" if records == 1 else f"up to {records} records are"
     return f"{looked_at} looked at; each that may go leaves for {where}"
-
-
-def rates(
-    context: typer.Context,
-    queue: Annotated[str | None, typer.Argument(help="Only this queue.", show_default=False)] = None,
-    vhost: OnlyVirtualHost = None,
-    as_json: AsJson = False,
-) -> None:
-    """List how many records a second are published to each queue, given out, given out again and acked.
-
-    Of the last five to ten seconds, as the master of the queue counts them; then the counts since its process began.
-    Queues of which no node can tell come last, with the reason.
-
-    Example: mqtool rates flights
-    """
-    found, outages = session_of(context).run(
-        lambda client: of_queues(client, lambda log: log.queues, queue=queue, vhost=vhost), vhost=vhost
-    )
-    emit_with_outages(as_json, found, rates_view(found), outages)
-
-
-def rates_view(found: Sequence[QueueStatus]) -> RenderableType:
-    """One row per queue. Pure."""
-    rows = [(shown(each.name), *_cells(each.counts or QueueCounts())) for each in found]
-    numbers = ("publish/s", "deliver/s", "again/s", "ack/s", "published", "delivered", "again", "acked")
-    return table("", ("queue", *numbers), rows, numbers=numbers)
-
-
-def _cells(counts: QueueCounts) -> list[str]:
-    rates = (counts.publish_rate, counts.deliver_rate, counts.redeliver_rate, counts.ack_rate)
-    totals = (counts.published, counts.delivered, counts.redelivered, counts.acked)
-    return [*(f"{each:.1f}" for each in rates), *map(str, totals)]
-
-
-def producers(
-    context: typer.Context,
-    queue: Annotated[str | None, typer.Argument(help="Only of this queue.", show_default=False)] = None,
-    vhost: OnlyVirtualHost = None,
-    as_json: AsJson = False,
-) -> None:
-    """List the producers with something that is not confirmed by all copies in sync, those that a limit holds first.
-
-    At most 100 of each log. `refused`: it has sent more than it may, and was told so.
-
-    Example: mqtool producers flights
-    """
-    found, outages = session_of(context).run(
-        lambda client: of_queues(client, lambda log: log.producers, queue=queue, vhost=vhost), vhost=vhost
-    )
-    emit_with_outages(as_json, found, producers_view(found), outages)
-
-
-def producers_view(found: Sequence[ProducerStatus]) -> RenderableType:
-    """One row per producer and queue. Pure."""
-    rows = [
-        (
-            shown(each.queue),
-            str(each.producer_id),
-            each.peer,
-            bytes_text(each.unconfirmed_bytes),
-            str(each.unconfirmed_batches),
-            each.blocked_by or NOTHING,
-            f"{each.blocked_ms / 1000:.1f} s" if each.blocked_by else NOTHING,
-            "yes" if each.refused else NOTHING,
-        )
-        for each in found
-    ]
-    columns = ("queue", "producer", "from", "unconfirmed", "batches", "held by", "since", "refused")
-    return table("", columns, rows, numbers=("unconfirmed", "batches", "since"))
 
 
 def find_offset(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mirrorlog.broker.log.counters import WINDOW_S, Meter, QueueCounters
+from mirrorlog.broker.log.counters import WINDOW_S, LogCounters, Meter, QueueCounters
 from mirrorlog.wire.frames import GRANT_REDELIVERED, Grant
 
 
@@ -57,8 +57,16 @@ def test_what_is_given_out_again_is_counted_twice() -> None:
     assert (told.delivered, told.redelivered, told.acked) == (5, 2, 0)
 
 
-def test_grants_count_by_their_records() -> None:
-    counters = QueueCounters()
-    counters.granted([Grant(0, 3, 0, 0), Grant(5, 7, GRANT_REDELIVERED, 1)], 1.0)
-    told = counters.told(1.0)
-    assert (told.delivered, told.redelivered) == (5, 2)
+def test_grants_count_by_their_records_for_the_queue_and_for_a_group_with_a_name() -> None:
+    counters = LogCounters()
+    grants = [Grant(0, 3, 0, 0), Grant(5, 7, GRANT_REDELIVERED, 1)]
+    for group in ("", "billing"):
+        counters.granted((1, group), grants, 1.0)
+        counters.settled((1, group), 4, 1.0)
+        counters.dead_lettered((1, group), 1)
+    told = counters.queue(1).told(1.0)
+    assert (told.delivered, told.redelivered, told.acked, told.dead_lettered) == (10, 4, 8, 2)
+    billing = counters.groups[1, "billing"]
+    assert (billing.delivered.total, billing.acked.total, billing.dead_lettered) == (5, 4, 1)
+    counters.forget([1])
+    assert (counters.queues, counters.groups) == ({}, {})

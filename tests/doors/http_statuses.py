@@ -7,9 +7,11 @@ from typing import Any
 from prometheus_client import Metric
 
 from mirrorlog.doors.http.answers import NodeReport, StatusScrape
+from mirrorlog.doors.http.metric_families import SERIES_MAX
 from mirrorlog.doors.http.metrics import metrics_text
 from mirrorlog.wire.messages.queues import HoldInfo, Position
 from mirrorlog.wire.messages.status import (
+    AckingGroupStatus,
     ClusterStatus,
     DiskStatus,
     DurationCounts,
@@ -83,7 +85,15 @@ def queue(
         ready=271,
         unacknowledged=272,
         consumers=273,
+        delayed=274,
+        oldest_age_ms=275_000,
     )
+
+
+def acking(queue_name: str, name: str, **facts: Any) -> AckingGroupStatus:
+    plain = {"ready": 281, "unacknowledged": 282, "delayed": 283, "leaving": 284, "consumers": 285}
+    counted = {"delivered": 286, "acked": 287, "dead_lettered": 288, "oldest_age_ms": 289_000}
+    return AckingGroupStatus(queue=queue_name, group=name, **{**plain, **counted, **facts})
 
 
 def group(queue_name: str, name: str = "g", lag: int = 2) -> GroupStatus:
@@ -180,6 +190,7 @@ def scraped(
     counted: NodeCounts | None = None,
     memory: MemoryStatus | None = None,
     failures: int = 0,
+    series_max: int = SERIES_MAX,
 ) -> dict[str, Metric]:
     """The families of a scrape of a node with these logs."""
     status = Status(
@@ -197,13 +208,14 @@ def scraped(
         former=[FormerStatus(log_id="former", name="was main", size_bytes=1_000, since_us=2_000_000)],
     )
     answer = StatusScrape(NodeReport("mirrorlog 1.2.3", status), took_s=0.5, failures=failures)
-    return families(metrics_text(answer).decode())
+    return families(metrics_text(answer, series_max).decode())
 
 
 EVERYTHING = log(
     mirrors=[mirror("n2")],
     queues=[queue(1)],
     groups=[group("q1")],
+    acking=[acking("q1", "b")],
     holds=[hold("q1")],
     pin=PinStatus(queue="q1", live_bytes=281, dead_bytes=282),
 )

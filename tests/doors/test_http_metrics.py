@@ -15,6 +15,7 @@ from tests.doors.http_statuses import (
     DISK,
     EVERYTHING,
     MEMORY,
+    acking,
     counts,
     group,
     hold,
@@ -172,7 +173,7 @@ def test_a_disk_or_memory_that_could_not_be_measured_has_no_numbers() -> None:
 def test_the_view_is_told_under_its_names() -> None:
     """Goal: no number of the cluster stands under another's name. Method: numbers that all differ, read back."""
     found = scraped(log(), cluster=CLUSTER)
-    names = ("version", "incarnation", "term", "registered", "elections_total", "active_version")
+    names: tuple[str, ...] = ("version", "incarnation", "term", "registered", "elections_total", "active_version")
     assert [value(found, f"mirrorlog_cluster_{name}") for name in names] == [12, 2, 34, 1, 3, 5]
     names = ("has_master", "copies", "wanted_copies", "in_sync_copies", "marked_copies")
     assert [value(found, f"mirrorlog_cluster_log_{name}", log="main") for name in names] == [1, 3, 4, 2, 1]
@@ -217,7 +218,14 @@ def test_lost_ranges_are_counted_and_measured_as_far_as_their_end_is_known() -> 
 def test_every_count_is_told_under_its_name() -> None:
     """Goal: no count stands under another's name. Method: counts that all differ, read back."""
     found = scraped(log(), counted=COUNTS)
-    names = ("published_batches", "published_records", "published_bytes", "received_bytes", "fetches", "fetched_bytes")
+    names: tuple[str, ...] = (
+        "published_batches",
+        "published_records",
+        "published_bytes",
+        "received_bytes",
+        "fetches",
+        "fetched_bytes",
+    )
     told = [value(found, f"mirrorlog_log_{name}_total", log="main") for name in names]
     assert told == [81, 82, 83, 86, 87, 88]
     names = ("flushes", "synced_bytes", "promotions")
@@ -320,6 +328,33 @@ def test_groups_beyond_the_limit_are_one_sum() -> None:
     rest = SERIES_MAX + SERIES_MAX + 1
     assert value(found, "mirrorlog_group_lag_records", log="main", queue="", group="") == rest
     assert sum(number for _, number in told) == sum(range(SERIES_MAX + 2))
+
+
+def test_groups_that_ack_are_told_with_what_waits_in_them() -> None:
+    """Goal: one alert for each kind of waiting. Method: the queue's own group, which is told as the queue's, and one
+    with a name."""
+    found = scraped(log(queues=[queue(1)], acking=[acking("q1", ""), acking("q1", "billing")]))
+    assert value(found, "mirrorlog_queue_delayed_records", log="main", queue="q1") == 274
+    assert value(found, "mirrorlog_queue_oldest_seconds", log="main", queue="q1") == 275
+    families = {
+        "ready_records": 281, "unacknowledged_records": 282, "delayed_records": 283, "consumers": 285,
+        "delivered_records_total": 286, "acked_records_total": 287, "dead_lettered_records_total": 288,
+        "oldest_seconds": 289,
+    }  # fmt: skip
+    told = {name: samples(found, f"mirrorlog_group_{name}") for name in families}
+    one = {"log": "main", "queue": "q1", "group": "billing"}
+    assert told == {name: [(one, number)] for name, number in families.items()}
+
+
+def test_the_bound_on_series_is_a_setting() -> None:
+    """Goal: who has more queues, or less memory for them, says so. Method: five queues and five groups, two of each."""
+    names = [f"g{number}" for number in range(5)]
+    logged = log(queues=[queue(number) for number in range(1, 6)], acking=[acking("q1", name) for name in names])
+    found = scraped(logged, series_max=2)
+    assert len(samples(found, "mirrorlog_queue_ready_records")) == len(samples(found, "mirrorlog_group_consumers")) == 3
+    assert value(found, "mirrorlog_queue_ready_records", log="main", queue="") == 3 * 271
+    assert len(samples(found, "mirrorlog_queue_oldest_seconds")) == 2, "ages are not added up"
+    assert samples(scraped(logged, series_max=0), "mirrorlog_queue_oldest_seconds") == []
 
 
 def test_landings_are_told_with_what_they_keep() -> None:

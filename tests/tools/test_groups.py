@@ -52,6 +52,47 @@ def test_who_takes_from_a_group_is_listed(mqtool: Tool, cluster: Cluster) -> Non
 
 
 @pytest.mark.process
+def test_what_waits_in_groups_is_told_of_all_queues_at_once(mqtool: Tool, cluster: Cluster) -> None:
+    """Goal: ready, with somebody, delayed, dead, how old, how fast: of each queue and group, in one list. Method: two
+    queues; a group with a name has records in hand, one delayed and one acknowledged; one of the queue's own died."""
+    mqtool("declare", "flow.dead")
+    mqtool("declare", "flow", "--arg", "x-dead-letter-exchange=", "--arg", "x-dead-letter-routing-key=flow.dead")
+    records = [part for number in range(5) for part in ("--value", str(number))]
+
+    async def look() -> tuple[Outcome, Outcome, Outcome]:
+        async with (
+            asyncio.timeout(60),
+            Client(*cluster.servers) as client,
+            client.subscribe("flow.dead") as dead,
+            client.subscribe("flow", prefetch=1) as own,
+            client.subscribe("flow", "billing", create=True) as billing,
+        ):
+            await asyncio.to_thread(mqtool, "publish", "flow", *records)
+            mine = [await anext(billing) for _ in range(5)]
+            mine[0].ack_nowait()
+            mine[1].nack_nowait(delay_ms=600_000)
+            await billing.flush()
+            (await anext(own)).nack_nowait(requeue=False)
+            await anext(dead)
+            commands = (("groups", "--json"), ("groups",), ("queues", "flow", "--json"))
+            return tuple([await asyncio.to_thread(mqtool, *each) for each in commands])  # type: ignore[return-value]
+
+    groups, shown, queues = asyncio.run(look())
+    rows = {(row["queue"], row["group"]): row for row in groups.json if row.get("kind") == "acking"}
+    billing = rows["flow", "billing"]
+    waiting = ("ready", "unacknowledged", "delayed", "dead_lettered", "consumers")
+    assert [billing[name] for name in waiting] == [0, 3, 1, 0, 1], billing
+    assert billing["oldest_age_ms"] > 0
+    assert billing["deliver_rate"] > billing["ack_rate"] > 0
+    assert any(line.split()[:4] == ["flow", "billing", "0", "3"] for line in shown.out.splitlines())
+    [queue] = queues.json
+    assert (
+        [queue["waiting"][name] for name in waiting] == [rows["flow", ""][name] for name in waiting] == [3, 1, 0, 1, 1]
+    )
+    assert queue["waiting"]["publish_rate"] > 0
+
+
+@pytest.mark.process
 def test_a_forced_reset_of_a_stream_group_says_that_its_reader_undoes_it(mqtool: Tool, cluster: Cluster) -> None:
     """Goal: nobody believes that a running reader goes back. Method: one that has read and stored its position; a reset
     is refused, one by force says what will happen, and it does: the reader's next commit counts. An acking group's

@@ -228,7 +228,7 @@ class DeliverFrames:
             batch_count=len(sent),
             batches_bytes=size,
         )
-        self._replica.counters.queue(queue_id).granted(grants, self._now())
+        self._replica.counters.granted(pushed.work.key, grants, self._now())
         endpoint = pushed.receiver.endpoint
         endpoint.send([head, *parts])
         if endpoint.meter is not None:

@@ -111,7 +111,7 @@ class Leasing:
         assert isinstance(change, RecordsLeased)
         work.delivery.endings.began(change.lease, change.lease_ms, self._now())
         queue_id = work.key[0]
-        self._replica.counters.queue(queue_id).granted(given.grants, self._now())
+        self._replica.counters.granted(work.key, given.grants, self._now())
         leased = [
             LeasedRange(
                 first=each.first,

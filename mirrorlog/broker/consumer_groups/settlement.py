@@ -232,7 +232,7 @@ class SettlementService:
         """Its changes are in the log."""
         work.delivery.settling.settled(settlement, now)
         if settlement.how == How.ACK:
-            self._replica.counters.queue(work.key[0]).acked.add(settlement.records, now)
+            self._replica.counters.settled(work.key, settlement.records, now)
 
     # --- inside ---
 

@@ -120,6 +120,9 @@ class DeadLetterJournal:
             changes.append(self._kept(queue_id, forwarding, back))
         self._append(queue_id, [*changes, PieceForwarded(departure=forwarding.number, last=last)])
         self._deliverer.dropped(queue_id, forwarding.group, done)
+        if forwarding.reason != REDRIVEN:
+            left = sum(until - first for first, until in done)
+            self._replica.counters.dead_lettered((queue_id, forwarding.group), left)
         self._tell_kept(queue_id, forwarding, back)
 
     def keep(self, queue_id: int, forwarding: Forwarding, ranges: Sequence[Range], why: str = "") -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, cast
 from uuid import UUID
 
 import msgspec
 
+from mirrorlog.broker.log.counters import GroupCounters, QueueCounters
 from mirrorlog.broker.log.replica import Replica
 from mirrorlog.broker.ports import Reply
 from mirrorlog.broker.resources.disk_limits import DiskReport, DiskState
@@ -27,6 +28,7 @@ from mirrorlog.queues.queue_table import Queue
 from mirrorlog.queues.registry import QueueRegistry
 from mirrorlog.wire.messages.queues import HoldInfo, Position
 from mirrorlog.wire.messages.status import (
+    AckingGroupStatus,
     DiskStatus,
     GroupStatus,
     LeftQueueStatus,
@@ -45,6 +47,10 @@ if TYPE_CHECKING:
 
 Clock = Callable[[], float]
 
+_Key = tuple[int, str]
+"""A group: queue id, and name."""
+_OF_OWN_GROUP: Final = ("ready", "unacknowledged", "delayed", "consumers", "oldest_age_ms")
+
 
 def master_status(
     replica: Replica, mastership: Mastership, deliverer: Deliverer, *, fall_behind_bytes: int, now: float, now_us: int
@@ -55,10 +61,12 @@ def master_status(
         for node in mastership.mirrors
     ]
     state, reason = mastership.state.value, mastership.reason
-    log = _log(
-        replica, role="master", state=state, reason=reason, mirrors=mirrors, queues=_mastered(replica, deliverer, now)
-    )
-    return msgspec.structs.replace(log, copies_up=mastership.copies_up)
+    acking = _acking(replica, deliverer, now, now_us)
+    own = {each.queue: each for each in acking if each.group == OWN_GROUP}
+    used = {queue.name for queue in replica.queues if OWN_GROUP in replica.groups.groups(queue.queue_id)}
+    log = _log(replica, role="master", state=state, reason=reason, mirrors=mirrors, queues=_mastered(replica, own, now))
+    there = [each for each in acking if each.group != OWN_GROUP or each.queue in used]
+    return msgspec.structs.replace(log, copies_up=mastership.copies_up, acking=there)
 
 
 def mirror_lags(replica: Replica, mastership: Mastership) -> dict[str, tuple[int, int]]:
@@ -237,7 +245,7 @@ def pin_status(queues: QueueRegistry, pin: Pin | None) -> PinStatus | None:
     return PinStatus(queue=name, live_bytes=pin.live_bytes, dead_bytes=pin.dead_bytes)
 
 
-def _mastered(replica: Replica, deliverer: Deliverer, now: float) -> list[QueueStatus]:
+def _mastered(replica: Replica, own: Mapping[str, AckingGroupStatus], now: float) -> list[QueueStatus]:
     """As the master tells, which alone counts and gives out."""
     counted, works = replica.counters.queues, replica.queues.works(replica.groups.queue_ids())
     return [
@@ -247,7 +255,7 @@ def _mastered(replica: Replica, deliverer: Deliverer, now: float) -> list[QueueS
             counts=counts.told(now) if (counts := counted.get(queue.queue_id)) is not None else None,
             works=queue.queue_id in works,
             refuse_rate=counts.refused.rate(now) if counts is not None else 0.0,
-            **_own_group(replica, deliverer, queue.queue_id),
+            **{name: getattr(own[queue.name], name) for name in _OF_OWN_GROUP},
         )
         for queue in replica.queues
     ]
@@ -265,18 +273,64 @@ def _queue(replica: Replica, queue: Queue, **more: Any) -> QueueStatus:
     )
 
 
-def _own_group(replica: Replica, deliverer: Deliverer, queue_id: int) -> dict[str, int]:
-    """Before anybody has taken from it, the queue's own group is not there, and all there is may be given out."""
-    index = replica.index
-    ledger = replica.groups.get(queue_id, OWN_GROUP) or Ledger()
-    held = deliverer.held_back(queue_id, OWN_GROUP) + deliverer.forwardings.forwarding(queue_id, OWN_GROUP)
-    return {
-        "ready": counted_there(
-            ledger.ready, index.begin(queue_id), index.gaps_of(queue_id), index.next_confirmed(queue_id)
-        ),
-        "unacknowledged": max(0, ledger.out + ledger.leased - held),
-        "consumers": deliverer.subscribers(queue_id, OWN_GROUP),
-    }
+def _acking(replica: Replica, deliverer: Deliverer, now: float, now_us: int) -> list[AckingGroupStatus]:
+    """Of each queue, its own group first. Before anybody has taken from it, that is not there, and all there is may be
+    given out."""
+    found = [each for queue in replica.queues for each in _groups_of(replica, deliverer, queue, now, now_us)]
+    oldest = replica.counters.oldest
+    if len(oldest) > len(found):  # of groups that are gone
+        oldest.clear()
+    return found
+
+
+def _groups_of(
+    replica: Replica, deliverer: Deliverer, queue: Queue, now: float, now_us: int
+) -> Iterator[AckingGroupStatus]:
+    queue_id, index = queue.queue_id, replica.index
+    ledgers = replica.groups.groups(queue_id)
+    counts = replica.counters.queues.get(queue_id) or QueueCounters()
+    named = {group: replica.counters.groups.get((queue_id, group)) or GroupCounters() for group in ledgers if group}
+    for group in (OWN_GROUP, *sorted(named)):
+        ledger, key = ledgers.get(group) or Ledger(), (queue_id, group)
+        held, leaving = deliverer.held_back(*key), deliverer.forwardings.forwarding(*key)
+        counted, others = (named[group], []) if group else (counts, named.values())
+        yield AckingGroupStatus(
+            queue=queue.name,
+            group=group,
+            ready=counted_there(
+                ledger.ready, index.begin(queue_id), index.gaps_of(queue_id), index.next_confirmed(queue_id)
+            ),
+            unacknowledged=max(0, ledger.out + ledger.leased - held - leaving),
+            delayed=ledger.parked + held,
+            leaving=leaving,
+            consumers=deliverer.subscribers(*key),
+            oldest_age_ms=_oldest_age_ms(replica, key, ledger.floor, now_us),
+            delivered=counted.delivered.total - sum(each.delivered.total for each in others),
+            acked=counted.acked.total - sum(each.acked.total for each in others),
+            dead_lettered=counted.dead_lettered - sum(each.dead_lettered for each in others),
+            deliver_rate=max(0.0, counted.delivered.rate(now) - sum(each.delivered.rate(now) for each in others)),
+            ack_rate=max(0.0, counted.acked.rate(now) - sum(each.acked.rate(now) for each in others)),
+        )
+
+
+def _oldest_age_ms(replica: Replica, key: _Key, floor: int, now_us: int) -> int:
+    """Of the first record that is not settled. When that was appended is remembered, for the index lets go of it; what
+    nobody has looked at before it did is older than all that the index has: at least so old."""
+    index, queue_id = replica.index, key[0]
+    first = max(floor, index.begin(queue_id))
+    if first >= index.next_confirmed(queue_id):
+        return 0
+    known = replica.counters.oldest.get(key)
+    if index.past_until(queue_id, first) is None:
+        appended_us = index.append_time_from(index.find(queue_id, first).log_offset)
+    elif known is not None and known[0] == first:
+        appended_us = known[1]
+    else:
+        appended_us = index.append_time_from(index.hot_from)
+    if appended_us is None:
+        return 0
+    replica.counters.oldest[key] = first, appended_us
+    return max(0, (now_us - appended_us) // 1000)
 
 
 def _groups(replica: Replica) -> list[GroupStatus]:

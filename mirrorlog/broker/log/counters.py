@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from mirrorlog.wire.frames import Grant
@@ -60,9 +60,9 @@ class QueueCounters:
     not for the first time; `acked`: settled by who had them; `expired`: ended in a group that acks before anybody had
     settled them: freed by retention, lost, too old, or dropped since the queue was too long; once for each such group.
     `timed_out`: subscriptions, not records, that ended because they settled too late. `refused`: not taken because the
-    queue was full."""
+    queue was full. `dead_lettered`: that have left as dead letters."""
 
-    __slots__ = ("acked", "delivered", "expired", "published", "redelivered", "refused", "timed_out")
+    __slots__ = ("acked", "dead_lettered", "delivered", "expired", "published", "redelivered", "refused", "timed_out")
 
     def __init__(self) -> None:
         self.published = Meter()
@@ -70,6 +70,7 @@ class QueueCounters:
         self.redelivered = Meter()
         self.acked = Meter()
         self.refused = Meter()
+        self.dead_lettered = 0
         self.expired = 0
         self.timed_out = 0
 
@@ -77,14 +78,6 @@ class QueueCounters:
         self.delivered.add(records, now)
         if redelivered:
             self.redelivered.add(redelivered, now)
-
-    def granted(self, grants: Iterable[Grant], now: float) -> None:
-        """These were given."""
-        records = again = 0
-        for each in grants:
-            records += each.next - each.first
-            again += each.next - each.first if each.redelivered else 0
-        self.given(records, again, now)
 
     def told(self, now: float) -> QueueCounts:
         return QueueCounts(
@@ -98,7 +91,19 @@ class QueueCounters:
             deliver_rate=self.delivered.rate(now),
             redeliver_rate=self.redelivered.rate(now),
             ack_rate=self.acked.rate(now),
+            dead_lettered=self.dead_lettered,
         )
+
+
+class GroupCounters:
+    """The same of one group with a name; the queue's own has what is left of the queue's."""
+
+    __slots__ = ("acked", "dead_lettered", "delivered")
+
+    def __init__(self) -> None:
+        self.delivered = Meter()
+        self.acked = Meter()
+        self.dead_lettered = 0
 
 
 BOUNDS_S: Final = (
@@ -132,12 +137,13 @@ class LogCounters:
     again. `confirms`: from a publish's arrival to its confirm. `unknown`: publishes by the code of the error that told
     their producer that nobody knows what became of them. `received_bytes`: of the log, as a mirror. `fetches`: answers
     to readers, empty ones included. `flushes`: those that brought more of the log to the disk. `queues`: by queue id,
-    of those that anything was counted for.
+    of those that anything was counted for; `groups`: by queue id and name, of those that have one. `oldest`: of groups,
+    the first queue offset that was not settled when somebody looked, and when that was appended (µs UTC).
     """
 
     __slots__ = (
-        "confirms", "fetched_bytes", "fetches", "flushed_bytes", "flushes", "promotions", "published_batches",
-        "published_bytes", "published_records", "queues", "received_bytes", "unknown",
+        "confirms", "fetched_bytes", "fetches", "flushed_bytes", "flushes", "groups", "oldest", "promotions",
+        "published_batches", "published_bytes", "published_records", "queues", "received_bytes", "unknown",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -153,6 +159,8 @@ class LogCounters:
         self.flushed_bytes = 0
         self.promotions = 0
         self.queues: dict[int, QueueCounters] = {}
+        self.groups: dict[tuple[int, str], GroupCounters] = {}
+        self.oldest: dict[tuple[int, str], tuple[int, int]] = {}
 
     def queue(self, queue_id: int) -> QueueCounters:
         """Of a queue; it is made."""
@@ -160,6 +168,41 @@ class LogCounters:
         if found is None:
             found = self.queues[queue_id] = QueueCounters()
         return found
+
+    def group(self, key: tuple[int, str]) -> GroupCounters:
+        """Of a group that has a name; it is made."""
+        found = self.groups.get(key)
+        if found is None:
+            found = self.groups[key] = GroupCounters()
+        return found
+
+    def forget(self, queue_ids: Collection[int]) -> None:
+        """These queues are gone."""
+        for queue_id in queue_ids:
+            self.queues.pop(queue_id, None)
+        self.groups = {key: each for key, each in self.groups.items() if key[0] not in queue_ids}
+
+    def granted(self, key: tuple[int, str], grants: Iterable[Grant], now: float) -> None:
+        """These were given, to a group by queue id and name."""
+        records = again = 0
+        for each in grants:
+            records += each.next - each.first
+            again += each.next - each.first if each.redelivered else 0
+        self.queue(key[0]).given(records, again, now)
+        if key[1]:
+            self.group(key).delivered.add(records, now)
+
+    def settled(self, key: tuple[int, str], records: int, now: float) -> None:
+        """So many were acknowledged."""
+        self.queue(key[0]).acked.add(records, now)
+        if key[1]:
+            self.group(key).acked.add(records, now)
+
+    def dead_lettered(self, key: tuple[int, str], records: int) -> None:
+        """So many have left."""
+        self.queue(key[0]).dead_lettered += records
+        if key[1]:
+            self.group(key).dead_lettered += records
 
     def published(self, records: int, size: int) -> None:
         """A batch was appended; `size`: bytes."""

@@ -314,8 +314,7 @@ class Replica:
     def _forget_queues(self) -> None:
         """Nothing brings those back any more whose deletion is confirmed."""
         deleted = frozenset(self.queues.take_deleted())
-        for queue_id in deleted:
-            self.counters.queues.pop(queue_id, None)
+        self.counters.forget(deleted)
         self.derived.forget_queues(deleted)
         for tell in self.on_deleted:
             tell(deleted)

@@ -117,6 +117,7 @@ def _log(log: LogStatus) -> status_pb.LogStatus:
         holds=[_like(status_pb.HoldStatus, hold) for hold in log.holds],
         producers=[_like(status_pb.ProducerStatus, each) for each in log.producers],
         left=[_like(status_pb.LeftQueueStatus, each) for each in log.left],
+        acking=[_like(status_pb.AckingGroupStatus, each) for each in log.acking],
         pin=None if log.pin is None else _like(status_pb.PinStatus, log.pin),
     )
 

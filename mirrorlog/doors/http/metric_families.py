@@ -20,6 +20,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from mirrorlog.doors.http.answers import NodeReport, StatusScrape
 from mirrorlog.wire.messages.queues import HoldInfo
 from mirrorlog.wire.messages.status import (
+    AckingGroupStatus,
     DurationCounts,
     GroupStatus,
     LogCounts,
@@ -33,7 +34,7 @@ from mirrorlog.wire.messages.status import (
 )
 
 SERIES_MAX: Final = 1_000
-"""Of queues, and of groups, that have series of their own."""
+"""By default: the setting http.metrics_series. Of queues, and of groups, that have series of their own."""
 
 # The node gives zeros for the offsets of such a log: it cannot tell them.
 _WITHOUT_OFFSETS: Final = {"opening", "corrupt"}
@@ -52,7 +53,7 @@ class Families(Generic[_T]):
     """Families with the same labels, of everything that `things` finds in an answer: (name, value, meaning). A name
     with a label in braces has that one too: its value is a mapping by it.
 
-    `limited`: to the series of the first SERIES_MAX of all logs; `summed`: what is beyond as a sum.
+    `limited`: to the series of the first so many of all logs; `summed`: what is beyond as a sum.
     """
 
     labels: tuple[str, ...]
@@ -61,9 +62,9 @@ class Families(Generic[_T]):
     limited: bool = False
     summed: bool = False
 
-    def metrics(self, answer: StatusScrape) -> Iterator[Metric]:
+    def metrics(self, answer: StatusScrape, series_max: int) -> Iterator[Metric]:
         """All of its families."""
-        first, beyond = _split(list(self.things(answer)), SERIES_MAX if self.limited else None)
+        first, beyond = _split(list(self.things(answer)), series_max if self.limited else None)
         for name, value, meaning in self.families:
             found = [(labels, told) for labels, thing in first if (told := value(thing)) is not None]
             yield _family(name, meaning, self.labels, found + (self._sums(beyond, value) if self.summed else []))
@@ -157,6 +158,15 @@ def flows(answer: StatusScrape) -> list[Labelled[QueueCounts]]:
 def own_groups(answer: StatusScrape) -> list[Labelled[QueueStatus]]:
     """Of queues whose master tells of them: an older node's does not."""
     return [(labels, queue) for labels, queue in queues(answer) if queue.ready >= 0]
+
+
+def acking(answer: StatusScrape) -> Iterator[Labelled[AckingGroupStatus]]:
+    """Those with names: the queue's own is told as the queue's."""
+    for labels, log in mastered(answer):
+        age = {queue.name: queue.queue_id for queue in log.queues}
+        for group in sorted(log.acking, key=lambda each: (age.get(each.queue, 0), each.group)):
+            if group.group:
+                yield (*labels, group.queue, group.group), group
 
 
 def groups(answer: StatusScrape) -> Iterator[Labelled[GroupStatus]]:

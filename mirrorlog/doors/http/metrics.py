@@ -25,6 +25,7 @@ from mirrorlog.doors.http.answers import NodeReport, StatusScrape
 from mirrorlog.doors.http.metric_families import Families
 from mirrorlog.wire.messages.queues import HoldInfo
 from mirrorlog.wire.messages.status import (
+    AckingGroupStatus,
     ClusterStatus,
     DiskStatus,
     FormerStatus,
@@ -184,6 +185,8 @@ _TABLE: Final[Sequence[Families[Any]]] = (
          "Records that ended before a group that acks had settled them: freed, expired, or dropped"),
         ("mirrorlog_queue_consumer_timeouts_total", lambda queue: queue.timed_out,
          "Subscriptions that ended because a record was not settled in time"),
+        ("mirrorlog_queue_dead_lettered_records_total", lambda queue: queue.dead_lettered,
+         "Records that have left the queue as dead letters"),
     ]),
     Families[QueueStatus](("log", "queue"), of.own_groups, limited=True, summed=True, families=[
         ("mirrorlog_queue_ready_records", lambda queue: queue.ready,
@@ -191,6 +194,32 @@ _TABLE: Final[Sequence[Families[Any]]] = (
         ("mirrorlog_queue_unacknowledged_records", lambda queue: queue.unacknowledged,
          "Records of the queue's own group that are with a subscriber or leased"),
         ("mirrorlog_queue_consumers", lambda queue: queue.consumers, "Subscribers of the queue's own group"),
+        ("mirrorlog_queue_delayed_records", lambda queue: max(0, queue.delayed),
+         "Records of the queue's own group that wait for a time"),
+    ]),
+    Families[QueueStatus](("log", "queue"), of.own_groups, limited=True, families=[
+        ("mirrorlog_queue_oldest_seconds",
+         lambda queue: None if queue.oldest_age_ms < 0 else queue.oldest_age_ms / 1000,
+         "How long at least the first record is there that the queue's own group has not settled, 0 without one"),
+    ]),
+    Families[AckingGroupStatus](("log", "queue", "group"), of.acking, limited=True, summed=True, families=[
+        ("mirrorlog_group_ready_records", lambda group: group.ready,
+         "Records that may be given out, of a group with a name that acks"),
+        ("mirrorlog_group_unacknowledged_records", lambda group: group.unacknowledged,
+         "Records that are with a subscriber or leased, of a group with a name that acks"),
+        ("mirrorlog_group_delayed_records", lambda group: group.delayed,
+         "Records that wait for a time, of a group with a name that acks"),
+        ("mirrorlog_group_consumers", lambda group: group.consumers, "Subscribers of a group with a name that acks"),
+        ("mirrorlog_group_delivered_records_total", lambda group: group.delivered,
+         "Records given to subscribers and with leases, each time, of a group with a name that acks"),
+        ("mirrorlog_group_acked_records_total", lambda group: group.acked,
+         "Records that whoever had them has settled, of a group with a name that acks"),
+        ("mirrorlog_group_dead_lettered_records_total", lambda group: group.dead_lettered,
+         "Records that have left as dead letters, of a group with a name that acks"),
+    ]),
+    Families[AckingGroupStatus](("log", "queue", "group"), of.acking, limited=True, families=[
+        ("mirrorlog_group_oldest_seconds", lambda group: group.oldest_age_ms / 1000,
+         "How long at least the first record is there that a group with a name has not settled, 0 without one"),
     ]),
     Families[LogStatus](("log",), of.readable, [
         ("mirrorlog_log_groups", lambda log: len(log.groups), "Groups in the log"),
@@ -318,18 +347,20 @@ _TABLE: Final[Sequence[Families[Any]]] = (
 # fmt: on
 
 
-def metrics_text(answer: StatusScrape) -> bytes:
-    """All metrics, in the format that Prometheus calls `text/plain; version=0.0.4`."""
+def metrics_text(answer: StatusScrape, series_max: int = of.SERIES_MAX) -> bytes:
+    """All metrics, in the format that Prometheus calls `text/plain; version=0.0.4`. `series_max`: of queues, and of
+    groups, that have series of their own."""
     registry = CollectorRegistry()
-    registry.register(_Collected(answer))
+    registry.register(_Collected(answer, series_max))
     return generate_latest(registry)
 
 
 class _Collected(Collector):
     """The one collector of a registry that lives for one scrape."""
 
-    def __init__(self, answer: StatusScrape) -> None:
+    def __init__(self, answer: StatusScrape, series_max: int) -> None:
         self._answer = answer
+        self._series_max = series_max
 
     def collect(self) -> Iterator[Metric]:
-        return (metric for group in _TABLE for metric in group.metrics(self._answer))
+        return (metric for group in _TABLE for metric in group.metrics(self._answer, self._series_max))

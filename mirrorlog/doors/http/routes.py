@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 
 from mirrorlog.doors.http.answers import CallerSources, StatusScrape, StatusSource
 from mirrorlog.doors.http.lists import ClusterLists
+from mirrorlog.doors.http.metric_families import SERIES_MAX
 from mirrorlog.doors.http.metrics import metrics_text
 from mirrorlog.errors import AccessRefused, LoginFailed, MirrorlogError, NoSuchQueue
 
@@ -31,10 +32,13 @@ def make_app(
     lists: ClusterLists | None = None,
     management: ASGIApp | None = None,
     page: ASGIApp | None = None,
+    *,
+    series_max: int = SERIES_MAX,
 ) -> Starlette:
     """The application of one node's door. `metrics`: where they come from, if not from where health does; `lists`: of
-    the whole cluster; `management`: what is below /api; `page`: what is below /page."""
-    pages = _Pages(source, metrics or source, to_page=page is not None)
+    the whole cluster; `management`: what is below /api; `page`: what is below /page; `series_max`: see
+    `metrics_text`."""
+    pages = _Pages(source, metrics or source, to_page=page is not None, series_max=series_max)
     listed = [Route(f"/{what}", answer) for what, answer in lists.pages.items()] if lists is not None else []
     mounted: list[BaseRoute] = [Mount("/api", management)] if management is not None else []
     if page is not None:
@@ -65,7 +69,10 @@ def make_app(
 class _Pages:
     """What is served at each path."""
 
-    def __init__(self, source: StatusSource, metrics: StatusSource | CallerSources, *, to_page: bool) -> None:
+    def __init__(
+        self, source: StatusSource, metrics: StatusSource | CallerSources, *, to_page: bool, series_max: int
+    ) -> None:
+        self._series_max = series_max
         self._source = source
         self._to_page = to_page
         self._metrics = metrics
@@ -105,7 +112,7 @@ class _Pages:
     def _text(self, answer: StatusScrape) -> bytes:
         """Written once for all who share the answer."""
         if self._rendered is None or self._rendered[0] is not answer:
-            self._rendered = (answer, metrics_text(answer))
+            self._rendered = (answer, metrics_text(answer, self._series_max))
         return self._rendered[1]
 
 

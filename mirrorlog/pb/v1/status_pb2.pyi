@@ -24,7 +24,7 @@ class NodeStatus(_message.Message):
     def __init__(self, cluster_id: _Optional[str] = ..., cluster_name: _Optional[str] = ..., node_id: _Optional[str] = ..., start_id: _Optional[str] = ..., now_us: _Optional[int] = ..., logs: _Optional[_Iterable[_Union[LogStatus, _Mapping]]] = ...) -> None: ...
 
 class LogStatus(_message.Message):
-    __slots__ = ("log_id", "name", "role", "state", "reason", "flush", "min_in_sync", "epoch", "begin", "end", "flushed", "confirmed", "mirrors", "queues", "groups", "holds", "producers", "producers_blocked", "copies_up", "left", "pin")
+    __slots__ = ("log_id", "name", "role", "state", "reason", "flush", "min_in_sync", "epoch", "begin", "end", "flushed", "confirmed", "mirrors", "queues", "groups", "holds", "producers", "producers_blocked", "copies_up", "left", "pin", "acking")
     LOG_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -46,6 +46,7 @@ class LogStatus(_message.Message):
     COPIES_UP_FIELD_NUMBER: _ClassVar[int]
     LEFT_FIELD_NUMBER: _ClassVar[int]
     PIN_FIELD_NUMBER: _ClassVar[int]
+    ACKING_FIELD_NUMBER: _ClassVar[int]
     log_id: str
     name: str
     role: str
@@ -67,7 +68,8 @@ class LogStatus(_message.Message):
     copies_up: int
     left: _containers.RepeatedCompositeFieldContainer[LeftQueueStatus]
     pin: PinStatus
-    def __init__(self, log_id: _Optional[str] = ..., name: _Optional[str] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., flush: _Optional[_Union[_common_pb2.Durability, str]] = ..., min_in_sync: _Optional[int] = ..., epoch: _Optional[int] = ..., begin: _Optional[int] = ..., end: _Optional[int] = ..., flushed: _Optional[int] = ..., confirmed: _Optional[int] = ..., mirrors: _Optional[_Iterable[_Union[MirrorStatus, _Mapping]]] = ..., queues: _Optional[_Iterable[_Union[QueueStatus, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[GroupStatus, _Mapping]]] = ..., holds: _Optional[_Iterable[_Union[HoldStatus, _Mapping]]] = ..., producers: _Optional[_Iterable[_Union[ProducerStatus, _Mapping]]] = ..., producers_blocked: _Optional[int] = ..., copies_up: _Optional[int] = ..., left: _Optional[_Iterable[_Union[LeftQueueStatus, _Mapping]]] = ..., pin: _Optional[_Union[PinStatus, _Mapping]] = ...) -> None: ...
+    acking: _containers.RepeatedCompositeFieldContainer[AckingGroupStatus]
+    def __init__(self, log_id: _Optional[str] = ..., name: _Optional[str] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., flush: _Optional[_Union[_common_pb2.Durability, str]] = ..., min_in_sync: _Optional[int] = ..., epoch: _Optional[int] = ..., begin: _Optional[int] = ..., end: _Optional[int] = ..., flushed: _Optional[int] = ..., confirmed: _Optional[int] = ..., mirrors: _Optional[_Iterable[_Union[MirrorStatus, _Mapping]]] = ..., queues: _Optional[_Iterable[_Union[QueueStatus, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[GroupStatus, _Mapping]]] = ..., holds: _Optional[_Iterable[_Union[HoldStatus, _Mapping]]] = ..., producers: _Optional[_Iterable[_Union[ProducerStatus, _Mapping]]] = ..., producers_blocked: _Optional[int] = ..., copies_up: _Optional[int] = ..., left: _Optional[_Iterable[_Union[LeftQueueStatus, _Mapping]]] = ..., pin: _Optional[_Union[PinStatus, _Mapping]] = ..., acking: _Optional[_Iterable[_Union[AckingGroupStatus, _Mapping]]] = ...) -> None: ...
 
 class PinStatus(_message.Message):
     __slots__ = ("queue", "live_bytes", "dead_bytes")
@@ -114,7 +116,7 @@ class ProducerStatus(_message.Message):
     def __init__(self, queue: _Optional[str] = ..., producer_id: _Optional[int] = ..., peer: _Optional[str] = ..., unconfirmed_bytes: _Optional[int] = ..., unconfirmed_batches: _Optional[int] = ..., blocked_by: _Optional[str] = ..., blocked_ms: _Optional[int] = ..., refused: _Optional[bool] = ...) -> None: ...
 
 class QueueCounts(_message.Message):
-    __slots__ = ("published", "delivered", "redelivered", "acked", "expired", "timed_out", "publish_rate", "deliver_rate", "redeliver_rate", "ack_rate")
+    __slots__ = ("published", "delivered", "redelivered", "acked", "expired", "timed_out", "publish_rate", "deliver_rate", "redeliver_rate", "ack_rate", "dead_lettered")
     PUBLISHED_FIELD_NUMBER: _ClassVar[int]
     DELIVERED_FIELD_NUMBER: _ClassVar[int]
     REDELIVERED_FIELD_NUMBER: _ClassVar[int]
@@ -125,6 +127,7 @@ class QueueCounts(_message.Message):
     DELIVER_RATE_FIELD_NUMBER: _ClassVar[int]
     REDELIVER_RATE_FIELD_NUMBER: _ClassVar[int]
     ACK_RATE_FIELD_NUMBER: _ClassVar[int]
+    DEAD_LETTERED_FIELD_NUMBER: _ClassVar[int]
     published: int
     delivered: int
     redelivered: int
@@ -135,7 +138,8 @@ class QueueCounts(_message.Message):
     deliver_rate: float
     redeliver_rate: float
     ack_rate: float
-    def __init__(self, published: _Optional[int] = ..., delivered: _Optional[int] = ..., redelivered: _Optional[int] = ..., acked: _Optional[int] = ..., expired: _Optional[int] = ..., timed_out: _Optional[int] = ..., publish_rate: _Optional[float] = ..., deliver_rate: _Optional[float] = ..., redeliver_rate: _Optional[float] = ..., ack_rate: _Optional[float] = ...) -> None: ...
+    dead_lettered: int
+    def __init__(self, published: _Optional[int] = ..., delivered: _Optional[int] = ..., redelivered: _Optional[int] = ..., acked: _Optional[int] = ..., expired: _Optional[int] = ..., timed_out: _Optional[int] = ..., publish_rate: _Optional[float] = ..., deliver_rate: _Optional[float] = ..., redeliver_rate: _Optional[float] = ..., ack_rate: _Optional[float] = ..., dead_lettered: _Optional[int] = ...) -> None: ...
 
 class HoldStatus(_message.Message):
     __slots__ = ("queue", "name", "holder", "epoch", "queue_offset", "lease_ms", "left_ms", "location", "tiered", "ended", "begin", "next", "lag", "kept_bytes")
@@ -206,7 +210,7 @@ class MirrorStatus(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., connected: _Optional[bool] = ..., proven: _Optional[bool] = ..., in_sync: _Optional[bool] = ..., requested: _Optional[int] = ..., sent: _Optional[int] = ..., acked: _Optional[int] = ..., flushed: _Optional[int] = ..., lag_bytes: _Optional[int] = ..., lag_records: _Optional[int] = ..., lag_records_estimated: _Optional[bool] = ..., lag_seconds: _Optional[float] = ..., bytes_per_second: _Optional[float] = ..., last_read_us: _Optional[int] = ..., last_write_us: _Optional[int] = ..., move_bytes_per_s: _Optional[int] = ...) -> None: ...
 
 class QueueStatus(_message.Message):
-    __slots__ = ("name", "queue_id", "begin", "next", "confirmed", "counts", "refuse_rate", "ready", "unacknowledged", "consumers", "works")
+    __slots__ = ("name", "queue_id", "begin", "next", "confirmed", "counts", "refuse_rate", "ready", "unacknowledged", "consumers", "works", "delayed", "oldest_age_ms")
     NAME_FIELD_NUMBER: _ClassVar[int]
     QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
     BEGIN_FIELD_NUMBER: _ClassVar[int]
@@ -218,6 +222,8 @@ class QueueStatus(_message.Message):
     UNACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
     CONSUMERS_FIELD_NUMBER: _ClassVar[int]
     WORKS_FIELD_NUMBER: _ClassVar[int]
+    DELAYED_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_AGE_MS_FIELD_NUMBER: _ClassVar[int]
     name: str
     queue_id: int
     begin: int
@@ -229,7 +235,39 @@ class QueueStatus(_message.Message):
     unacknowledged: int
     consumers: int
     works: bool
-    def __init__(self, name: _Optional[str] = ..., queue_id: _Optional[int] = ..., begin: _Optional[int] = ..., next: _Optional[int] = ..., confirmed: _Optional[int] = ..., counts: _Optional[_Union[QueueCounts, _Mapping]] = ..., refuse_rate: _Optional[float] = ..., ready: _Optional[int] = ..., unacknowledged: _Optional[int] = ..., consumers: _Optional[int] = ..., works: _Optional[bool] = ...) -> None: ...
+    delayed: int
+    oldest_age_ms: int
+    def __init__(self, name: _Optional[str] = ..., queue_id: _Optional[int] = ..., begin: _Optional[int] = ..., next: _Optional[int] = ..., confirmed: _Optional[int] = ..., counts: _Optional[_Union[QueueCounts, _Mapping]] = ..., refuse_rate: _Optional[float] = ..., ready: _Optional[int] = ..., unacknowledged: _Optional[int] = ..., consumers: _Optional[int] = ..., works: _Optional[bool] = ..., delayed: _Optional[int] = ..., oldest_age_ms: _Optional[int] = ...) -> None: ...
+
+class AckingGroupStatus(_message.Message):
+    __slots__ = ("queue", "group", "ready", "unacknowledged", "delayed", "leaving", "consumers", "oldest_age_ms", "delivered", "acked", "dead_lettered", "deliver_rate", "ack_rate")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    UNACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
+    DELAYED_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
+    CONSUMERS_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_AGE_MS_FIELD_NUMBER: _ClassVar[int]
+    DELIVERED_FIELD_NUMBER: _ClassVar[int]
+    ACKED_FIELD_NUMBER: _ClassVar[int]
+    DEAD_LETTERED_FIELD_NUMBER: _ClassVar[int]
+    DELIVER_RATE_FIELD_NUMBER: _ClassVar[int]
+    ACK_RATE_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    group: str
+    ready: int
+    unacknowledged: int
+    delayed: int
+    leaving: int
+    consumers: int
+    oldest_age_ms: int
+    delivered: int
+    acked: int
+    dead_lettered: int
+    deliver_rate: float
+    ack_rate: float
+    def __init__(self, queue: _Optional[str] = ..., group: _Optional[str] = ..., ready: _Optional[int] = ..., unacknowledged: _Optional[int] = ..., delayed: _Optional[int] = ..., leaving: _Optional[int] = ..., consumers: _Optional[int] = ..., oldest_age_ms: _Optional[int] = ..., delivered: _Optional[int] = ..., acked: _Optional[int] = ..., dead_lettered: _Optional[int] = ..., deliver_rate: _Optional[float] = ..., ack_rate: _Optional[float] = ...) -> None: ...
 
 class GroupStatus(_message.Message):
     __slots__ = ("group", "queue", "position", "lag")

@@ -11,13 +11,14 @@ from rich.console import RenderableType
 
 from mirrorlog.diagnosis.cells import NOTHING
 from mirrorlog.diagnosis.cluster_status import AllStatuses, gather, logs_in, newest_view
+from mirrorlog.diagnosis.facts import told_queues
 from mirrorlog.diagnosis.places import why_queue_unmet, with_reasons
 from mirrorlog.errors import BadRequest, MirrorlogError
 from mirrorlog.tools.common.options import AsJson, IfExists, OnlyVirtualHost, VirtualHost
 from mirrorlog.tools.common.output import cell_text, emit, emit_with_outages, table
 from mirrorlog.tools.common.session import session_of
 from mirrorlog.wire.messages.queues import Metadata, QueueInfo
-from mirrorlog.wire.messages.status import QueueStatus
+from mirrorlog.wire.messages.status import QueueCounts, QueueStatus
 from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, split
 from mirrorlog.wire.policies import APPLY_TO, ApplyTo, PolicyRow, wrong_apply_to
 
@@ -231,6 +232,12 @@ def _sum(queue: ListedQueue, *names: str) -> int | None:
     return None if min(counts) < 0 else sum(counts)  # -1: nobody tells
 
 
+def _counted(queue: ListedQueue, name: str) -> float | None:
+    if queue.told is None:
+        return None
+    return getattr(queue.told.counts or QueueCounts(), name)  # type: ignore[no-any-return]  # a number
+
+
 def _in_sync(queue: ListedQueue) -> list[str]:
     return [node for node in queue.info.mirrors if node in queue.copies_in_sync]
 
@@ -257,6 +264,11 @@ COLUMNS: Final[Mapping[str, Callable[[ListedQueue], Any]]] = {
     "messages_ready": lambda queue: _sum(queue, "ready"),
     "messages_unacknowledged": lambda queue: _sum(queue, "unacknowledged"),
     "consumers": lambda queue: _sum(queue, "consumers"),
+    "messages_delayed": lambda queue: _sum(queue, "delayed"),
+    "oldest_age_ms": lambda queue: _sum(queue, "oldest_age_ms"),
+    "messages_dead_lettered": lambda queue: _counted(queue, "dead_lettered"),
+    "publish_rate": lambda queue: _counted(queue, "publish_rate"),
+    "ack_rate": lambda queue: _counted(queue, "ack_rate"),
     "first": lambda queue: queue.info.begin,
     "next": lambda queue: queue.info.next,
     "log": lambda queue: queue.info.log_id,
@@ -296,13 +308,7 @@ def queue_facts(metadata: Metadata, statuses: AllStatuses) -> list[ListedQueue]:
     """By name. Pure."""
     view = newest_view(statuses.nodes)
     logs = logs_in(view)
-    told = {
-        (log.log_id, queue.name): queue
-        for node in statuses.nodes
-        for log in node.logs
-        if log.role == "master"
-        for queue in log.queues
-    }
+    told = told_queues(statuses)
     return [
         ListedQueue(
             info,

@@ -52,14 +52,17 @@ class QueueCounts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     deliver_rate: float = 0.0
     redeliver_rate: float = 0.0
     ack_rate: float = 0.0
+    dead_lettered: int = 0
 
 
 class QueueStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`begin`: first, `next`: after the last appended, `confirmed`: after the last confirmed queue offset. `counts`:
     None while the node has counted nothing for it. `refuse_rate`: records a second, of the last seconds, that were
     refused because the queue is full. `ready`, `unacknowledged`: confirmed records of the queue's own group that may be
-    given out, and that are with somebody; `consumers`: its subscribers. All three at its log's master, -1 elsewhere and
-    from older nodes. `works`: it keeps what is not settled, and nothing else; at the master, too."""
+    given out, and that are with somebody; `delayed`: that wait for a time; `consumers`: its subscribers;
+    `oldest_age_ms`: how long at least the first that it has not settled is there, 0 while there is none. All of these
+    at its log's master, -1 elsewhere and from older nodes. `works`: it keeps what is not settled, and nothing else; at
+    the master, too."""
 
     name: str
     queue_id: int
@@ -72,6 +75,27 @@ class QueueStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     unacknowledged: int = -1
     consumers: int = -1
     works: bool = False
+    delayed: int = -1
+    oldest_age_ms: int = -1
+
+
+class AckingGroupStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A group that acks, at its log's master; the queue's own group has no name. As in QueueStatus and QueueCounts;
+    `leaving`: records that are on their way to other queues, as dead letters or sent back."""
+
+    queue: str
+    group: str
+    ready: int = 0
+    unacknowledged: int = 0
+    delayed: int = 0
+    leaving: int = 0
+    consumers: int = 0
+    oldest_age_ms: int = 0
+    delivered: int = 0
+    acked: int = 0
+    dead_lettered: int = 0
+    deliver_rate: float = 0.0
+    ack_rate: float = 0.0
 
 
 class GroupStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,8 +145,8 @@ class LogStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One log on one node. `state`: serving, recovering, opening, following, disconnected or corrupt, with `reason`.
     `copies_up`: at its master, with fewer than `min_in_sync` publishes are refused; -1 elsewhere, and if not told.
     `holds`: of landings on its queues. `producers`: at its master, 100 at most, those that a limit holds first, and
-    `producers_blocked` how many of these there are; `left`: of queues that have moved to other logs;
-    `pin`: at its master, while something dead stays."""
+    `producers_blocked` how many of these there are; `left`: of queues that have moved to other logs; `acking`: at its
+    master, the groups that ack; `pin`: at its master, while something dead stays."""
 
     log_id: str
     name: str
@@ -145,6 +169,7 @@ class LogStatus(msgspec.Struct, frozen=True, kw_only=True):
     copies_up: int = -1
     left: list[LeftQueueStatus] = []
     pin: PinStatus | None = None
+    acking: list[AckingGroupStatus] = []
 
 
 class DiskStatus(msgspec.Struct, frozen=True, kw_only=True):
