@@ -218,14 +218,16 @@ class Admin(OperatorAdmin):
         """
         return await Copies(self._client, queue).first_at(as_timestamp_us(time) or 0, any_copy=any_copy)
 
-    async def position(self, queue: str, group: str) -> Position | None:
-        """Where a group stands; None when it has never committed."""
-        return (await self._ask_holder(queue, FetchPosition(queue=queue, group=group), FoundPosition)).position
+    async def position(self, queue: str, group: str, *, reader: str = "") -> Position | None:
+        """Where a group stands; None when it has never committed. `reader`: as of `commit_position`."""
+        message = FetchPosition(queue=queue, group=group, reader=reader)
+        return (await self._ask_holder(queue, message, FoundPosition)).position
 
-    async def commit_position(self, queue: str, group: str, position: Position) -> None:
+    async def commit_position(self, queue: str, group: str, position: Position, *, reader: str = "") -> None:
         """Store where a group stands; returns when it is confirmed by all copies. Raises Refused, ConnectionLost,
-        NoSuchQueue, BadRequest or OutcomeUnknown."""
-        message = CommitPosition(queue=queue, group=group, position=position)
+        NoSuchQueue, BadRequest or OutcomeUnknown. `reader`: a name of its own of who reads as this group, which then no
+        other name does while this connection lasts: ExclusiveTaken."""
+        message = CommitPosition(queue=queue, group=group, position=position, reader=reader)
         await change_at_master(self._client, queue, message, Done)
 
     # --- for landings ---

@@ -84,7 +84,8 @@ def consume(
     Without --max or --until-end it goes on until Ctrl-C. With --json each record is one line; bytes that are not UTF-8
     are given as base64 under the name with `_base64` added.
 
-    --commit makes a group that is not there; where one stands keeps no records. Groups that ack: `mqtool receive`.
+    --commit makes a group that is not there; where one stands keeps no records. With it this is the group's reader, and
+    refused while there is another one. Groups that ack: `mqtool receive`.
 
     A node that is cut off from the others refuses (NOT_CURRENT), unless --allow-stale-reads is given; name that node
     in --servers and --read-from.
@@ -104,11 +105,14 @@ def consume(
         if commit:
             await _check_stream(client, name, group or "")
         begin = await _start_of(client, name, start or (_COMMITTED if group else _EARLIEST))
+        if begin == _COMMITTED and group and not commit:  # a look, beside whoever reads as this group
+            stored = await client.admin.position(name, group)
+            begin = _EARLIEST if stored is None else stored.queue_offset
         if until_end and read_from == _MASTER and not allow_stale_reads:
             await _check_end(client, name, begin)
         until = "confirmed" if until_end else None
         async with client.consumer(
-            name, start=begin, until=until, read_from=read_from, group=group, tiers=tier
+            name, start=begin, until=until, read_from=read_from, group=group if commit else None, tiers=tier
         ) as consumer:
             await _print(consumer, count, write, commit=commit)
 

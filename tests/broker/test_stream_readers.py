@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from mirrorlog.broker.session.group_requests import ACTIVE_S, StreamReaders
+from mirrorlog.errors import ExclusiveTaken
 
 
 def test_a_reader_is_active_for_ten_seconds_after_its_last_word_while_its_connection_is_there() -> None:
@@ -19,6 +22,33 @@ def test_a_reader_is_active_for_ten_seconds_after_its_last_word_while_its_connec
     assert readers.active("q", "g", now=7.0) == "heard 1.0 s ago"
     readers.forget(other)
     assert readers.active("q", "g", now=7.0) == ""
+
+
+def test_one_that_names_itself_has_the_group_while_its_connection_and_the_mastership_last() -> None:
+    """Over a new connection too; whoever comes first behind it; the name is what counts."""
+    readers, one, other = StreamReaders(), object(), object()
+
+    def claim(reader: str, session: object, epoch: int = 1, group: str = "g") -> None:
+        readers.claim("q", group, reader, session, epoch=epoch, peer="1.2.3.4:5")
+
+    claim("a", one)
+    claim("a", other)
+    claim("b", one, group="h")
+    readers.forget(one)
+    with pytest.raises(
+        ExclusiveTaken, match=r"queue q is read as group 'g' already, by 1\.2\.3\.4:5: give this reader"
+    ):
+        claim("b", one)
+    claim("b", one, epoch=2)
+    with pytest.raises(ExclusiveTaken):
+        claim("a", other, epoch=2)
+    readers.leave("q", "g", "a")
+    with pytest.raises(ExclusiveTaken):
+        claim("a", other, epoch=2)
+    readers.forget(one)
+    claim("a", other, epoch=2)
+    readers.leave("q", "g", "a")
+    claim("c", one, epoch=2)
 
 
 def test_what_is_remembered_is_bounded_by_time_and_number() -> None:

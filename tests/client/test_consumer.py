@@ -356,7 +356,7 @@ async def test_a_reader_from_the_begin_starts_where_it_is_now() -> None:
         async with Client(*cluster.servers) as client:
             await client.admin.declare("q")
             starts: list[Any] = ["earliest", None, datetime(2020, 1, 1, tzinfo=UTC)]
-            readers = [await client.consumer("q", start=start, group="g").start() for start in starts]
+            readers = [await client.consumer("q", start=each, group=f"g{each}").start() for each in starts]
             named = [await client.consumer("q", start=start).start() for start in (0, readers[0].position)]
             async with client.producer("q") as producer:
                 await producer.send_many([bytes(1024)] * 6 * 1024)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -24,7 +24,7 @@ from mirrorlog.broker.ports import ClusterView, Receiver, ServesSubscriptions
 from mirrorlog.broker.session.queue_requests import Requests
 from mirrorlog.broker.subscription_index import SubscriptionBook
 from mirrorlog.commitlog.index.gaps import counted_gone, counted_there
-from mirrorlog.errors import BadRequest, MirrorlogError, ProtocolError, UnsupportedVersion
+from mirrorlog.errors import BadRequest, ExclusiveTaken, MirrorlogError, ProtocolError, UnsupportedVersion
 from mirrorlog.queues.changes import GroupReset, PositionCommitted
 from mirrorlog.queues.groups.resets import ACKING, STREAM, Place, ResetPosition, ResetRequest, check_idle
 from mirrorlog.queues.groups.table import OWN_GROUP, no_such_group
@@ -50,7 +50,7 @@ from mirrorlog.wire.messages.groups import (
     Unsubscribe,
 )
 from mirrorlog.wire.messages.queues import CommitPosition, Done, FetchPosition, Position
-from mirrorlog.wire.names import check_name, qualified, split
+from mirrorlog.wire.names import check_name, qualified, shown, split
 
 # Who reads as a stream group now, as far as a node can know: a stream group is a position and nothing more.
 #
@@ -58,7 +58,18 @@ from mirrorlog.wire.names import check_name, qualified, split
 # there. One that reads on without a word of its position is not seen; nor is one that was last heard by the master
 # before this one. What is remembered is bounded by time and number: the longest ago goes.
 #
+# Of two that read as one group each would overwrite the other's position. So who names itself as the reader has the
+# group while its connection lasts and the mastership does, and another one is refused. Who names nobody, as older
+# clients do, is neither.
+#
 # Pure: `now` comes in, in seconds of one monotonic clock.
+
+
+class _Holder(NamedTuple):
+    reader: str
+    session: object
+    epoch: int
+    peer: str
 
 
 ACTIVE_S: Final = 10.0
@@ -72,6 +83,25 @@ class StreamReaders:
     def __init__(self) -> None:
         # The latest one of each queue and group, in the order of their times.
         self._heard: dict[tuple[str, str], tuple[object, float]] = {}
+        self._holders: dict[tuple[str, str], _Holder] = {}
+
+    def claim(self, queue: str, group: str, reader: str, session: object, *, epoch: int, peer: str) -> None:
+        """This one reads as that group from here on. `epoch`: of the mastership; `peer`: the address of the connection.
+        Raises ExclusiveTaken."""
+        holder = self._holders.get((queue, group))
+        if holder is not None and holder.reader != reader and holder.epoch == epoch:
+            raise ExclusiveTaken(
+                f"queue {shown(queue)} is read as group {group!r} already, by {holder.peer}: give this reader "
+                'a group of its own, or have several share one with subscribe(ordered_by="key")'
+            )
+        if holder is not None or len(self._holders) < _REMEMBERED_MAX:
+            self._holders[queue, group] = _Holder(reader, session, epoch, peer)
+
+    def leave(self, queue: str, group: str, reader: str) -> None:
+        """It reads no more."""
+        holder = self._holders.get((queue, group))
+        if holder is not None and holder.reader == reader:
+            del self._holders[queue, group]
 
     def note(self, queue: str, group: str, session: object, now: float) -> None:
         """A connection asked for that group's position, or stored it."""
@@ -89,6 +119,8 @@ class StreamReaders:
         """A connection is gone."""
         for key in [key for key, (heard, _) in self._heard.items() if heard is session]:
             del self._heard[key]
+        for key in [key for key, holder in self._holders.items() if holder.session is session]:
+            del self._holders[key]
 
     def active(self, queue: str, group: str, *, now: float) -> str:
         """Who reads there, in words; empty when nobody does."""
@@ -217,8 +249,11 @@ class GroupRequests:
         self._key = secrets.token_bytes(32)
 
     def note(self, message: Message, receiver: Receiver) -> None:
-        """Whatever a connection asks for: whoever asks for a stream group's position, or stores it, is at work."""
+        """Whatever a connection asks for: whoever asks for a stream group's position, or stores it, is at work. Raises
+        ExclusiveTaken for a second reader, or as what follows would."""
         if isinstance(message, CommitPosition | FetchPosition):
+            if message.reader:
+                self._claim(message, receiver)
             self._readers.note(message.queue, message.group, receiver, time.monotonic())
 
     def handles(self, message: Message) -> bool:
@@ -261,6 +296,16 @@ class GroupRequests:
         self._end_some(leaving)
 
     # --- inside ---
+
+    def _claim(self, message: CommitPosition | FetchPosition, receiver: Receiver) -> None:
+        log, _ = self._requests.find(message.queue)
+        if isinstance(message, FetchPosition) and message.leaves:
+            self._readers.leave(message.queue, message.group, message.reader)
+        elif log.masters:  # else whoever asks is sent there
+            self._readers.claim(
+                message.queue, message.group, message.reader, receiver,
+                epoch=log.replica.log.epochs.current, peer=receiver.endpoint.peer,
+            )  # fmt: skip
 
     def _end_some(self, leaving: list[tuple[int, ServesSubscriptions]]) -> None:
         """Those of a connection that is gone, which are given nothing more. It may have had thousands, and the loop has

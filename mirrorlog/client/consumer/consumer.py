@@ -12,16 +12,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sized
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from typing import Final, Self
+from uuid import uuid4
 
 from mirrorlog.client.admin import Admin
 from mirrorlog.client.arguments import checked
 from mirrorlog.client.connection.cluster import ClusterClient
 from mirrorlog.client.connection.copies import Copies
 from mirrorlog.client.connection.queue_metadata import is_known, not_known
-from mirrorlog.client.connection.unclosed import warn_unclosed
+from mirrorlog.client.connection.unclosed import on_loop, warn_unclosed
 from mirrorlog.client.consumer.cursor import Cursor, Preview
 from mirrorlog.client.consumer.fetcher import QueueFetcher
 from mirrorlog.client.consumer.prefetcher import Prefetcher
@@ -34,13 +36,15 @@ from mirrorlog.errors import (
     BadBatch,
     BadRequest,
     Closed,
+    ExclusiveTaken,
     MirrorlogError,
     OffsetOutOfRange,
     PositionLost,
 )
-from mirrorlog.wire.messages.queues import Position, QueueInfo
+from mirrorlog.wire.messages.queues import FetchPosition, FoundPosition, Position, QueueInfo
 
 _QUEUE_OFFSET_MAX: Final = 2**63 - 1
+_TELL_S: Final = 1.0
 
 
 @checked(internal=("take", "abandon", "kept", "cursor"))
@@ -68,6 +72,9 @@ class Consumer:
         self._prefetcher: Prefetcher | None = None
         self._started = False
         self._closed = False
+        # By which the master knows it from others that read as its group; empty: it does not know it.
+        self._reader = ""
+        self._loop: asyncio.AbstractEventLoop | None = None
         # Where the queue began when it was asked for that, as long as nothing has come from there.
         self._begin: int | None = None
         self._copies = Copies(client, queue)
@@ -89,7 +96,8 @@ class Consumer:
 
     async def start(self) -> Self:
         """Find the queue and where to begin. Raises NoSuchQueue, BadRequest, ConnectionLost; NotCurrent when it shall
-        begin or end with what is confirmed now, and nobody masters the queue who can tell in time."""
+        begin or end with what is confirmed now, and nobody masters the queue who can tell in time; ExclusiveTaken when
+        another consumer reads as its group."""
         if isinstance(self._start, int) and self._choice.names_node:
             # The node may have old records alone, of a log that the queue was in before.
             self._choice.aim(self._start)
@@ -97,13 +105,18 @@ class Consumer:
         self._begin = None
         self.cursor.epoch, self.cursor.log_id = info.epoch, info.log_id
         self.cursor.until = self._resolve_until(info)
+        self._loop = asyncio.get_running_loop()
+        self._reader = self._reader or (uuid4().hex if self.group is not None else "")
         self.cursor.seek(_checked_offset(await self._resolve_start(info)))
+        await self._claim()
         self._started, self._closed = True, False
         return self
 
     async def close(self) -> None:
         """End reading, of others that wait for records too: they get Closed. Idempotent. Commits nothing."""
-        self._closed = True
+        was_open, self._closed = self.unclosed, True
+        if was_open and self._reader:
+            await _leave(self._client, self.queue, self.group or "", self._reader)
         self.cursor.seek(self.cursor.next)
         await self._drop_prefetched()
 
@@ -118,6 +131,9 @@ class Consumer:
             return
         if self._prefetcher is not None:
             self._prefetcher.abandon()
+        if self._reader and self._loop is not None:
+            leave = partial(_leave, self._client, self.queue, self.group or "", self._reader)
+            on_loop(self._loop, partial(self._client.background.run, f"a reader of {self.queue!r}", leave))
         if not self.kept:
             warn_unclosed(self, f"a consumer of queue {self.queue!r}")
 
@@ -196,10 +212,11 @@ class Consumer:
         await self._drop_prefetched()
 
     async def commit(self) -> None:
-        """Store the position for the group. Raises BadRequest without a group, Refused or OutcomeUnknown."""
+        """Store the position for the group. Raises BadRequest without a group, Refused or OutcomeUnknown; or
+        ExclusiveTaken, when another consumer has come to read as this group while this one was cut off."""
         if self.group is None:
             raise BadRequest("a consumer without a group has nothing to commit; give group=… to Client.consumer")
-        await Admin(self._client).commit_position(self.queue, self.group, self.position)
+        await Admin(self._client).commit_position(self.queue, self.group, self.position, reader=self._reader)
 
     # --- fetching ---
 
@@ -304,6 +321,18 @@ class Consumer:
 
     # --- where to start and to end ---
 
+    async def _claim(self) -> None:
+        """Have its group for itself, if that can be told now: else its first commit says it. Raises ExclusiveTaken."""
+        if self.group is None or self._start == "committed":
+            return
+        try:
+            async with asyncio.timeout(_TELL_S):
+                await Admin(self._client).position(self.queue, self.group, reader=self._reader)
+        except ExclusiveTaken:
+            raise
+        except (MirrorlogError, TimeoutError):
+            pass
+
     async def _resolve_start(self, info: QueueInfo) -> int:
         start = self._start
         if isinstance(start, Position):
@@ -318,7 +347,7 @@ class Consumer:
         if start == "committed":
             if self.group is None:
                 raise BadRequest("start=committed needs a group")
-            stored = await Admin(self._client).position(self.queue, self.group)
+            stored = await Admin(self._client).position(self.queue, self.group, reader=self._reader)
             if stored is not None:
                 return stored.queue_offset
             start = "earliest"
@@ -356,6 +385,15 @@ class Consumer:
         if self._until_asked == "confirmed":
             return info.next
         raise BadRequest(f"until {self._until_asked!r} is neither a queue offset nor `confirmed`")
+
+
+async def _leave(client: ClusterClient, queue: str, group: str, reader: str) -> None:
+    """Tell the master that it reads no more, if that is reached at once: else it sees it by the connection's end."""
+    message = FetchPosition(queue=queue, group=group, reader=reader, leaves=True)
+    with suppress(MirrorlogError, TimeoutError):
+        async with asyncio.timeout(_TELL_S):
+            connection, _ = await client.master_of(queue)
+            await connection.request(message, FoundPosition, timeout_ms=int(_TELL_S * 1000))
 
 
 def enough(found: Sized, max_records: int | None) -> bool:

@@ -389,20 +389,26 @@ class FoundOffset(Message, frozen=True):
 
 
 class CommitPosition(Message, frozen=True):
-    """Store a group's position; answered (Done) when it is confirmed."""
+    """Store a group's position; answered (Done) when it is confirmed. `reader`: whose it is, see FetchPosition."""
 
     queue: str
     group: str
     position: Position
+    reader: str = ""
 
 
 class FetchPosition(Message, frozen=True):
     """`any_copy`: a mirror may answer, which may have heard of less than was confirmed; else the master does, once it
-    knows what that is."""
+    knows what that is.
+
+    `reader`: a name of its own, of who reads as this group from here on, as long as this connection lasts and the
+    master is the same; another one is answered ExclusiveTaken. Empty: just asked. `leaves`: it reads no more."""
 
     queue: str
     group: str
     any_copy: bool = False
+    reader: str = ""
+    leaves: bool = False
 
 
 class FoundPosition(Message, frozen=True):
