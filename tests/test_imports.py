@@ -33,7 +33,10 @@ ALLOWED: dict[str, set[str]] = {
     "diagnosis": {"client", "wire", *BOTTOM},
     "doors": {"client", "diagnosis", "wire", *BATCHES, *BOTTOM},
     # Offline, on the disks of nodes that are stopped.
-    "tools": {"client", "diagnosis", "wire", "commitlog", "cluster.membership.recovering", *BOTTOM},
+    "tools": {
+        *("client", "diagnosis", "wire", "commitlog", "cluster.membership.recovering", "cluster.state.state"),
+        *BOTTOM,
+    },
     # Offline too: of queues it knows what their changes in the log mean, and nothing of who makes them.
     "spark": {"client", "wire", "commitlog", "queues.changes", "queues.checkpoint_states", *BOTTOM},
     # Starts nodes as processes, so it needs nothing of their inside.

@@ -218,7 +218,7 @@ class BrokerNode:
         service.chronicle = events = EventRing(now_us=now_us, known_to=service.driver.raft.log.last_index)
         self._former = former = self._former_copies(hosting, service, server)
         hosting.former, server.former = former, former.told
-        server.operations = Operations(service, events, former)
+        server.operations = Operations(service, events, former, logs=server.logs, helper=server.helpers.read)
         server.chronicle = events.happened
         accept = server.ha.accept
         accept.welcome = replace(accept.welcome, incarnation=service.state.incarnation, runs=starts.known)

@@ -14,6 +14,8 @@ from typer.core import TyperGroup
 
 from mirrorlog import __version__
 from mirrorlog.errors import MirrorlogError
+from mirrorlog.tools.backups.backup import backup
+from mirrorlog.tools.backups.restore import restore
 from mirrorlog.tools.cluster import events, free_former, nodes
 from mirrorlog.tools.common.options import parse_servers
 from mirrorlog.tools.common.session import (
@@ -177,6 +179,8 @@ for command in (
         export_definitions,
     ),
     recover_cluster,
+    backup,
+    restore,
 ):
     app.command()(command)
 for job in JOBS:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Executor
 from typing import Any, Final
 
 from msgspec.structs import replace
 
 from mirrorlog.attempts import outcome_of
 from mirrorlog.broker.hosting.former import FormerCopies
+from mirrorlog.broker.hosting.hosted_logs import HostedLogs
 from mirrorlog.broker.log.clock import now_us
 from mirrorlog.broker.membership.events import WAIT_MS_MAX, EventRing
 from mirrorlog.broker.session.topology_requests import RoutingRequests
@@ -42,9 +44,9 @@ from mirrorlog.cluster.state.commands import (
     Promoted,
 )
 from mirrorlog.cluster.state.events import OF_USERS
-from mirrorlog.cluster.state.state import ClusterState, LogFacts, NodeFacts
+from mirrorlog.cluster.state.state import ClusterState, LogFacts, NodeFacts, encode_state
 from mirrorlog.cluster.state.topology import ADMINISTRATOR
-from mirrorlog.errors import BadRequest, MirrorlogError, NoSuchLog, NotLeader, Refused
+from mirrorlog.errors import BadRequest, LogUnavailable, MirrorlogError, NoSuchLog, NotLeader, Refused
 from mirrorlog.queues.access import has_tag
 from mirrorlog.wire.messages.base import Message
 from mirrorlog.wire.messages.operators import (
@@ -59,13 +61,18 @@ from mirrorlog.wire.messages.operators import (
     FreeFormer,
     GetCopyMoves,
     GetEvents,
+    LogEpoch,
+    LogRead,
     MasterMove,
     NoSuchNode,
     PauseMoving,
     PlannedMove,
     PromoteCopy,
+    ReadLog,
+    ReadState,
     Rebalance,
     Rebalanced,
+    StateRead,
 )
 from mirrorlog.wire.messages.queues import Done
 
@@ -73,6 +80,8 @@ logger = logging.getLogger(__name__)
 
 DECIDE_S: Final = 5.0
 """How long the cluster may take to decide what an operator asks for."""
+READ_BYTES_MAX: Final = 1024 * 1024
+"""Of a log, in one answer; one batch alone may be larger."""
 WISH_ATTEMPTS: Final = 5
 """A log may move on between a look at it and the wish."""
 
@@ -81,11 +90,21 @@ class Operations:
     """`handlers`: by request, what answers it, at once where nothing has to be waited for: then it is done in the turn
     of who asks. Each raises MirrorlogError as the answer."""
 
-    def __init__(self, service: ClusterService, events: EventRing, former: FormerCopies | None = None) -> None:
-        """`former`: those of this node; None where there is no disk."""
+    def __init__(
+        self,
+        service: ClusterService,
+        events: EventRing,
+        former: FormerCopies | None = None,
+        *,
+        logs: HostedLogs | None = None,
+        helper: Executor | None = None,
+    ) -> None:
+        """`former`, `logs`: those of this node; None where there is no disk. `helper`: reads it."""
         self._service = service
         self._events = events
         self._former = former
+        self._logs = HostedLogs() if logs is None else logs  # one that is empty now is not
+        self._helper = helper
         self.handlers: Mapping[type[Message], Callable[[Any], Awaitable[Message] | Message]] = {
             DrainNode: self._drain,
             ForgetNode: self._forget,
@@ -95,6 +114,8 @@ class Operations:
             PromoteCopy: self._promote,
             GetEvents: self._get_events,
             FreeFormer: self._free_former,
+            ReadState: self._read_state,
+            ReadLog: self._read_log,
             **RoutingRequests(service).handlers,
         }
 
@@ -282,6 +303,30 @@ class Operations:
         return replace(
             event, text=f"a matter of users and permissions; what, the tag {ADMINISTRATOR} may read", details={}
         )
+
+    # --- backups ---
+
+    def _read_state(self, asked: ReadState) -> Message:
+        if not self._service.in_touch():
+            raise NotLeader("this node has not heard its cluster for a while; ask another node")
+        return StateRead(state=encode_state(self._state), version=self._state.version)
+
+    async def _read_log(self, asked: ReadLog) -> Message:
+        hosted = self._logs.get(asked.log_id)
+        if hosted is None:
+            raise LogUnavailable(f"this node has no copy of log {asked.log_id} that can be read")
+        log = hosted.replica.log
+        begin, confirmed, masters = log.begin, log.confirmed, hosted.knows_confirmed
+        until = min(asked.until, confirmed)
+        if asked.max_bytes < 1 or asked.first >= until:
+            epochs = [LogEpoch(*each) for each in log.epochs.held(confirmed)]
+            return LogRead(begin=begin, confirmed=confirmed, masters=masters, epochs=epochs)
+        size = min(asked.max_bytes, READ_BYTES_MAX)
+        run: bytes | memoryview | None = log.read(asked.first, size, until=until)
+        if run is None:
+            job = log.read_cold(asked.first, size, until=until)
+            run = await asyncio.get_running_loop().run_in_executor(self._helper, job.run)
+        return LogRead(begin=begin, confirmed=confirmed, masters=masters, data=bytes(run))
 
     # --- inside ---
 

@@ -19,7 +19,7 @@ survivor decide for itself (two of them would make two clusters).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,12 +28,13 @@ from uuid import UUID
 
 import msgspec
 
+from mirrorlog.cluster.membership.joining import JoinRecord
 from mirrorlog.cluster.membership.run_history import RunHistory
 from mirrorlog.cluster.raft.log import RaftLog
 from mirrorlog.cluster.raft.messages import Effects, HardState, Members, RaftEntry, Snapshot, Stored
 from mirrorlog.cluster.raft.store import RaftStore
 from mirrorlog.cluster.state.machine import Machine
-from mirrorlog.cluster.state.node_rules import recovered
+from mirrorlog.cluster.state.node_rules import recovered, restored
 from mirrorlog.cluster.state.state import ClusterState, decode_state, encode_state
 from mirrorlog.commitlog.directory import IDENTITY_NAME, DataDirectory
 from mirrorlog.commitlog.files import Files, disk_named, read_file, replace_file
@@ -260,6 +261,40 @@ def _back_up(files: Files, directory: Path, incarnation: int) -> None:
         for name in files.listdir(store):
             replace_file(files, aside / name, read_file(files, store / name, max_bytes=FILE_BYTES_MAX))
         files.fsync_directory(directory)
+
+
+# --- Another cluster, from a backup ---------------------------------------------------------------------------------
+
+
+def check_state(encoded: bytes, name: str) -> ClusterState:
+    """A state that a node told. Raises BadInput; `name`: of its file, for that."""
+    try:
+        return decode_state(encoded)
+    except msgspec.MsgspecError as error:
+        raise BadInput(f"{name} is no cluster's state: {error}") from None
+
+
+def begin_restored(
+    files: Files,
+    directory: Path,
+    state: ClusterState,
+    *,
+    node: str,
+    cluster_id: UUID,
+    name: str,
+    epochs: Mapping[str, int],
+) -> ClusterState:
+    """Let a data directory be that of the one node of another cluster, as if that had stopped cleanly with the logs
+    that are there; see `node_rules.restored`. On disk when this returns. Raises BadRequest, DiskFull, DiskFailed."""
+    history = RunHistory.open(files, directory, boot_id="")
+    history.begin()
+    history.registered()
+    history.stopped()
+    begun = restored(state, node, start_id=history.start_id, cluster_id=str(cluster_id), name=name, epochs=epochs)
+    snapshot = Snapshot(begun.version, 1, Members((1,)), encode_state(begun))
+    record = JoinRecord.open(files, directory)
+    record.joined(1, str(cluster_id), msgspec.msgpack.encode(snapshot))
+    return begun
 
 
 # --- A survivor in a file -------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from mirrorlog import versions
 from mirrorlog.cluster.state import topology_rules
 from mirrorlog.cluster.state.commands import (
+    Addresses,
     Holder,
     NodeDraining,
     NodeForgotten,
@@ -72,6 +73,43 @@ def _recovered_log(log: LogFacts, nodes: Mapping[str, NodeFacts]) -> LogFacts:
             wished="",
         )
     )
+
+
+def restored(
+    state: ClusterState, node: str, *, start_id: str, cluster_id: str, name: str, epochs: Mapping[str, int]
+) -> ClusterState:
+    """The beginning of another cluster, which holds what this one did: `node` alone, under a new identity, and with a
+    whole copy of each log that was not transient. `start_id`: of the run that stands for its disk; `epochs`: the last
+    one of each log's bytes, by the log's id. Nothing is lost and nothing is raised: who reads there begins anew.
+
+    Raises BadRequest for a log that there are no bytes of."""
+    for former in sorted(state.nodes):
+        state = _without_wishes(forget_transient(state, former), former)
+    missing = [log.name for log_id, log in state.logs.items() if log.replicas and log_id not in epochs]
+    if missing:
+        raise BadRequest(f"there is nothing of log {', '.join(missing)}")
+    logs = {
+        log_id: with_needed(
+            replace(
+                log,
+                replicas=(node,),
+                master=None,
+                epoch=max(log.epoch, epochs[log_id]),
+                raised_from=0,
+                in_sync={node: start_id},
+                marked=frozenset(),
+                copies_wanted=1,
+                version=log.version + 1,
+                wished="",
+            )
+        )
+        if log_id in epochs
+        else log
+        for log_id, log in state.logs.items()
+    }
+    addresses = next((facts.addresses for facts in state.nodes.values()), Addresses())
+    nodes = {node: NodeFacts(member=1, addresses=addresses, start_id=start_id, stopped=True)}
+    return replace(state, cluster_id=cluster_id, name=name, nodes=nodes, logs=logs)
 
 
 def joined(state: ClusterState, index: int, command: NodeJoined) -> ClusterState:

@@ -188,3 +188,45 @@ class FormerFreed(Message, frozen=True):
     node: str
     freed: list[FormerStatus] = []
     kept: list[FormerKept] = []
+
+
+class ReadState(Message, frozen=True):
+    """All that the cluster has decided, for a backup, with hashes of passwords. Answered with StateRead."""
+
+
+class StateRead(Message, frozen=True):
+    """`state`: as the node would write it into a snapshot; `version`: of that state."""
+
+    state: bytes
+    version: int
+
+
+class LogEpoch(msgspec.Struct, frozen=True, array_like=True):
+    """An entry of a log's epoch list."""
+
+    epoch: int
+    start: int
+    node_id: str = ""
+    start_id: str = ""
+
+
+class ReadLog(Message, frozen=True):
+    """The bytes of a log as they stand in the copy of the node that is asked, whole batches from log offset `first` on,
+    confirmed ones below `until` alone; with `max_bytes` 0, or where there are none, only where it begins and ends.
+    Answered with LogRead; with LogUnavailable by a node that has no such copy."""
+
+    log_id: str
+    first: int = 0
+    until: int = 0
+    max_bytes: int = 0
+
+
+class LogRead(Message, frozen=True):
+    """Log offsets, as the copy knows them. `masters`: it is the master's, and knows all that ever was confirmed.
+    `epochs`: up to the confirmed offset; told without `data` only."""
+
+    begin: int
+    confirmed: int
+    masters: bool
+    epochs: list[LogEpoch] = []
+    data: bytes = b""

@@ -1,0 +1,1 @@
+"""A running cluster in a folder, and another one made of it."""
