@@ -74,7 +74,8 @@ class Taking:
     """A taker of a group. `way`: push, auto (acknowledged as it is sent), tx (by transactions) or lease; `obedient`:
     acknowledges everything, in order, one by one; `alone`: nobody else has records of the group at the same time;
     `level`: of its settlements; `exclusive`, `priority`: of its subscriptions; `rejects`: how much of what it gets,
-    from 0 to 1, also in peace; `late`: how much of it it settles up to 1.5 s later, whoever has it by then."""
+    from 0 to 1, also in peace; `late`: how much of it it settles up to 1.5 s later, whoever has it by then;
+    `ordered_by`: as of subscriptions and leases."""
 
     name: str
     queue: str
@@ -89,6 +90,7 @@ class Taking:
     priority: int = 0
     rejects: float = 0.0
     late: float = 0.0
+    ordered_by: str | None = None
 
 
 @dataclass(slots=True)
@@ -209,6 +211,7 @@ class _Consumer:
             auto_ack=what.way == "auto",
             exclusive=what.exclusive,
             priority=what.priority,
+            ordered_by=what.ordered_by,
             confirm=what.level,
             settle_timeout_ms=SETTLE_TIMEOUT_MS,
         )
@@ -266,7 +269,12 @@ class _Consumer:
         async def ask() -> None:
             found.extend(
                 await self._client.lease(
-                    what.queue, what.group, max_records=what.prefetch, lease_ms=what.lease_ms, wait_ms=_IDLE_MS * 3
+                    what.queue,
+                    what.group,
+                    max_records=what.prefetch,
+                    lease_ms=what.lease_ms,
+                    wait_ms=_IDLE_MS * 3,
+                    ordered_by=what.ordered_by,
                 )
             )
 

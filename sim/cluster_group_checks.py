@@ -22,7 +22,7 @@ from sim.cluster_consumers import OPEN_MAX_S, GroupHistory, GroupKey, Taken, Tak
 from sim.cluster_dead_letters import SOURCES, TARGETS, WAYS
 from sim.cluster_ledgers import Ledgers, facts, rebuilt
 from sim.cluster_logged import UNACKED, Ended, LoggedQueue, logged
-from sim.cluster_queues import WILD, QueueHistory
+from sim.cluster_queues import KEYED, WILD, QueueHistory, key_of
 from sim.cluster_sorts import RECORDS
 from sim.cluster_taps import Granted, Tap
 from sim.loop import START_S
@@ -228,6 +228,7 @@ def check_groups(groups: GroupsOutside) -> None:
         not_redelivered_means_never_delivered,
         attempts_are_returns,
         the_order_is_kept_for_one,
+        each_key_is_in_order,
         copies_know_the_same,
         a_checkpoint_tells_the_same,
         nothing_waits_for_ever,
@@ -249,6 +250,30 @@ def what_is_delivered_is_what_was_published(groups: GroupsOutside) -> None:
         assert value == taken.value or (value is None and groups.lost_since(taken.queue, taken.at)), (
             f"what is delivered is what was published: {taken}, and there stands {value!r}"
         )
+
+
+def each_key_is_in_order(groups: GroupsOutside) -> None:
+    """A mastership gives a record when somebody has asked to settle all that stands before it in its key: so one record
+    of a key at a time is with anybody, and what comes back comes first."""
+    keys: dict[int, bytes] = {}
+    for taken in groups.history.taken:
+        if taken.queue == KEYED and taken.value is not None:
+            keys[taken.queue_offset] = key_of(int(taken.value.split()[1]))
+    given: dict[tuple[Mastership, bytes], set[int]] = defaultdict(set)
+    for each in groups.tap.granted:
+        queue = groups.queue_of(each)
+        if name_of(queue) != KEYED or groups.lost_since(queue, each.at):
+            continue
+        for offset in (offset for offset in range(each.first, each.next) if offset in keys):
+            before = given[groups.mastership(queue, each), keys[offset]]
+            for other in before - {offset}:
+                asked = any(
+                    taken.how in FINAL and taken.asked_at <= each.at for taken in groups.taken[queue, each.group, other]
+                )
+                assert other < offset and asked, (  # noqa: PT018
+                    f"each key is in order: {other} of {keys[offset]!r} was given before {offset}: {each}"
+                )
+            before.add(offset)
 
 
 def no_record_is_in_two_hands(groups: GroupsOutside) -> None:

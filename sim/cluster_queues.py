@@ -2,8 +2,8 @@
 
 `work` keeps records until they are settled, and its begin follows; of `single` one subscriber at a time is given
 records; `lone` is taken from by subscribers who want it for themselves; `wild` is purged, its groups are reset and
-deleted, and it is deleted as a whole and made anew. They have feeders of their own: no consumer reads them, and the
-checks of records that stay are not about them.
+deleted, and it is deleted as a whole and made anew; `keyed` is shared by key. They have feeders of their own: no
+consumer reads them, and the checks of records that stay are not about them.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ QUEUES: Final = ("work", "single", "lone", "wild")
 ALONE: Final = frozenset({"single", "lone"})
 """Of which one at a time has records."""
 WILD: Final = "wild"
+KEYED: Final = "keyed"
+_KEYS: Final = 3
+_IN_A_ROW: Final = 4
 REDRIVE: Final = "redrive"
 """What else may be done: to the queue of those that died."""
 _NOT_FED: Final = FILLED | set(TARGETS)
@@ -154,7 +157,8 @@ class Feeders:
     def _hand_over(self, producer: Producer, what: _Feeding, number: int) -> tuple[Sent, Delivery]:
         queue = what.queue
         value = b"feeder-%s %d " % (queue.encode(), number) + what.padding
-        delivery = producer.send_nowait(value, **asked(queue, self._random))
+        key = key_of(number) if queue == KEYED else None
+        delivery = producer.send_nowait(value, key=key, **asked(queue, self._random))
         sent = Sent(f"feeder-{queue}", queue, number, "all", asyncio.get_running_loop().time())
         self._history.sent.append((sent, value, self._ids[queue]))
         return sent, delivery
@@ -229,9 +233,16 @@ def _act(client: Client, what: str, group: str) -> Awaitable[Any]:
 
 
 def queues_of(seed: str) -> list[str]:
-    """Two of them, or `wild` alone: a schedule with all of them takes long."""
+    """Two of them, now and then the one that is shared by key in place of the second: a schedule with all of them takes
+    long."""
     random = Random(f"{seed} queues")
-    return [WILD, random.choice(QUEUES[:3])] if random.random() < 0.6 else random.sample(QUEUES[:3], 2)
+    two = [WILD, random.choice(QUEUES[:3])] if random.random() < 0.6 else random.sample(QUEUES[:3], 2)
+    return [two[0], KEYED] if Random(f"{seed} keyed").random() < 0.2 else two
+
+
+def key_of(number: int) -> bytes:
+    """Of a record of `keyed`: several in a row have one."""
+    return b"key %d" % (number // _IN_A_ROW % _KEYS)
 
 
 def takings_of(seed: str, queues: Sequence[str]) -> list[Taking]:
@@ -253,5 +264,8 @@ def takings_of(seed: str, queues: Sequence[str]) -> list[Taking]:
         Taking("x1", "wild", "", "push", prefetch()),
         Taking("x2", "wild", "g", "lease", random.choice((1, 10, 100)), lease_ms=random.choice((200, 1_000))),
         Taking("x3", "wild", "g", "push", prefetch()),
+        Taking("y0", KEYED, "", "push", prefetch(), ordered_by="key"),
+        Taking("y1", KEYED, "", "push", prefetch(), ordered_by="key", late=0.2),
+        Taking("y2", KEYED, "", "lease", 5, lease_ms=random.choice((200, 1_000)), ordered_by="key"),
     ]
     return [each for each in every if each.queue in queues]

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from mirrorlog.broker.consumer_groups.coordinator import Deliverer
 from mirrorlog.client.subscription.settlements import SettlementBatch
 from mirrorlog.queues.delivery.group import Dispatch, GroupDelivery
+from mirrorlog.queues.delivery.keys import KeyOrder
 from mirrorlog.queues.delivery.ready import FreeRecords
-from mirrorlog.queues.delivery.settlement import Outcomes
+from mirrorlog.queues.delivery.settlement import Outcomes, Settlement, SubscriberSettlement
 from mirrorlog.queues.delivery.subscribers import Subscribers
 from mirrorlog.queues.groups.ledger import Ledger
 from mirrorlog.queues.groups.ledger_chunk import Piece
@@ -22,7 +24,7 @@ from mirrorlog.queues.groups.table import GroupTable
 from mirrorlog.queues.groups.verdicts import Verdicts
 from sim.cluster_main import Failure, attempt
 from sim.cluster_plan import Event, Plan
-from sim.cluster_queues import queues_of
+from sim.cluster_queues import KEYED, queues_of
 from sim.processes import current_process
 from tests.sim.seeded import found_in, small_plan
 
@@ -80,6 +82,29 @@ def test_a_single_active_consumer_that_has_company_is_found(monkeypatch: pytest.
     """By a master that lets everybody take from such a queue."""
     monkeypatch.setattr(Subscribers, "_choose", lambda self: None)
     assert caught(*PEACE, by=("one at a time", "the order is kept"), queues=("single",))
+
+
+def test_a_key_that_two_consumers_share_is_found() -> None:
+    """By a master that takes no notice of keys."""
+
+    def takes_no_notice(self: KeyOrder, until: int) -> None:
+        self.met = max(self.met, until)
+
+    with mock.patch.object(KeyOrder, "meet", takes_no_notice):
+        assert caught(*PEACE, by=("each key is in order",), queues=(KEYED,))
+
+
+@pytest.mark.long
+def test_a_key_that_goes_on_while_what_was_returned_waits_is_found() -> None:
+    """By a master that takes a record which comes back for one that is done, as far as its key goes."""
+    settled = SubscriberSettlement.settled
+
+    def frees(self: SubscriberSettlement, settlement: Settlement, now: float) -> None:
+        settled(self, settlement, now)
+        self._free.came_back(self._free.keys.settled(settlement.ranges))
+
+    with mock.patch.object(SubscriberSettlement, "settled", frees):
+        assert caught(*SESSIONS, by=("each key is in order",), queues=(KEYED,))
 
 
 def test_a_reset_that_copies_do_not_follow_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
