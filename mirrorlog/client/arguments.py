@@ -46,6 +46,8 @@ def checked(
 def refuse(name: str, value: object, expected: str) -> BadRequest:
     """For an argument of a wrong type: what was given, and what is expected."""
     shown = "" if name in _SECRET else f" {_shown(value)}"
+    if type(value) is int and "int" in expected:
+        return BadRequest(f"{name}{shown} does not fit into 64 bits")
     return BadRequest(f"{name}{shown} is {type(value).__name__}; give {expected}")
 
 
@@ -189,7 +191,7 @@ def is_text(value: object) -> bool:
 
 
 def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and -_NUMBER_END < value < _NUMBER_END
+    return isinstance(value, int) and not isinstance(value, bool) and -_NUMBER_END <= value <= _NUMBER_END
 
 
 _PLAIN: Final[Mapping[Any, _Fits]] = {

@@ -21,6 +21,7 @@ from mirrorlog.client.connection.cluster import ClusterClient
 from mirrorlog.client.connection.unclosed import on_loop, warn_unclosed
 from mirrorlog.client.consumer.consumer import Consumer
 from mirrorlog.client.consumer.tier import TierChoice, TierOptions
+from mirrorlog.client.events import OnEvent
 from mirrorlog.client.options import (
     ConsumerOptions,
     ProducerOptions,
@@ -67,7 +68,8 @@ class Client(ClusterClient):
     a login, and nowhere for one with: then records that are there alone are TierNotAllowed. `tier_options`: of their
     storage, as the package deltalake takes them.
 
-    `user`, `password`: for a cluster that has users; sent over TLS, or to this machine. Raises BadRequest.
+    `user`, `password`: for a cluster that has users; sent over TLS, or to this machine. `on_event`: called with what
+    happens between calls (`mirrorlog.client.events`), on the client's loop. Raises BadRequest.
 
     One that is let go without `close`, with all that it made, closes its connections, with a ResourceWarning.
     """
@@ -90,6 +92,7 @@ class Client(ClusterClient):
         tier_options: Mapping[str, str] | None = None,
         user: str | None = None,
         password: str = "",
+        on_event: OnEvent | None = None,
     ) -> None:
         super().__init__(
             *servers,
@@ -100,6 +103,7 @@ class Client(ClusterClient):
             stale_reads=allow_stale_reads,
             tls=tls,
             login=None if user is None else (user, password),
+            on_event=on_event,
         )
         self._tiers = TierOptions.of(tiers, tier_options, has_login=user is not None)
         self._producers: WeakSet[Producer] = WeakSet()
@@ -274,6 +278,7 @@ class Client(ClusterClient):
         prefetch_bytes: int = 4 * _MIB,
         turn: int = 0,
         tiers: TierChoice = None,
+        outage_timeout_ms: int | None = None,
     ) -> Consumer:
         """A reader of `queue`; use it with `async with`. Only confirmed records are seen.
 
@@ -283,7 +288,8 @@ class Client(ClusterClient):
         nearest (a copy on this host, else any mirror, else the master) or a node id. `turn`: readers that each give
         another number are spread over the mirrors. `max_bytes`: of one fetch, nodes may answer with less;
         `prefetch_bytes`: no further fetch leaves while so much waits to be read; `max_wait_ms`: how long a node holds
-        a fetch that has nothing yet. `tiers`: as of the client, whose it is by default.
+        a fetch that has nothing yet. `tiers`: as of the client, whose it is by default. `outage_timeout_ms`: an
+        iteration goes on through an outage for so long, by default of any length; `read` says what keeps it.
         """
         options = ConsumerOptions(
             start=start,
@@ -294,6 +300,7 @@ class Client(ClusterClient):
             max_bytes=max_bytes,
             max_wait_ms=max_wait_ms,
             prefetch_bytes=prefetch_bytes,
+            outage_timeout_ms=outage_timeout_ms,
         )
         consumer = Consumer(
             self, queue, options, self._tiers if tiers is None else TierOptions.of(tiers, self._tiers.storage)
@@ -318,6 +325,7 @@ class Client(ClusterClient):
         read_from: str = "master",
         confirm: str | int = "all",
         settle_timeout_ms: int = 30_000,
+        outage_timeout_ms: int | None = None,
     ) -> Subscription:
         """Records of `queue` that are pushed here, each to one of the group's subscribers, until it is settled; use it
         with `async with`. The queue's own group has the empty name.
@@ -334,7 +342,7 @@ class Client(ClusterClient):
         a later epoch; by default the subscription goes on there, as both do after a connection that was lost.
         `read_from`: where bytes come from that did not come with the grants, as of `consumer`. `confirm`: what `await
         ack()` waits for, as of `producer`; `settle_timeout_ms`: by then a settlement has ended, with OutcomeUnknown if
-        it may count or not.
+        it may count or not. `outage_timeout_ms`: as of `consumer`.
 
         Raises BadRequest naming the option that is wrong.
         """
@@ -360,6 +368,7 @@ class Client(ClusterClient):
             settle_timeout_ms=settle_timeout_ms,
             cancel_on_failover=cancel_on_failover,
             read_from=read_from,
+            outage_timeout_ms=outage_timeout_ms,
         )
         self._subscriptions.add(subscription)
         return subscription

@@ -97,11 +97,14 @@ class ConsumerOptions:
     max_bytes: int
     max_wait_ms: int
     prefetch_bytes: int
+    outage_timeout_ms: int | None = None
 
     def __post_init__(self) -> None:
         _check("max_bytes", self.max_bytes, 1, _FETCH_BYTES_MAX)
         _check("max_wait_ms", self.max_wait_ms, 0, _WAIT_MS_MAX)
         _check("prefetch_bytes", self.prefetch_bytes, 0, _FETCH_BYTES_MAX)
+        if self.outage_timeout_ms is not None:
+            check_timeout("outage_timeout_ms", self.outage_timeout_ms)
 
 
 def check_subscribing(*, prefetch: int, prefetch_bytes: int, priority: int, settle_timeout_ms: int) -> None:

@@ -248,7 +248,13 @@ class _CopyReader:
         if self._consumer is None:
             size = self._fetch_bytes
             self._consumer = await self._client.consumer(
-                self._queue, start=self._at, until=self.until, read_from=self.node, max_bytes=size, prefetch_bytes=size
+                self._queue,
+                start=self._at,
+                until=self.until,
+                read_from=self.node,
+                max_bytes=size,
+                prefetch_bytes=size,
+                outage_timeout_ms=self._client.request_timeout_ms,
             ).start()
             self._batches = self._consumer.batches()
         return await anext(self._batches, None)

@@ -112,7 +112,13 @@ def consume(
             await _check_end(client, name, begin)
         until = "confirmed" if until_end else None
         async with client.consumer(
-            name, start=begin, until=until, read_from=read_from, group=group if commit else None, tiers=tier
+            name,
+            start=begin,
+            until=until,
+            read_from=read_from,
+            group=group if commit else None,
+            tiers=tier,
+            outage_timeout_ms=client.request_timeout_ms,
         ) as consumer:
             await _print(consumer, count, write, commit=commit)
 
@@ -229,7 +235,9 @@ async def _tail_queue(
     client: Client, queue: str, lines: int, *, follow: bool, read_from: str, write: Callable[[ConsumedRecord], None]
 ) -> None:
     until = None if follow else "confirmed"
-    async with client.consumer(queue, start="latest", until=until, read_from=read_from) as consumer:
+    async with client.consumer(
+        queue, start="latest", until=until, read_from=read_from, outage_timeout_ms=client.request_timeout_ms
+    ) as consumer:
         info = await client.queue_info(queue)
         await consumer.seek(max(info.begin, consumer.position.queue_offset - lines))
         async for record in consumer:

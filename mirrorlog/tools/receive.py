@@ -121,6 +121,7 @@ def receive(  # noqa: PLR0917  (typer makes them options, nobody passes them by 
                 read_from=read_from,
                 name="mqtool",
                 create=create,
+                outage_timeout_ms=client.request_timeout_ms,
             ) as subscription:
                 taken = await _take(subscription, limit, wait_s, write=write, reject=reject, held=held)
                 for each in taken:

@@ -13,7 +13,7 @@ import pytest
 from mirrorlog.client import Client
 from mirrorlog.client.connection.queue_metadata import check_same, is_another
 from mirrorlog.errors import (
-    ConnectionLost,
+    Closed,
     InSyncReplicasNotEnough,
     LogRecovering,
     LogUnavailable,
@@ -462,5 +462,5 @@ async def test_a_client_that_is_closed_ends_a_search() -> None:
         searching = asyncio.ensure_future(client.queue_info(QUEUE))
         await asyncio.sleep(0)
         await client.close()
-        with pytest.raises(ConnectionLost):
+        with pytest.raises(Closed):
             await asyncio.wait_for(searching, 5)

@@ -20,6 +20,7 @@ import mirrorlog
 from mirrorlog.client import Client, Producer
 from mirrorlog.client.connection.connection import Connection
 from mirrorlog.client.connection.queue_metadata import FoundQueue
+from mirrorlog.client.events import Blocked, ClientEvent, ClientEvents, Unblocked
 from mirrorlog.client.options import ProducerOptions
 from mirrorlog.client.producer.record import BATCH_OVERHEAD_BYTES, RECORD_OVERHEAD_BYTES
 from mirrorlog.commitlog.format.body import Record
@@ -83,6 +84,7 @@ class Link:
     usable = True
     welcome = SimpleNamespace(limits=NodeLimits(max_record_bytes=MIB, max_batch_bytes=2 * MIB))
     credit_bytes = 0
+    events = ClientEvents(None)
     request_timeout_ms = 1_000
 
     def __init__(self, answer: Callable[[bytes], Answer]) -> None:
@@ -402,6 +404,12 @@ async def test_a_bulk_is_refused_whole_by_what_all_its_batches_take() -> None:
         producer.abandon()
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
 class Held(Link):
     """A node that grants little, confirms at level `master`, and never says that anything is confirmed by all. `next`:
     who has replaced it, as other nodes know."""
@@ -430,9 +438,11 @@ class Held(Link):
 
 async def test_a_producer_that_is_held_looks_for_another_master() -> None:
     """Goal: a node that hangs or was replaced gives no credit, and nothing is in flight that would tell. Method: one
-    that grants a batch and says no more; then other nodes know of a new master: what waited is sent there."""
-    node = Node()
+    that grants a batch and says no more; then other nodes know of a new master: what waited is sent there. Whoever
+    listens is told of both."""
+    node, told = Node(), list[ClientEvent]()
     hanging = Held(node, credit_bytes=100)
+    hanging.events = ClientEvents(told.append)
     async with producer_on(
         hanging, level=Level.MASTER, batch_bytes=200, linger_ms=0, delivery_timeout_ms=15_000
     ) as producer:
@@ -440,8 +450,13 @@ async def test_a_producer_that_is_held_looks_for_another_master() -> None:
         waits = producer.send_nowait(b"2")
         await asyncio.sleep(0)
         assert (hanging.sent, waits.done()) == (1, False)
+        await until(lambda: bool(told))
         hanging.next = Link(node)
         await asyncio.wait_for(waits, 10)
+        await until(lambda: len(told) > 1)
+    assert isinstance(told[0], Blocked)
+    assert "the node grants 100 bytes" in told[0].reason
+    assert told[1:] == [Unblocked("q")]
     assert node.values == [b"1", b"2"]
     assert hanging.sent == 1
 

@@ -670,7 +670,10 @@ async def test_a_right_that_is_refused_is_told_at_once(nodes: Nodes, client: Cli
 
 async def test_while_there_is_no_master_who_waits_is_told(nodes: Nodes) -> None:
     """Goal: nothing hangs. Method: the master dies, no other is named; reading raises, and goes on when one is."""
-    async with Client(*nodes.servers, request_timeout_ms=300) as client, client.subscribe(QUEUE) as subscription:
+    async with (
+        Client(*nodes.servers, request_timeout_ms=300) as client,
+        client.subscribe(QUEUE, outage_timeout_ms=300) as subscription,
+    ):
         nodes.promote("", version=2)
         giver(nodes).kill()
         with pytest.raises((NotMaster, ConnectionLost)):

@@ -19,9 +19,10 @@ from mirrorlog.client.connection.connection import Connection
 from mirrorlog.client.connection.finder import HEAD_START_S, Finder, first_answer, noted
 from mirrorlog.client.connection.queue_metadata import FoundQueue
 from mirrorlog.client.connection.unclosed import Background
+from mirrorlog.client.events import ClientEvents, Connected, Disconnected, OnEvent
 from mirrorlog.client.options import check_timeout, parse_server
 from mirrorlog.config import CLIENT_PORT
-from mirrorlog.errors import BadRequest, Closed, ConnectionLost, NotMaster
+from mirrorlog.errors import BadRequest, Closed, ConnectionLost, MirrorlogError, NotMaster
 from mirrorlog.wire.messages.queues import GetMetadata, Metadata, NodeInfo, QueueInfo
 
 # Who waits for a connection looks around after so long: its node may hang and have been replaced. The opening goes on.
@@ -44,6 +45,7 @@ class ClusterClient:
         stale_reads: bool,
         tls: ssl.SSLContext | None,
         login: tuple[str, str] | None,
+        on_event: OnEvent | None = None,
     ) -> None:
         check_timeout("connect_timeout_ms", connect_timeout_ms)
         check_timeout("request_timeout_ms", request_timeout_ms)
@@ -62,6 +64,7 @@ class ClusterClient:
         self._finder = Finder(self)
         self.background = Background()
         """What goes on for what it made and nobody has any more."""
+        self.events = ClientEvents(on_event)
         self._closed = False
 
     @property
@@ -139,7 +142,8 @@ class ClusterClient:
     async def find(self, queue: str) -> FoundQueue:
         """The queue, by the node that knows most of the cluster. Raises NoSuchQueue or ConnectionLost."""
         self.check_open()
-        return await self._ended_by_close(self._finder.find(queue))
+        found = await self._ended_by_close(self._finder.find(queue))
+        return self._noted(found)
 
     async def queue_info(self, queue: str) -> QueueInfo:
         """By the node that knows most of the cluster. Raises NoSuchQueue or ConnectionLost."""
@@ -182,7 +186,8 @@ class ClusterClient:
         """The queue's master, when a node knows of another one that was named after `than`. Raises Closed when
         the client is closed."""
         self.check_open()
-        return await self._ended_by_close(self._finder.newer(than))
+        newer = await self._ended_by_close(self._finder.newer(than))
+        return None if newer is None else self._noted(newer)
 
     async def has_moved(self, than: FoundQueue) -> bool:
         """Whether there is a `newer_master`."""
@@ -230,6 +235,15 @@ class ClusterClient:
         self._connections.clear()
         await asyncio.sleep(0)  # let the transports tell that they are closed
 
+    def _noted(self, found: FoundQueue) -> FoundQueue:
+        info = found.info
+        self.events.found(info.name, master=info.master, log_id=info.log_id, epoch=info.epoch)
+        return found
+
+    def _lost(self, address: str, error: MirrorlogError) -> None:
+        if not self._closed:
+            self.events.tell(Disconnected(address, str(error)))
+
     async def _open(self, address: str) -> Connection:
         try:
             connection = await Connection.open(
@@ -243,6 +257,8 @@ class ClusterClient:
                 client_id=self._client_id,
             )
             self._connections[address] = connection
+            self.events.tell(Connected(address))
+            connection.when_lost = partial(self._lost, address)
             return connection
         finally:
             self._opening.pop(address, None)

@@ -57,7 +57,7 @@ _UNSENT_BYTES_MAX: Final = 1024 * 1024 * 1024
 # A frame's header and the struct of a PRODUCE frame, in one.
 _PRODUCE_HEAD: Final = struct.Struct("<IHHQ BBHI")
 assert _PRODUCE_HEAD.size == FRAME_HEADER_SIZE + PRODUCE.size
-# A copy of so little costs less than a second buffer does, for the loop and for the system.
+# A copy of so little costs less than a second buffer.
 _COPIED_BYTES_MAX: Final = 16 * 1024
 # Plain numbers: a frame is compared with them whenever one comes.
 _PRODUCE: Final = int(FrameType.PRODUCE)
@@ -93,7 +93,7 @@ class GrantReceiver(Protocol):
 
 class Connection:
     """A connection to one node. Made by `open`. Its methods raise what the node answered, ConnectionLost or
-    RequestTimeout. `loop`: where it is used."""
+    RequestTimeout. `loop`: where it is used; `when_lost`: called once, at its end."""
 
     def __init__(
         self, address: str, *, role: str, cluster_id: str | None, stale_reads: bool = False, client_id: str = ""
@@ -125,6 +125,7 @@ class Connection:
         self._credit_bytes: int | None = None
         self._ticker: asyncio.TimerHandle | None = None
         self._lost: MirrorlogError | None = None
+        self.when_lost: Callable[[MirrorlogError], object] = str
 
     @classmethod
     async def open(
@@ -404,8 +405,7 @@ class Connection:
             content = memoryview(bytes(frame_.payload[DELIVER.size :])) if body is None else body
             subscriber.delivered(facts, content)
 
-    def handled(self) -> None:
-        pass
+    def handled(self) -> None: ...
 
     def place(self, frame_type: int, correlation_id: int, facts: memoryview, size: int) -> memoryview | None:
         """Where its reader wants the answer to a fetch, or a subscriber its grants; what nobody waits for any more goes
@@ -416,8 +416,7 @@ class Connection:
         room = self._rooms.get(correlation_id)
         return room(size) if room is not None and frame_type == _BATCHES else None
 
-    def writable(self) -> None:
-        """Nothing to do: what waits for the socket is bounded by the producers' windows."""
+    def writable(self) -> None: ...  # what waits for the socket is bounded by the producers' windows
 
     def disconnected(self, error: MirrorlogError | None) -> None:
         hint = "" if self._greeting.done() else " before the greeting; does that port want TLS, or a certificate?"
@@ -434,6 +433,7 @@ class Connection:
             tell(failure)
         for subscriber in subscribers.values():
             subscriber.ended(failure)
+        self.when_lost(lost)
 
     # --- inside ---
 

@@ -11,17 +11,18 @@ Its parts: `cursor` (where it stands), `replica_choice` (which copy it reads), `
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sized
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sized
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 from uuid import uuid4
 
 from mirrorlog.client.admin import Admin
 from mirrorlog.client.arguments import checked
 from mirrorlog.client.connection.cluster import ClusterClient
 from mirrorlog.client.connection.copies import Copies
+from mirrorlog.client.connection.outages import read_on
 from mirrorlog.client.connection.queue_metadata import is_known, not_known
 from mirrorlog.client.connection.unclosed import on_loop, warn_unclosed
 from mirrorlog.client.consumer.cursor import Cursor, Preview
@@ -46,8 +47,10 @@ from mirrorlog.wire.messages.queues import FetchPosition, FoundPosition, Positio
 _QUEUE_OFFSET_MAX: Final = 2**63 - 1
 _TELL_S: Final = 1.0
 
+_T = TypeVar("_T")
 
-@checked(internal=("take", "abandon", "kept", "cursor"))
+
+@checked(internal=("take", "abandon", "kept", "cursor", "read_on"))
 class Consumer:
     """Reads one queue. Made by `Client.consumer`; use it with `async with`. One that is let go without `close` is gone
     with the fetch that is under way, with a ResourceWarning.
@@ -75,6 +78,7 @@ class Consumer:
         # By which the master knows it from others that read as its group; empty: it does not know it.
         self._reader = ""
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._outage_timeout_ms = options.outage_timeout_ms
         # Where the queue began when it was asked for that, as long as nothing has come from there.
         self._begin: int | None = None
         self._copies = Copies(client, queue)
@@ -153,7 +157,7 @@ class Consumer:
     async def __aiter__(self) -> AsyncIterator[ConsumedRecord]:
         """Records in queue order, as `batches`. Leave it and come back: it goes on behind the last one given out."""
         cursor = self.cursor
-        while (batch := await self._current()) is not None:
+        while (batch := await self.read_on(self._current)) is not None:
             cursor.epoch, cursor.log_id = batch.header.epoch, batch.log_id
             for following, record in enumerate(batch.records(), batch.first + 1):
                 cursor.next = following
@@ -165,9 +169,9 @@ class Consumer:
         """Batches in queue order. Ends at `until`; otherwise it waits for new records.
 
         Raises OffsetOutOfRange when the position is gone, BadBatch naming queue, log offset and nodes when no copy that
-        answers is whole there, ConnectionLost after `request_timeout_ms` without any node that answers. Records that
-        the log has no more come from the Delta table of a tiered landing, if there is one: TierUnreachable, TierBroken
-        or MissingDependency say why not.
+        answers is whole there, ConnectionLost after `outage_timeout_ms` without any node that answers (`read`:
+        `request_timeout_ms`). Records that the log has no more come from the Delta table of a tiered landing, if there
+        is one: TierUnreachable, TierBroken or MissingDependency say why not.
 
         At a batch that an older node took unopened, and that nobody can open, it raises UnreadableBatch each time;
         `seek` to its `details["go_on_at"]` passes it.
@@ -175,9 +179,18 @@ class Consumer:
         Where a loss was declared it raises PositionLost, behind the last record that is left, wherever the reader
         began; nothing is left out in silence. `seek` to its `details["go_on_at"]` goes on behind the gap.
         """
-        while (batch := await self._current()) is not None:
+        while (batch := await self.read_on(self._current)) is not None:
             self.cursor.passed(batch)
             yield batch
+
+    async def read_on(self, read: Callable[[], Awaitable[_T]]) -> _T:
+        """For its own iterations, and those of a face: see `outages.read_on`."""
+        return await read_on(
+            read,
+            queue=self.queue,
+            patience_ms=self._client.request_timeout_ms,
+            outage_timeout_ms=self._outage_timeout_ms,
+        )
 
     async def read(self, max_records: int | None = None, *, timeout_ms: int) -> list[ConsumedRecord]:
         """Up to `max_records` records, fewer (perhaps none) when the time is up or `until` is reached first.

@@ -19,6 +19,7 @@ from mirrorlog.client.connection.cluster import ClusterClient
 from mirrorlog.client.connection.connection import Connection
 from mirrorlog.client.connection.masters import MOVED, REPLACED_PERHAPS
 from mirrorlog.client.connection.queue_metadata import FoundQueue, is_another
+from mirrorlog.client.events import Blocked, Unblocked
 from mirrorlog.client.options import ProducerOptions, level_for
 from mirrorlog.client.producer.batch import PendingBatch
 from mirrorlog.client.producer.pipeline import Allowance, Pipeline
@@ -90,6 +91,8 @@ class Sender:
         self._asking: asyncio.Task[None] | None = None
         self._look_timer: asyncio.TimerHandle | None = None
         self._silent_looks = 0
+        # By flow control: at the last look; and for so long that it was told.
+        self._was_held = self._blocked = False
         self._connecting: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
@@ -189,6 +192,8 @@ class Sender:
     def _credited(self, credit: Credit) -> None:
         """The node has said what may be open: what waits for that goes on."""
         self._pipeline.allowance.told(credit)
+        if self._blocked:
+            self._tell_flow()
         if self._closed:
             return
         error = self._pipeline.last_error
@@ -335,10 +340,12 @@ class Sender:
         self._look_timer = None
         if self._closed or not (self._pipeline.in_flight or self._held):
             self._silent_looks = 0
+            self._tell_flow()
             return
         looks_between = _LOOKS_BETWEEN if self._pipeline.in_flight else _LOOKS_BETWEEN_HELD
         self._silent_looks += 1
         self._look_timer = self._loop.call_later(_LOOK_S, self._look)
+        self._tell_flow()
         if self._silent_looks < _SILENT_LOOKS:
             return
         if self._left is not None:
@@ -346,6 +353,17 @@ class Sender:
             self._left = None
         elif (self._silent_looks - _SILENT_LOOKS) % looks_between == 0:
             self._ask_others()
+
+    def _tell_flow(self) -> None:
+        """Twice in a row: what is held for a moment is the usual pace of a full window."""
+        held = self._held and not self._closed
+        if held and self._was_held and not self._blocked:
+            self._blocked = True
+            self._client.events.tell(Blocked(self._queue, str(self._pipeline.allowance.why())))
+        elif not held and self._blocked:
+            self._blocked = False
+            self._client.events.tell(Unblocked(self._queue))
+        self._was_held = held
 
     @property
     def _held(self) -> bool:

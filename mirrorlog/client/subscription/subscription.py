@@ -21,10 +21,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 from weakref import ref
 
 import msgspec
@@ -35,10 +35,11 @@ from mirrorlog.client.connection.backoff import Backoff
 from mirrorlog.client.connection.buffers import BufferPool
 from mirrorlog.client.connection.cluster import ClusterClient
 from mirrorlog.client.connection.liveness import SILENCE_S, StallWatch
+from mirrorlog.client.connection.outages import read_on
 from mirrorlog.client.connection.queue_metadata import FoundQueue, check_same
 from mirrorlog.client.connection.unclosed import on_loop, warn_unclosed
 from mirrorlog.client.consumer.consumer import Consumer
-from mirrorlog.client.options import check_subscribing
+from mirrorlog.client.options import check_subscribing, check_timeout
 from mirrorlog.client.subscription.delivered import Delivered, DeliveredBatch
 from mirrorlog.client.subscription.grant_buffer import GrantedBytes, Sources
 from mirrorlog.client.subscription.grant_reader import NOT_STARTED, GrantReader, SubscriptionState
@@ -53,10 +54,12 @@ from mirrorlog.wire.messages.queues import QueueInfo
 
 logger = logging.getLogger(__name__)
 
+_T = TypeVar("_T")
+
 _FETCH_BYTES_MIN: Final = 64 * 1024
 _KEPT_BYTES: Final = 16 * 1024 * 1024
 _INTERNAL: Final = (
-    *("settle", "settle_nowait", "began", "granted", "lost", "room", "wake"),
+    *("settle", "settle_nowait", "began", "granted", "lost", "room", "wake", "read_on"),
     *("origin", "session", "client", "reader", "unacked", "kept"),
 )
 
@@ -83,6 +86,7 @@ class Subscription:
         settle_timeout_ms: int,
         cancel_on_failover: bool,
         read_from: str,
+        outage_timeout_ms: int | None = None,
     ) -> None:
         """Use `Client.subscribe`."""
         check_subscribing(
@@ -98,6 +102,9 @@ class Subscription:
         self._level = level
         self._settle_timeout_s = settle_timeout_ms / 1000
         self._cancel_on_failover = cancel_on_failover
+        if outage_timeout_ms is not None:
+            check_timeout("outage_timeout_ms", outage_timeout_ms)
+        self._outage_timeout_ms = outage_timeout_ms
         self._buffers = BufferPool()
         fetch_bytes = max(message.prefetch_bytes, _FETCH_BYTES_MIN) if message.prefetch_bytes else 2**30
         kept_bytes = 0
@@ -215,11 +222,11 @@ class Subscription:
     async def __anext__(self) -> Delivered:
         """Waits for as long as none comes.
 
-        Raises what ended the subscription (NoSuchQueue, ConsumerTimedOut, SubscriptionCancelled, …); ConnectionLost or
-        NotMaster while no master has been found for `request_timeout_ms`, and what a consumer raises about bytes:
-        behind these it may be asked again.
+        Raises what ended the subscription (NoSuchQueue, ConsumerTimedOut, SubscriptionCancelled, …), ConnectionLost or
+        NotMaster when no master has been found for `outage_timeout_ms`, and what a consumer raises about bytes: behind
+        these it may be asked again. `receive` and `take` raise after `request_timeout_ms` without a master.
         """
-        return Delivered(self, *await self.reader.next())
+        return Delivered(self, *await self.read_on(self.reader.next))
 
     async def batches(self) -> AsyncGenerator[DeliveredBatch]:
         """Stretches of batches, each as much as was granted; waits and raises as reading records does."""
@@ -228,7 +235,12 @@ class Subscription:
 
     async def next_batch(self) -> DeliveredBatch:
         """The next one of `batches`."""
-        return DeliveredBatch(self, *await self.reader.batch())
+        return DeliveredBatch(self, *await self.read_on(self.reader.batch))
+
+    async def read_on(self, read: Callable[[], Awaitable[_T]]) -> _T:
+        """For its own iterations, and those of a face: see `outages.read_on`."""
+        patience_ms = self.client.request_timeout_ms
+        return await read_on(read, queue=self.queue, patience_ms=patience_ms, outage_timeout_ms=self._outage_timeout_ms)
 
     async def receive(self, max_records: int | None = None, *, timeout_ms: int) -> list[Delivered]:
         """Up to `max_records` records, fewer (perhaps none) when the time is up first.

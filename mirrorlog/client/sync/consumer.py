@@ -77,7 +77,7 @@ class BlockingConsumer(ClosedFace[Consumer]):
         """Batches in queue order. Ends at `until`; otherwise it waits for new records.
 
         Raises OffsetOutOfRange when the position is gone, BadBatch naming queue and log offset, ConnectionLost after
-        `request_timeout_ms` without any node that answers.
+        `outage_timeout_ms` without any node that answers.
         """
         while (batch := self._claim()) is not None:
             yield batch
@@ -159,7 +159,9 @@ class BlockingConsumer(ClosedFace[Consumer]):
     def _wait(self, thread: LoopThread, place: Cursor | Preview, until_s: float | None) -> bool:
         """For more batches; False when the time is up. A fetch leaves even if it is up already."""
         if until_s is None:
-            thread.run(lambda: self._more(place), timeout_s=None, what=f"records of {self.queue!r}")
+            thread.run(
+                lambda: self._of.read_on(lambda: self._more(place)), timeout_s=None, what=f"records of {self.queue!r}"
+            )
             return True
         left_s = max(0.0, until_s - time.monotonic())
         return thread.run(lambda: _in_time(lambda: self._more(place), left_s), timeout_s=left_s + MARGIN_S, what="read")

@@ -97,7 +97,9 @@ class BlockingSubscription(ClosedFace[Subscription]):
     def batches(self) -> Iterator[BlockingDeliveredBatch]:
         """Stretches of batches, each as much as was granted; for whoever does not read record by record as well."""
         while True:
-            found = self._thread.run(self._of.reader.batch, timeout_s=None, what=f"batches of {self.queue!r}")
+            found = self._thread.run(
+                lambda: self._of.read_on(self._of.reader.batch), timeout_s=None, what=f"batches of {self.queue!r}"
+            )
             yield BlockingDeliveredBatch(self, *found)
 
     def receive(self, max_records: int | None = None, *, timeout_ms: int) -> list[BlockingDelivered]:
@@ -164,7 +166,7 @@ class BlockingSubscription(ClosedFace[Subscription]):
 
     async def _cross(self) -> None:
         # On the loop: whoever is interrupted while he waits loses nothing.
-        self._crossed.extend(await self._of.reader.records(_BUNCH_MAX))
+        self._crossed.extend(await self._of.read_on(lambda: self._of.reader.records(_BUNCH_MAX)))
 
     def _act(self) -> None:
         with self._lock:

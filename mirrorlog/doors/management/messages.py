@@ -205,7 +205,9 @@ async def _looked(call: Call, count: int, shown: _Shown) -> list[Row]:
     held = 0
     if ready <= 0:
         return rows
-    async with call.client.consumer(call.queue, start=start, until="confirmed") as consumer:
+    async with call.client.consumer(
+        call.queue, start=start, until="confirmed", outage_timeout_ms=call.client.request_timeout_ms
+    ) as consumer:
         async for record in consumer:
             rows.append(shown.row(record, left=ready - len(rows) - 1, redelivered=False))
             held += len(record.value or b"")

@@ -129,7 +129,13 @@ class NodeLookup:
     async def _header_at(self, place: QueuePlace) -> Seen:
         name, at = place.facts.name, place.queue_offset
         consumer = self._client.consumer(
-            name, start=at, until=at + 1, read_from=self._read_from, max_bytes=_LOOK_BYTES, prefetch_bytes=0
+            name,
+            start=at,
+            until=at + 1,
+            read_from=self._read_from,
+            max_bytes=_LOOK_BYTES,
+            prefetch_bytes=0,
+            outage_timeout_ms=self._client.request_timeout_ms,
         )
         try:
             async with asyncio.timeout(_LOOK_S), consumer:

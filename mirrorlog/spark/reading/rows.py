@@ -239,6 +239,7 @@ async def _from_nodes(
             max_bytes=_FETCH_BYTES,
             prefetch_bytes=_FETCH_BYTES,
             turn=wanted.turn,
+            outage_timeout_ms=client.request_timeout_ms,
         ) as consumer,
     ):
         at, group, size = wanted.first, [], 0

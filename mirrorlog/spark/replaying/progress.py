@@ -104,7 +104,9 @@ class ReplayProgress:
         found: dict[int, int] = {}
         while True:
             try:
-                with self.client.consumer(self.to_queue, start=at, until="confirmed") as consumer:
+                with self.client.consumer(
+                    self.to_queue, start=at, until="confirmed", outage_timeout_ms=10_000
+                ) as consumer:
                     for batch in consumer.batches():
                         found |= published_in(batch, self.replay, self.source)
                         at = batch.next

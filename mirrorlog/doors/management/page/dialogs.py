@@ -111,7 +111,13 @@ async def _read(call: Call, info: QueueInfo, start: int, count: int) -> list[Con
     try:
         async with (
             asyncio.timeout(_BROWSE_S),
-            call.client.consumer(info.name, start=start, until=info.next, max_bytes=_FETCH_BYTES) as consumer,
+            call.client.consumer(
+                info.name,
+                start=start,
+                until=info.next,
+                max_bytes=_FETCH_BYTES,
+                outage_timeout_ms=call.client.request_timeout_ms,
+            ) as consumer,
             aclosing(aiter(consumer)) as records,  # type: ignore[type-var]
         ):
             async for record in records:
