@@ -13,7 +13,7 @@ from mirrorlog.client import Client, Delivered, Subscription
 from mirrorlog.client.sync import Client as SyncClient
 from mirrorlog.errors import BadRequest, ExclusiveTaken
 from mirrorlog.testing import Cluster
-from tests.process.clusters import fast_cluster
+from tests.process.clusters import MIB, fast_cluster
 
 pytestmark = pytest.mark.process
 
@@ -200,3 +200,47 @@ def test_the_blocking_client_takes_the_same_option(shared_cluster: Cluster) -> N
             assert [each.value for each in found] == [b"0"]
             found[0].ack()
         assert [each.value for each in client.lease("ordered-sync", ordered_by="key", wait_ms=5_000)] == [b"1"]
+
+
+async def test_keys_are_read_of_what_the_memory_has_let_go_and_of_what_is_packed_and_large() -> None:
+    """Goal: a backlog is consumed in order, wherever it stands. Method: segments of which the memory keeps the last,
+    and a batch of a MiB that compresses; two consumers."""
+    settings = {
+        "log.kept_mapped_bytes": 0,
+        "log.prepare_bytes": 0,
+        "limits.max_batch_bytes": 2 * MIB,
+        "limits.max_record_bytes": 128 * 1024,
+    }
+    count, packed, keys = 4_000, 1_000, 400
+    with fast_cluster(1, segment_bytes=4 * MIB, settings=settings) as cluster:
+        async with Client(*cluster.servers) as client:
+            await client.admin.declare("q")
+            for first in range(0, count, 500):
+                async with client.producer("q", batch_bytes=64 * 1024) as producer:
+                    numbers = range(first, first + 500)
+                    await producer.send_many(
+                        [b"%d " % each + bytes(4_000) for each in numbers],
+                        keys=[b"k%d" % (each % keys) for each in numbers],
+                    )
+            async with client.producer("q", batch_bytes=MIB, compression="lz4") as producer:
+                numbers = range(count, count + packed)
+                await producer.send_many(
+                    [b"%d " % each + bytes(1_000) for each in numbers],
+                    keys=[b"k%d" % (each % keys) for each in numbers],
+                )
+            found: dict[int, list[int]] = defaultdict(list)
+            done = 0
+
+            async def consume() -> None:
+                nonlocal done
+                async with client.subscribe("q", ordered_by="key", prefetch_bytes=MIB) as subscription:
+                    while done < count + packed:
+                        for each in await subscription.receive(timeout_ms=100):
+                            number = int(bytes(each.value or b"").split()[0])
+                            found[number % keys].append(number)
+                            each.ack_nowait()
+                            done += 1
+
+            async with asyncio.timeout(60):
+                await asyncio.gather(consume(), consume())
+    assert {key: list(range(key, count + packed, keys)) for key in range(keys)} == found
