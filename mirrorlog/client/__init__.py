@@ -7,6 +7,7 @@ from mirrorlog.client.producer.batch import Receipt, ReceiptRange, Receipts
 from mirrorlog.client.producer.deliveries import BulkDelivery, Delivery
 from mirrorlog.client.producer.pipeline import ProducerStats
 from mirrorlog.client.producer.producer import Producer
+from mirrorlog.client.properties import RecordProperties
 from mirrorlog.client.publisher.publications import Publication, Published
 from mirrorlog.client.publisher.publisher import Publisher
 from mirrorlog.client.subscription.delivered import Delivered, DeliveredBatch
@@ -33,6 +34,7 @@ __all__ = [
     "Receipt",
     "ReceiptRange",
     "Receipts",
+    "RecordProperties",
     "Routed",
     "Subscription",
     "Transaction",

@@ -9,7 +9,7 @@ async with Client("127.0.0.1:7401") as client:
 from __future__ import annotations
 
 import ssl
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any, Final, Self
@@ -170,6 +170,9 @@ class Client(ClusterClient):
         if not self.kept:
             warn_unclosed(self, f"a client of {', '.join(self.servers)}")
 
+    def __repr__(self) -> str:
+        return f"Client({', '.join(map(repr, self.servers))}{', closed' if self._closed else ''})"
+
     # --- what it is for ---
 
     @property
@@ -326,6 +329,7 @@ class Client(ClusterClient):
         confirm: str | int = "all",
         settle_timeout_ms: int = 30_000,
         outage_timeout_ms: int | None = None,
+        retry_delays_ms: Sequence[int] = (),
     ) -> Subscription:
         """Records of `queue` that are pushed here, each to one of the group's subscribers, until it is settled; use it
         with `async with`. The queue's own group has the empty name.
@@ -343,6 +347,8 @@ class Client(ClusterClient):
         `read_from`: where bytes come from that did not come with the grants, as of `consumer`. `confirm`: what `await
         ack()` waits for, as of `producer`; `settle_timeout_ms`: by then a settlement has ended, with OutcomeUnknown if
         it may count or not. `outage_timeout_ms`: as of `consumer`.
+        `retry_delays_ms`: what `nack` without a delay waits for, by how often the record came back before: [1_000,
+        10_000] for 1 s, then 10 s each time.
 
         Raises BadRequest naming the option that is wrong.
         """
@@ -369,6 +375,7 @@ class Client(ClusterClient):
             cancel_on_failover=cancel_on_failover,
             read_from=read_from,
             outage_timeout_ms=outage_timeout_ms,
+            retry_delays_ms=retry_delays_ms,
         )
         self._subscriptions.add(subscription)
         return subscription

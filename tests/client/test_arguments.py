@@ -12,6 +12,7 @@ from mirrorlog.client import Client
 from mirrorlog.client.sync import Client as BlockingClient
 from mirrorlog.errors import BadInput, BadRequest
 from mirrorlog.testing import Cluster
+from mirrorlog.wire.messages.queues import Position
 
 NONSENSE: dict[str, Any] = {
     "str": "\ud800", "int": 10**30, "bool": True, "bytes": b"x", "float": 1.5, "object": object(), "list": [object()],
@@ -22,7 +23,7 @@ TAKES = {
 """Where nonsense of a kind may be none: by words in the hint; the rest is nonsense everywhere but where anything is."""
 GIVEN: dict[str, Any] = {
     "timeout_ms": 10, "queue_offset": 0, "lease_ms": 10, "time": 0, "records_max": 1, "arguments": {}, "bindings": [],
-    "definition": {},
+    "definition": {}, "position": Position(log_id="", epoch=0, queue_offset=0),
 }  # fmt: skip
 
 

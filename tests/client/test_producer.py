@@ -115,8 +115,8 @@ async def test_a_sender_waits_for_room_whatever_the_size_of_its_record(client: C
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"value": "text"},
-        {"value": b"", "key": "text"},
+        {"value": "\ud800"},
+        {"value": b"", "key": 5},
         {"value": b"", "timestamp": 2**70},
         {"value": b"", "headers": [("\ud800", b"")]},
     ],

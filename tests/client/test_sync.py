@@ -188,7 +188,7 @@ def test_a_bulk_that_nobody_confirms_ends_and_says_which_records() -> None:
 def test_bad_records_are_refused_in_the_call(client: Client, queue: str) -> None:
     """In the caller's thread, and nothing of them is stored; one kind of mistake at a time."""
     with client.producer(queue) as producer:
-        for bad in ({"value": "text"}, {"value": b"", "key": 5}, {"value": b"", "headers": 3}):
+        for bad in ({"value": "\ud800"}, {"value": b"", "key": 5}, {"value": b"", "headers": 3}):
             with pytest.raises(BadInput):
                 producer.send_nowait(**bad)  # type: ignore[arg-type]
         with pytest.raises(BadInput, match="time zone"):

@@ -129,6 +129,9 @@ class Consumer:
         self._closed = True
         await self._drop_prefetched()
 
+    def __repr__(self) -> str:
+        return f"Consumer(queue={self.queue!r}, next={self.cursor.next}{', closed' if self._closed else ''})"
+
     def __del__(self) -> None:
         """Nobody has it any more: nobody will ask for what the fetch under way brings."""
         if not self.unclosed:

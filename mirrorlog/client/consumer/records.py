@@ -17,6 +17,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast, overload
 from uuid import UUID
 
+from mirrorlog.client.properties import RecordProperties, properties_in
 from mirrorlog.commitlog.format.attributes import NO_ATTRIBUTES, Attributes, attributes_of
 from mirrorlog.commitlog.format.body import BinaryColumn, Body, Header, HeadersColumn, Int32s, TimestampsColumn
 from mirrorlog.commitlog.format.codec import open_body
@@ -50,6 +51,11 @@ class ConsumedRecord(NamedTuple):
     timestamp: int | None
     append_time_us: int
     attributes: Attributes = NO_ATTRIBUTES
+
+    @property
+    def properties(self) -> RecordProperties:
+        """Content type, correlation id, reply to, and so on."""
+        return properties_in(self.headers)
 
     @property
     def priority(self) -> int:
@@ -442,6 +448,11 @@ class GrantedRecord:
     def queue_offset(self) -> int:
         """`offset`, by the name that consumed records have for it."""
         return self.offset
+
+    @property
+    def properties(self) -> RecordProperties:
+        """Content type, correlation id, reply to, and so on."""
+        return properties_in(self.headers)
 
     @property
     def priority(self) -> int:

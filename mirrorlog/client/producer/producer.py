@@ -38,6 +38,7 @@ from mirrorlog.client.producer.record import (
 )
 from mirrorlog.client.producer.sender import Sender
 from mirrorlog.client.producer.window import SendWindow
+from mirrorlog.client.properties import SendOptions, as_bytes, parted
 from mirrorlog.client.with_block import WithBlock
 from mirrorlog.commitlog.format.attributes import Attributes, RecordOptions, asked_attributes
 from mirrorlog.commitlog.format.body import Header, Record
@@ -133,6 +134,9 @@ class Producer(WithBlock):
         if not self.kept:
             warn_unclosed(self, what, unended)
 
+    def __repr__(self) -> str:
+        return f"Producer(queue={self.queue!r}{', closed' if self._closed else ''})"
+
     @property
     def unclosed(self) -> bool:
         """Whether it was started, and neither closed nor abandoned."""
@@ -154,29 +158,34 @@ class Producer(WithBlock):
 
     async def send(
         self,
-        value: bytes | None,
+        value: bytes | str | None,
         *,
-        key: bytes | None = None,
+        key: bytes | str | None = None,
         headers: Headers | None = None,
         timestamp: datetime | int | None = None,
-        **asked: Unpack[RecordOptions],
+        **asked: Unpack[SendOptions],
     ) -> Receipt:
         """Send one record and await its confirm. Waits for room in the window first, behind those that wait already,
         at most the delivery timeout; from then on the record has one of its own.
 
-        `timestamp`: event time, datetime with a zone or µs UTC. What groups that ack go by, of a queue read as one:
-        `priority`, from 0, the default, to 255, the highest is given out first; `ttl_ms` after its append it is given
-        to nobody any more, None for no end; not before `delay_ms` after it to anybody; both up to ten years. Raises
+        `value`, `key`: text is UTF-8. `content_type`, `correlation_id`, `reply_to`, `message_id`, `app_id`, …: its
+        properties (`mirrorlog.client.properties`). `timestamp`: event time, datetime with a zone or µs UTC. What groups
+        that ack go by, of a queue read as one: `priority`, from 0, the default, to 255, the highest is given out first;
+        `ttl_ms` after its append it is given to nobody any more, None for no end; not before `delay_ms` after it to
+        anybody; both up to ten years. Raises
         Refused (Overloaded when there was no room), OutcomeUnknown or BadInput.
         """
+        options: RecordOptions = {}
+        if asked:
+            options, headers = parted(asked, headers)
         if self._window.free and self._accumulator.batch is None:
-            return await self._send_alone(value, key, headers, timestamp, self._asked(asked) if asked else None)
+            return await self._send_alone(value, key, headers, timestamp, self._asked(options) if options else None)
         room_by = self._accumulator.deadline()
         if self._window.contended:
             await self._room_by(room_by)
         while True:
             try:
-                delivery = self.send_nowait(value, key=key, headers=headers, timestamp=timestamp, **asked)
+                delivery = self.send_nowait(value, key=key, headers=headers, timestamp=timestamp, **options)
                 break
             except Overloaded:
                 await self._room_by(room_by)
@@ -186,8 +195,8 @@ class Producer(WithBlock):
 
     def _send_alone(
         self,
-        value: bytes | None,
-        key: bytes | None,
+        value: bytes | str | None,
+        key: bytes | str | None,
         headers: Headers | None,
         timestamp: datetime | int | None,
         attributes: Attributes | None,
@@ -199,8 +208,9 @@ class Producer(WithBlock):
             size = RECORD_OVERHEAD_BYTES + len(value) + (0 if key is None else len(key))
             if size > self._sender.alone_bytes_max:
                 self._check_record(value, size)
-            batch = PendingBatch(deadline, codec=self._codec, draft=draft_record(value, key), size_bytes=size)
+            batch = PendingBatch(deadline, codec=self._codec, draft=draft_record(value, key), size_bytes=size)  # type: ignore[arg-type]  # plain
         else:
+            value, key = as_bytes(value), as_bytes(key)
             pairs, timestamp_us, size = self._checked(value, key, headers, timestamp)
             batch = PendingBatch(deadline, codec=self._codec, attributes=attributes)
             batch.add(value, key, pairs, timestamp_us, size)
@@ -214,12 +224,12 @@ class Producer(WithBlock):
 
     def send_nowait(
         self,
-        value: bytes | None,
+        value: bytes | str | None,
         *,
-        key: bytes | None = None,
+        key: bytes | str | None = None,
         headers: Headers | None = None,
         timestamp: datetime | int | None = None,
-        **asked: Unpack[RecordOptions],
+        **asked: Unpack[SendOptions],
     ) -> Delivery:
         """Hand one record over; await the Delivery for its receipt. Batches leave when they are full, or when the loop
         turns; records of the same priority, time to live and delay share them.
@@ -230,12 +240,13 @@ class Producer(WithBlock):
         accumulator = self._accumulator
         batch = accumulator.batch
         if asked:
-            return self._hand_over(value, key, headers, timestamp, self._asked(asked))
+            options, headers = parted(asked, headers)
+            return self._hand_over(value, key, headers, timestamp, self._asked(options))
         plain = not headers and timestamp is None and (key is None or type(key) is bytes)
         if batch is not None and plain and type(value) is bytes:
             size = RECORD_OVERHEAD_BYTES + len(value) + (0 if key is None else len(key))
             if batch.size_bytes + size <= accumulator.unchecked_bytes:
-                return Delivery(batch, batch.add(value, key, (), None, size))
+                return Delivery(batch, batch.add(value, key, (), None, size))  # type: ignore[arg-type]  # plain
         return self._hand_over(value, key, headers, timestamp, None)
 
     def _checked(
@@ -257,12 +268,13 @@ class Producer(WithBlock):
 
     def _hand_over(
         self,
-        value: bytes | None,
-        key: bytes | None,
+        value: bytes | str | None,
+        key: bytes | str | None,
         headers: Headers | None,
         timestamp: datetime | int | None,
         attributes: Attributes | None,
     ) -> Delivery:
+        value, key = as_bytes(value), as_bytes(key)
         pairs, timestamp_us, size = self._checked(value, key, headers, timestamp)
         self._check_room(self._accumulator.room_for(size, attributes))
         batch = self._accumulator.batch_for(size, attributes)

@@ -38,6 +38,7 @@ from mirrorlog.client.producer.batch import Receipt
 from mirrorlog.client.producer.deliveries import Delivery
 from mirrorlog.client.producer.producer import Producer
 from mirrorlog.client.producer.record import Headers, as_headers, as_timestamp_us, record_size
+from mirrorlog.client.properties import SendOptions, as_bytes, parted
 from mirrorlog.client.publisher.publications import Publication, Published, PublisherStats, QueuedMessage, version_of
 from mirrorlog.client.publisher.queue_producers import StartedProducers
 from mirrorlog.client.publisher.routes import PublishRoutes
@@ -133,6 +134,10 @@ class Publisher(WithBlock):
         if self.unclosed and not self.kept:
             warn_unclosed(self, f"a publisher to exchange {self.exchange!r}", self.unended)
 
+    def __repr__(self) -> str:
+        closed = ", closed" if self._closed else ""
+        return f"Publisher(exchange={self.exchange!r}, virtual_host={self.virtual_host!r}{closed})"
+
     @property
     def unclosed(self) -> bool:
         """Whether it was started, and neither closed nor abandoned."""
@@ -155,18 +160,18 @@ class Publisher(WithBlock):
     async def publish(
         self,
         routing_key: str,
-        value: bytes | None,
+        value: bytes | str | None,
         *,
-        key: bytes | None = None,
+        key: bytes | str | None = None,
         headers: Headers | None = None,
         timestamp: datetime | int | None = None,
         mandatory: bool | None = None,
-        **asked: Unpack[RecordOptions],
+        **asked: Unpack[SendOptions],
     ) -> Published:
         """Publish one message and await its confirm from every queue that it is routed to.
 
         `key`: of the record; the routing key, unless it is given. `headers`: also what a headers exchange looks at.
-        `priority`, `ttl_ms`, `delay_ms`: as of `Producer.send`, in every queue.
+        `priority`, `ttl_ms`, `delay_ms` and the properties: as of `Producer.send`, in every queue.
         `mandatory`: raise Unroutable when it leads to no queue, which drops and counts it else; by default as of the
         publisher. Raises Unroutable, Refused (nothing was stored), OutcomeUnknown or BadInput; details `queue`.
         """
@@ -179,13 +184,13 @@ class Publisher(WithBlock):
     async def hand_over(
         self,
         routing_key: str,
-        value: bytes | None,
+        value: bytes | str | None,
         *,
-        key: bytes | None = None,
+        key: bytes | str | None = None,
         headers: Headers | None = None,
         timestamp: datetime | int | None = None,
         mandatory: bool | None = None,
-        **asked: Unpack[RecordOptions],
+        **asked: Unpack[SendOptions],
     ) -> Publication:
         """As `publish`, without awaiting the confirm: await the Publication for that. It waits for room only, for the
         first message to a queue, and while messages are routed anew. Messages keep the order of these calls."""
@@ -194,7 +199,11 @@ class Publisher(WithBlock):
         if mandatory is not None and not isinstance(mandatory, bool):
             raise refuse("mandatory", mandatory, "bool or None")
         check_routing_key(routing_key)
-        record_key, pairs = routing_key.encode() if key is None else key, tuple(as_headers(headers))
+        options: RecordOptions = {}
+        if asked:
+            options, headers = parted(asked, headers)
+        value, pairs = as_bytes(value), tuple(as_headers(headers))
+        record_key = routing_key.encode() if key is None else as_bytes(key)
         record_size(value, record_key, pairs)
         message = QueuedMessage(
             routing_key,
@@ -202,7 +211,7 @@ class Publisher(WithBlock):
             record_key,
             pairs,
             as_timestamp_us(timestamp),
-            asked_attributes(**asked),
+            asked_attributes(**options),
             self._mandatory if mandatory is None else mandatory,
         )
         handed_over_at = self._loop.time()

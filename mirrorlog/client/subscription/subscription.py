@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Self, TypeVar
@@ -39,7 +39,7 @@ from mirrorlog.client.connection.outages import read_on
 from mirrorlog.client.connection.queue_metadata import FoundQueue, check_same
 from mirrorlog.client.connection.unclosed import on_loop, warn_unclosed
 from mirrorlog.client.consumer.consumer import Consumer
-from mirrorlog.client.options import check_subscribing, check_timeout
+from mirrorlog.client.options import check_delay, check_subscribing, check_timeout
 from mirrorlog.client.subscription.delivered import Delivered, DeliveredBatch
 from mirrorlog.client.subscription.grant_buffer import GrantedBytes, Sources
 from mirrorlog.client.subscription.grant_reader import NOT_STARTED, GrantReader, SubscriptionState
@@ -87,6 +87,7 @@ class Subscription:
         cancel_on_failover: bool,
         read_from: str,
         outage_timeout_ms: int | None = None,
+        retry_delays_ms: Sequence[int] = (),
     ) -> None:
         """Use `Client.subscribe`."""
         check_subscribing(
@@ -105,6 +106,9 @@ class Subscription:
         if outage_timeout_ms is not None:
             check_timeout("outage_timeout_ms", outage_timeout_ms)
         self._outage_timeout_ms = outage_timeout_ms
+        for delay_ms in retry_delays_ms:
+            check_delay(delay_ms)
+        self._retry_delays_ms = tuple(retry_delays_ms)
         self._buffers = BufferPool()
         fetch_bytes = max(message.prefetch_bytes, _FETCH_BYTES_MIN) if message.prefetch_bytes else 2**30
         kept_bytes = 0
@@ -190,6 +194,9 @@ class Subscription:
                 self._give_back(self._standing.session, requeue=True)
         self._end(Closed("the subscription was abandoned"), leaves=True)
 
+    def __repr__(self) -> str:
+        return f"Subscription(queue={self.queue!r}, group={self.group!r}{', closed' if self._standing.closed else ''})"
+
     def __del__(self) -> None:
         """Nobody has it, nor a record of it, any more: what it was granted goes back, as `abandon` gives it."""
         if self._task is None or not self.unclosed:
@@ -270,6 +277,7 @@ class Subscription:
         """For what it gives out: settle it, and wait until that has ended."""
         if self._settling is None:
             raise Closed(NOT_STARTED)
+        delay_ms = delay_ms or self._retry_delay(granted, how)
         return self._settling.settle(granted, first, following, how, delay_ms=delay_ms, multiple=multiple)
 
     def settle_nowait(
@@ -278,7 +286,13 @@ class Subscription:
         """The same, without waiting."""
         if self._settling is None:
             raise Closed(NOT_STARTED)
+        delay_ms = delay_ms or self._retry_delay(granted, how)
         self._settling.add(granted, first, following, how, delay_ms=delay_ms, multiple=multiple)
+
+    def _retry_delay(self, granted: Granted, how: How) -> int:
+        if how is not How.RETURN or not self._retry_delays_ms:
+            return 0
+        return self._retry_delays_ms[min(granted.attempts, len(self._retry_delays_ms) - 1)]
 
     async def flush(self) -> None:
         """Wait until everything settled so far has ended; raises the first error, since the last flush, of what nobody

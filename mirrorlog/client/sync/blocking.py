@@ -187,6 +187,9 @@ class ClosedFace(Face[_C], ABC):
     def _unfinished(self) -> tuple[str, Callable[[], Coroutine[Any, Any, None]], str]:
         """By its finalizer: what it is, how it is closed, and what of it has not ended, if anything."""
 
+    def __repr__(self) -> str:
+        return f"sync.{self._of!r}"
+
     def __enter__(self) -> Self:
         return self.start()
 

@@ -103,6 +103,9 @@ class BlockingClient(Calls):
             if error is None:  # else what the block ended with is the one to tell
                 raise
 
+    def __repr__(self) -> str:
+        return f"sync.{self.awaited!r}"
+
     # --- what it is for ---
 
     @property

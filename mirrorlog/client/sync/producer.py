@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 from mirrorlog.attempts import outcome_of
 from mirrorlog.client.arguments import checked
@@ -14,9 +14,10 @@ from mirrorlog.client.producer.deliveries import BulkDelivery
 from mirrorlog.client.producer.pipeline import ProducerStats
 from mirrorlog.client.producer.producer import Producer
 from mirrorlog.client.producer.record import BATCH_OVERHEAD_BYTES, as_headers, as_timestamp_us, record_size
+from mirrorlog.client.properties import SendOptions, as_bytes, parted
 from mirrorlog.client.sync.blocking import MARGIN_S, Calls, ClosedFace, options_of, seconds
 from mirrorlog.client.sync.record_buffer import Bunch, RecordBuffer
-from mirrorlog.commitlog.format.attributes import asked_attributes
+from mirrorlog.commitlog.format.attributes import RecordOptions, asked_attributes
 from mirrorlog.errors import Closed, MirrorlogError, OutcomeUnknown, Overloaded, RecordTooLarge
 from mirrorlog.wire.messages.handshake import NodeLimits
 
@@ -119,7 +120,7 @@ class BlockingProducer(ClosedFace[Producer]):
     # --- sending ---
 
     @options_of(Producer.send)
-    def send(self, value: bytes | None, **options: Any) -> Receipt:
+    def send(self, value: bytes | str | None, **options: Any) -> Receipt:
         """Send one record and wait for its confirm, behind all that was handed over before.
 
         `timestamp`: event time, datetime with a zone or µs UTC; `priority`, `ttl_ms` and `delay_ms` as of
@@ -129,16 +130,21 @@ class BlockingProducer(ClosedFace[Producer]):
 
     @options_of(Producer.send_nowait)
     def send_nowait(
-        self, value: bytes | None, *, key: Any = None, headers: Any = None, timestamp: Any = None, **asked: Any
+        self, value: bytes | str | None, *, key: Any = None, headers: Any = None, timestamp: Any = None, **asked: Any
     ) -> BlockingDelivery:
         """Hand one record over; its Delivery has the `result`. While the window is full it waits for room.
 
         Raises RecordTooLarge, BadInput; Overloaded when no room comes within the delivery timeout; Closed.
         """
+        options: RecordOptions = {}
+        if asked:
+            options, headers = parted(cast(SendOptions, asked), headers)
+        if type(value) is not bytes or type(key) is str:
+            value, key = as_bytes(value), as_bytes(key)
         pairs = as_headers(headers)
         timestamp_us = as_timestamp_us(timestamp)
         size = record_size(value, key, pairs)
-        attributes = asked_attributes(**asked) if asked else None
+        attributes = asked_attributes(**options) if options else None
         if size > self._record_bytes_max:
             self._check_size(value, size)
         if self._closed:

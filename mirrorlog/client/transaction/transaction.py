@@ -15,11 +15,12 @@ from mirrorlog.client.arguments import checked, refuse
 from mirrorlog.client.options import check_delay
 from mirrorlog.client.producer.batch import Receipt
 from mirrorlog.client.producer.record import Headers, as_headers, as_timestamp_us
+from mirrorlog.client.properties import SendOptions, as_bytes, parted
 from mirrorlog.client.subscription.delivered import Settleable
 from mirrorlog.client.subscription.subscription import Subscription
 from mirrorlog.client.transaction.commit import Commit, Transactor
 from mirrorlog.client.transaction.contents import Routed, SentRecord, SettledPart, release, settle
-from mirrorlog.commitlog.format.attributes import RecordOptions, asked_attributes
+from mirrorlog.commitlog.format.attributes import asked_attributes
 from mirrorlog.commitlog.format.body import Record
 from mirrorlog.errors import BadRequest
 from mirrorlog.wire.frames import How
@@ -50,17 +51,18 @@ class Transaction:
     def send(
         self,
         queue: str,
-        value: bytes | None,
+        value: bytes | str | None,
         *,
-        key: bytes | None = None,
+        key: bytes | str | None = None,
         headers: Headers | None = None,
         timestamp: datetime | int | None = None,
-        **asked: Unpack[RecordOptions],
+        **asked: Unpack[SendOptions],
     ) -> int:
         """A record for `queue`; which of the receipts will be its. Options as of `Producer.send`. Raises BadInput."""
         self._check_open()
-        record = Record(value, key, list(as_headers(headers)), as_timestamp_us(timestamp))
-        attributes = asked_attributes(**asked) if asked else None
+        options, headers = parted(asked, headers)
+        record = Record(as_bytes(value), as_bytes(key), list(as_headers(headers)), as_timestamp_us(timestamp))
+        attributes = asked_attributes(**options) if options else None
         self._sent.append(SentRecord(record, attributes, queue, self._count))
         self._count += 1
         return self._count - 1
@@ -69,14 +71,14 @@ class Transaction:
         self,
         exchange: str,
         routing_key: str,
-        value: bytes | None,
+        value: bytes | str | None,
         *,
-        key: bytes | None = None,
+        key: bytes | str | None = None,
         headers: Headers | None = None,
         timestamp: datetime | int | None = None,
         mandatory: bool = False,
         virtual_host: str = DEFAULT_VIRTUAL_HOST,
-        **asked: Unpack[RecordOptions],
+        **asked: Unpack[SendOptions],
     ) -> Routed:
         """A message to an exchange, routed by the bindings that there are when it is committed; the result says where
         it is then. All queues that it leads to must be in the log of the others, or nothing of it counts.
@@ -94,10 +96,11 @@ class Transaction:
                 f"exchange {exchange!r} is in virtual host {virtual_host}, and this transaction publishes to one in "
                 f"{self._virtual_host}: a transaction that publishes to exchanges is of one virtual host"
             )
-        named = routing_key.encode() if key is None else key
-        record = Record(value, named, list(as_headers(headers)), as_timestamp_us(timestamp))
+        options, headers = parted(asked, headers)
+        named = routing_key.encode() if key is None else as_bytes(key)
+        record = Record(as_bytes(value), named, list(as_headers(headers)), as_timestamp_us(timestamp))
         routed = Routed(exchange, routing_key, mandatory)
-        self._sent.append(SentRecord(record, asked_attributes(**asked) if asked else None, routed=routed))
+        self._sent.append(SentRecord(record, asked_attributes(**options) if options else None, routed=routed))
         self._virtual_host = virtual_host
         return routed
 
