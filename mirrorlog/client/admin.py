@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
 from mirrorlog.attempts import Attempts
 from mirrorlog.client.arguments import checked
+from mirrorlog.client.connection.cluster import ClusterClient
 from mirrorlog.client.connection.copies import Copies
 from mirrorlog.client.connection.copy_refusals import NO_ANSWER
 from mirrorlog.client.connection.masters import ask_master, ask_placed_at, ask_until_placed, change_at_master
@@ -391,3 +392,20 @@ def _reset_target(
     if to not in ("earliest", "latest"):
         raise BadRequest(f'a reset is to "earliest", "latest", a queue offset or a datetime, not {to!r}')
     return {"to": to}
+
+
+class AdminClient(ClusterClient):
+    """A client for `admin` alone, connected while its block runs: it loads nothing that records need."""
+
+    @property
+    def admin(self) -> Admin:
+        """As of a `Client`."""
+        return Admin(self)
+
+    async def __aenter__(self) -> Self:
+        await self.any_connection()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._closed = True
+        await self._disconnect()

@@ -9,14 +9,14 @@ from uuid import UUID, uuid5
 
 from pydantic import Field, SecretStr, ValidationInfo, field_serializer, field_validator, model_validator
 
-from mirrorlog.config.values import CLIENT_PORT, REPLICATION_PORT, Address, Flush, Locator, Name, SettingsSection
+from mirrorlog.config.addresses import CLIENT_PORT, COPIES_MAX, REPLICATION_PORT
+from mirrorlog.config.values import Address, Flush, Locator, Name, SettingsSection
 from mirrorlog.errors import ConfigError
 
 MULTICAST_PORT: Final = 7405
 MULTICAST_GROUP: Final = "239.255.74.1"
 SEEDS_MAX: Final = 64
 LOG_NUMBER_MAX: Final = 255
-COPIES_MAX: Final = 16
 
 _NAMESPACE: Final = UUID("6d697272-6f72-6c6f-672e-636c75737465")  # "mirrorlog.cluste" in ASCII
 

@@ -6,6 +6,7 @@ from typing import Self
 
 from pydantic import model_validator
 
+from mirrorlog.config.addresses import split_address
 from mirrorlog.config.cluster import ClusterSettings, LogAssignment, Member
 from mirrorlog.config.sections import (
     GrpcSettings,
@@ -17,7 +18,7 @@ from mirrorlog.config.sections import (
     NodeSettings,
     TlsSettings,
 )
-from mirrorlog.config.values import DEFAULT_PORTS, PORTS, SettingsSection, split_address
+from mirrorlog.config.values import DEFAULT_PORTS, PORTS, SettingsSection
 from mirrorlog.errors import ConfigError
 
 

@@ -6,13 +6,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, StringConstraints
 
-from mirrorlog.errors import ConfigError
-
-CLIENT_PORT: Final = 7401
-REPLICATION_PORT: Final = 7402
-GRPC_PORT: Final = 7403
-HTTP_PORT: Final = 7404
-
+from mirrorlog.config.addresses import CLIENT_PORT, GRPC_PORT, HTTP_PORT, REPLICATION_PORT
 
 _NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 _PORT: Final = r"([0-9]{1,4}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
@@ -35,11 +29,3 @@ class SettingsSection(BaseModel):
     """A table of settings: unknown keys are errors, and what was read does not change."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """`host:port` → (host, port), brackets of an IPv6 address removed. Raises ConfigError."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
-        raise ConfigError(f"{address!r} is no host:port")
-    return host.strip("[]"), int(port)

@@ -94,7 +94,7 @@ def consume(
 
     Example: mqtool consume flights --group lake --commit --until-end
 
-    Example: mqtool --servers 10.0.0.2:7401 consume flights --read-from n2 --allow-stale-reads --until-end
+    Example: mqtool consume flights --allow-stale-reads -s b:7401
     """
     if commit and not group:
         raise BadInput("--commit stores where a group stands; name it with --group")
@@ -123,7 +123,7 @@ def consume(
             await _print(consumer, count, write, commit=commit)
 
     with contextlib.suppress(KeyboardInterrupt):
-        session_of(context).run(read, allow_stale_reads=allow_stale_reads)
+        session_of(context).run(read, allow_stale_reads=allow_stale_reads, records=True)
 
 
 async def _print(
@@ -225,7 +225,7 @@ def tail(
         await _while_stdout_is_read(_tail_queue(client, name, lines, follow=on, read_from=read_from, write=write))
 
     with contextlib.suppress(KeyboardInterrupt):
-        session_of(context).run(read, allow_stale_reads=allow_stale_reads)
+        session_of(context).run(read, allow_stale_reads=allow_stale_reads, records=True)
 
 
 # --- A queue ----------------------------------------------------------------------------------------------------------

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from rich.console import RenderableType
 from typer.core import TyperCommand
+from typer.main import get_command
 
 from mirrorlog.diagnosis.cells import NOTHING, bytes_text
 from mirrorlog.diagnosis.cluster_status import of_queues
 from mirrorlog.errors import MissingDependency, NoSuchHold
+from mirrorlog.tools.common.commands import SETTINGS
 from mirrorlog.tools.common.options import AsJson, IfExists, OnlyVirtualHost, VirtualHost
 from mirrorlog.tools.common.output import emit_with_outages, table
 from mirrorlog.tools.common.session import session_of
@@ -129,8 +131,9 @@ class SparkJob:
     help: str
 
 
-def add_job(app: typer.Typer, job: SparkJob) -> None:
-    """Make `job` a command of `app`, whose help has the options of the module."""
+def _command_of(job: SparkJob) -> Any:
+    """`job` as a command, whose help has the options of the module."""
+    app = typer.Typer(**SETTINGS)
 
     class JobCommand(TyperCommand):
         def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -140,6 +143,8 @@ def add_job(app: typer.Typer, job: SparkJob) -> None:
     @app.command(job.name, cls=JobCommand, help=job.help, options_metavar=job.usage, context_settings=_PASSED_ON)
     def run(context: typer.Context) -> None:
         become(context, job)
+
+    return get_command(app)
 
 
 def become(context: typer.Context, job: SparkJob) -> None:
@@ -160,11 +165,11 @@ def _refuse_without_spark(job: SparkJob) -> None:
 
 def _nodes(context: typer.Context) -> Iterator[str]:
     """Where the nodes are, as it was given: a context of TLS cannot be handed on, and a default is no wish."""
-    parent = context.parent
+    root = context.find_root()
     for name in _NODES:
-        source = None if parent is None else parent.get_parameter_source(name)
-        if parent is not None and source is not None and source.name == "COMMANDLINE":
-            yield from (f"--{name.replace('_', '-')}", str(parent.params[name]))
+        source = root.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            yield from (f"--{name.replace('_', '-')}", str(root.params[name]))
 
 
 def _options_of(job: SparkJob, program: str) -> str:
@@ -269,3 +274,5 @@ JOBS: Final = (
         """,
     ),
 )
+
+land, reconcile, audit, replay, analysis, upkeep = map(_command_of, JOBS)

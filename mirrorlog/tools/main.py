@@ -5,18 +5,15 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-from typer.core import TyperGroup
 
 from mirrorlog import __version__
-from mirrorlog.errors import MirrorlogError
-from mirrorlog.tools.backups.backup import backup
-from mirrorlog.tools.backups.restore import restore
-from mirrorlog.tools.cluster import events, free_former, nodes
+from mirrorlog.errors import BadInput, MirrorlogError
+from mirrorlog.tools.common.commands import SETTINGS, Commands, made
 from mirrorlog.tools.common.options import parse_servers
 from mirrorlog.tools.common.session import (
     DEFAULT_SERVERS,
@@ -30,57 +27,105 @@ from mirrorlog.tools.common.session import (
     session_of,
     tls_of,
 )
-from mirrorlog.tools.connections import close_connection, connections
-from mirrorlog.tools.consume import consume, tail
-from mirrorlog.tools.doctor import doctor
-from mirrorlog.tools.flow import producers, rates
-from mirrorlog.tools.group import group_delete, group_reset, groups
-from mirrorlog.tools.landing import JOBS, add_job, landing_end, landings
-from mirrorlog.tools.masters import drain, forget_node, promote, rebalance
-from mirrorlog.tools.offline.dump import dump
-from mirrorlog.tools.offline.recover import recover
-from mirrorlog.tools.offline.recover_cluster import recover_cluster
-from mirrorlog.tools.offline.verify import verify
-from mirrorlog.tools.offsets import offsets
-from mirrorlog.tools.publish import publish
-from mirrorlog.tools.queue import (
-    alter_queue,
-    cancel_sync_queue,
-    declare,
-    delete,
-    find_offset,
-    purge,
-    queues,
-    redrive,
-    sync_queue,
-)
-from mirrorlog.tools.receive import extend, lease, receive, settle
-from mirrorlog.tools.topology.definitions import export_definitions, import_definitions
-from mirrorlog.tools.topology.exchanges import (
-    bind,
-    bindings,
-    exchange_declare,
-    exchange_delete,
-    exchanges,
-    unbind,
-    vhost_add,
-    vhost_delete,
-    vhosts,
-)
-from mirrorlog.tools.topology.policies import (
-    clear_operator_policy,
-    clear_policy,
-    list_operator_policies,
-    list_policies,
-    list_queues,
-    set_operator_policy,
-    set_policy,
-)
-from mirrorlog.tools.user import user_delete, user_limits, user_permissions, user_set, users
 
+_COMPLETE: Final = "_MQTOOL_COMPLETE"
 _INTERRUPTED: Final = 130
 """As a shell has it for what Ctrl-C ended: 128 and the number of the signal."""
 
+_MODULES: Final = {
+    "queue": "queues declare delete alter-queue sync-queue cancel-sync-queue purge redrive find-offset",
+    "flow": "rates producers",
+    "publish": "publish",
+    "consume": "consume tail",
+    "receive": "receive lease extend settle",
+    "group": "groups group-delete group-reset",
+    "topology.exchanges": "exchanges exchange-declare exchange-delete bind unbind bindings vhosts vhost-add "
+    "vhost-delete",
+    "topology.policies": "set-policy clear-policy list-policies set-operator-policy clear-operator-policy "
+    "list-operator-policies list-queues",
+    "topology.definitions": "import-definitions export-definitions",
+    "user": "users user-set user-delete user-permissions user-limits",
+    "cluster": "nodes events free-former",
+    "masters": "drain rebalance promote forget-node",
+    "connections": "connections close-connection",
+    "doctor": "doctor",
+    "offsets": "offsets",
+    "landing": "landings landing-end land reconcile audit replay analysis upkeep",
+    "offline.dump": "dump",
+    "offline.verify": "verify",
+    "offline.recover": "recover",
+    "offline.recover_cluster": "recover-cluster",
+    "backups.backup": "backup",
+    "backups.restore": "restore",
+}
+TABLE: Final = {
+    name: f"mirrorlog.tools.{module}:{name.replace('-', '_')}"
+    for module, names in _MODULES.items()
+    for name in names.split()
+} | {"completion": "mirrorlog.tools.main:completion"}
+
+NOUNS: Final = {
+    "queue": (
+        "Queues: list, make, move, empty and delete them.",
+        {
+            "list": "queues", "columns": "list-queues", "declare": "declare", "alter": "alter-queue",
+            "delete": "delete", "purge": "purge", "redrive": "redrive", "sync": "sync-queue",
+            "cancel-sync": "cancel-sync-queue", "rates": "rates", "producers": "producers",
+            "find-offset": "find-offset",
+        },
+    ),
+    "message": (
+        "Records: put them in, look at them, take them and settle them.",
+        {name: name for name in ("publish", "consume", "tail", "receive", "lease", "extend", "settle")},
+    ),
+    "group": (
+        "Consumer groups of queues.", {"list": "groups", "reset": "group-reset", "delete": "group-delete"},
+    ),
+    "exchange": (
+        "Exchanges.", {"list": "exchanges", "declare": "exchange-declare", "delete": "exchange-delete"},
+    ),
+    "binding": ("What leads from exchanges to queues.", {"list": "bindings", "add": "bind", "delete": "unbind"}),
+    "vhost": ("Virtual hosts.", {"list": "vhosts", "add": "vhost-add", "delete": "vhost-delete"}),
+    "user": (
+        "Who may log in, what each may do, and how much.",
+        {
+            "list": "users", "set": "user-set", "delete": "user-delete", "permissions": "user-permissions",
+            "limits": "user-limits",
+        },
+    ),
+    "policy": (
+        "What holds for queues and exchanges by their names.",
+        {
+            "list": "list-policies", "set": "set-policy", "clear": "clear-policy",
+            "list-operator": "list-operator-policies", "set-operator": "set-operator-policy",
+            "clear-operator": "clear-operator-policy",
+        },
+    ),
+    "node": (
+        "Nodes of the cluster, and what they hold.",
+        {"list": "nodes", "drain": "drain", "forget": "forget-node", "free-former": "free-former"},
+    ),
+    "cluster": (
+        "The cluster as a whole.",
+        {
+            "status": "nodes", "doctor": "doctor", "events": "events", "rebalance": "rebalance",
+            "import": "import-definitions", "export": "export-definitions", "recover": "recover-cluster",
+            "backup": "backup", "restore": "restore",
+        },
+    ),
+    "log": (
+        "Logs and their copies; dump, verify and recover read the disk of a node, without it.",
+        {"offsets": "offsets", "promote": "promote", "dump": "dump", "verify": "verify", "recover": "recover"},
+    ),
+    "landing": (
+        "What lands in Delta tables.",
+        {
+            "list": "landings", "end": "landing-end", "run": "land", "reconcile": "reconcile", "audit": "audit",
+            "replay": "replay", "analysis": "analysis", "upkeep": "upkeep",
+        },
+    ),
+    "connection": ("Connections of clients.", {"list": "connections", "close": "close-connection"}),
+}  # fmt: skip
 
 _AS_RABBITMQ: Final = {
     "cluster-status": "nodes",
@@ -91,25 +136,9 @@ _AS_RABBITMQ: Final = {
     "list-bindings": "bindings",
     "list-permissions": "users",
 }
+_SHOWN: Final = ("publish", "consume", "tail", "receive", "doctor", "completion")
 
-
-class _Commands(TyperGroup):
-    """Commands may be written as RabbitMQ's users write theirs, too: `set_policy` is `set-policy`, and what it calls
-    otherwise has its name besides."""
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        name = cmd_name.replace("_", "-")
-        return super().get_command(ctx, _AS_RABBITMQ.get(name, name))
-
-
-app = typer.Typer(
-    name="mqtool",
-    cls=_Commands,
-    rich_markup_mode=None,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = typer.Typer(name="mqtool", cls=Commands, **{**SETTINGS, "add_completion": True})
 
 
 def _print_version(wanted: bool) -> None:
@@ -144,13 +173,17 @@ def options(  # noqa: PLR0917  (typer makes them options, nobody passes them by 
         ),
     ] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show a traceback with an error.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, where a command can.")] = False,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
     ] = False,
 ) -> None:
     """Look at a mirrorlog cluster and its queues, publish and consume by hand, check log directories offline.
 
-    Example: mqtool --servers 127.0.0.1:7401 offsets
+    Options of this list may stand behind a command, too. `mqtool queue` says what there is for queues, and so on. The
+    names of one word (queues, group-reset, list_policies) work as ever.
+
+    Example: mqtool queue list --servers 127.0.0.1:7401
     """
     session = session_of(context)
     session.debug = debug
@@ -159,32 +192,52 @@ def options(  # noqa: PLR0917  (typer makes them options, nobody passes them by 
     session.user = user
 
 
-for command in (
-    *(offsets, nodes, events, queues, groups, landings, declare, publish, consume, tail, dump, verify, recover),
-    *(receive, lease, settle, extend, purge, redrive, drain, rebalance, promote),
-    *(doctor, producers, rates, connections, close_connection),
-    *(exchanges, bind, unbind, bindings, vhosts, users),
-    *(exchange_declare, exchange_delete, vhost_add, vhost_delete, user_set, user_delete, user_permissions, user_limits),
-    *(find_offset, landing_end, group_delete, delete, alter_queue, sync_queue, group_reset, forget_node, free_former),
-    *(
-        list_queues,
-        cancel_sync_queue,
-        set_policy,
-        clear_policy,
-        list_policies,
-        set_operator_policy,
-        clear_operator_policy,
-        list_operator_policies,
-        import_definitions,
-        export_definitions,
-    ),
-    recover_cluster,
-    backup,
-    restore,
-):
-    app.command()(command)
-for job in JOBS:
-    add_job(app, job)
+def _anywhere(  # noqa: PLR0917  (typer makes them options, nobody passes them by position)
+    context: typer.Context,
+    servers: Annotated[str | None, typer.Option("--servers", "-s", hidden=True)] = None,
+    tls_ca: Annotated[Path | None, typer.Option("--tls-ca", hidden=True)] = None,
+    tls_cert: Annotated[Path | None, typer.Option("--tls-cert", hidden=True)] = None,
+    tls_key: Annotated[Path | None, typer.Option("--tls-key", hidden=True)] = None,
+    user: Annotated[str | None, typer.Option("--user", hidden=True)] = None,
+    debug: Annotated[bool | None, typer.Option("--debug", hidden=True)] = None,
+) -> None:
+    """The global options, as every command has them, too; what is not given there stays."""
+
+
+def _globals() -> Iterator[Any]:
+    for each in made("anywhere", _anywhere).params:
+        if each.name != "help":
+            each.expose_value, each.callback = False, _take_global
+            yield each
+
+
+def _take_global(context: Any, parameter: Any, value: Any) -> None:
+    if value is None:
+        return
+    session, given = session_of(context), context.find_root().params
+    if parameter.name == "servers":
+        session.servers = parse_servers(value)
+    elif parameter.name.startswith("tls_"):
+        given[parameter.name] = value
+        session.tls = tls_of(given["tls_ca"], given["tls_cert"], given["tls_key"])
+    else:
+        setattr(session, parameter.name, value)
+
+
+Commands.table, Commands.nouns, Commands.aliases, Commands.shown = TABLE, NOUNS, _AS_RABBITMQ, _SHOWN
+Commands.more = (_globals,)
+
+
+def completion(shell: Annotated[str, typer.Argument(help="bash, zsh or fish.")]) -> None:
+    """Print what has a shell complete commands, options and names of queues.
+
+    Example: mqtool completion bash > /etc/bash_completion.d/mqtool
+    """
+    from typer._completion_shared import get_completion_script
+
+    if shell not in ("bash", "zsh", "fish"):
+        raise BadInput(f"{shell!r} is no shell that can be told; there are bash, zsh and fish")
+    typer.echo(get_completion_script(prog_name="mqtool", complete_var=_COMPLETE, shell=shell))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

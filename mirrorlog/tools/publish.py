@@ -92,6 +92,9 @@ class _Destination:
 def publish(
     context: typer.Context,
     queue: OptionalQueue = None,
+    values: Annotated[
+        list[str] | None, typer.Argument(metavar="[VALUE]...", help="Records' values.", show_default=False)
+    ] = None,
     *,
     value: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="A record's value. Repeatable.")] = None,
     file: Annotated[
@@ -138,25 +141,33 @@ def publish(
 ) -> None:
     """Publish records to a queue or an exchange, and wait until they are confirmed, by every queue that they lead to.
 
+    Without any record on the command line they are read from stdin, one a line, unless that is a terminal.
     When an error ends it, what was confirmed before is still printed. --records keeps each record's own value, key,
     headers, timestamp, priority and times; they get new queue offsets, and are routed by their keys.
 
-    Example: mqtool publish flights --value hello --key UA1545 --header row=1 --confirm majority
+    Example: mqtool publish flights hello --key UA1545 --confirm majority
+
+    Example: mqtool publish flights < flights.txt
 
     Example: mqtool publish --exchange flights --key UA.1545.late --mandatory --priority 3 --value hello
     """
+    typed = [*(values or ()), *(value or ())]
+    if exchange is not None and queue is not None:
+        typed, queue = [queue, *typed], None  # with an exchange all that stands alone is a record
     if (queue is None) == (exchange is None):
-        raise BadInput("give a queue, or an exchange with --exchange, not both")
+        raise BadInput("give a queue, or an exchange with --exchange")
     if mandatory and exchange is None:
         raise BadInput("--mandatory is for --exchange: a queue is there or it is an error")
-    if [bool(value), file is not None, records is not None].count(True) != 1:
-        raise BadInput("give the records with --value (as often as needed), with --file or with --records, not both")
+    if not typed and file is None and records is None and not sys.stdin.isatty():
+        file = Path("-")
+    if [bool(typed), file is not None, records is not None].count(True) != 1:
+        raise BadInput("give the records behind the queue, with --file or with --records, not both; or by a pipe")
     attributes = asked_attributes(priority, ttl_ms, delay_ms) or NO_ATTRIBUTES
     if records is not None and (key is not None or header or attributes != NO_ATTRIBUTES):
         raise BadInput("--records has each record's own key, headers, priority and times; leave those options out")
     headers: list[Header] = [_header(text) for text in header or []]
     own = ParsedRecord(None, None if key is None else os.fsencode(key), headers, None, attributes)
-    given = _values(value or [], file, own) if records is None else _records(records)
+    given = _values(typed, file, own) if records is None else _records(records)
     if confirm is not None:
         Level.parse(confirm)
     level = int(confirm) if confirm is not None and confirm.isdecimal() else confirm
@@ -176,7 +187,7 @@ def _publish(session: ToolSession, to: _Destination, given: AsyncIterator[Parsed
 
     published = to_queue if to.exchange is None else to_exchange
     try:
-        session.run(send)
+        session.run(send, records=True)
     except MirrorlogError:
         if published.records or to_exchange.unroutable:
             _print(published, as_json)

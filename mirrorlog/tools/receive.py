@@ -134,7 +134,7 @@ def receive(  # noqa: PLR0917  (typer makes them options, nobody passes them by 
             raise await no_such_group(client, name, group) from None
 
     with contextlib.suppress(KeyboardInterrupt):
-        session_of(context).run(take)
+        session_of(context).run(take, records=True)
 
 
 async def no_such_group(client: Client, queue: str, group: str) -> NoSuchGroup:
@@ -230,7 +230,7 @@ def lease(
             read_from=read_from,
         )
 
-    for each in session_of(context).run(take):
+    for each in session_of(context).run(take, records=True):
         if as_json:
             print_json_line({**given_fields(each), "receipt": each.receipt})
         else:
@@ -254,7 +254,7 @@ def extend(
     Example: mqtool extend flights 17-3-5d41402a --ms 600000
     """
     key = qualified(vhost, queue)
-    session_of(context).run(lambda client: client.extend_receipt(key, receipt, lease_ms, group=group))
+    session_of(context).run(lambda client: client.extend_receipt(key, receipt, lease_ms, group=group), records=True)
     emit(
         as_json,
         {"queue": queue, "group": group, "receipt": receipt, "lease_ms": lease_ms},
@@ -299,7 +299,7 @@ def settle(
             else:
                 typer.echo(f"{receipt} {_DONE[how] if changed else _UNCHANGED}")
 
-    session_of(context).run(settle_each)
+    session_of(context).run(settle_each, records=True)
 
 
 def _how(**asked: bool) -> str:

@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 from typing import Final
 
-from mirrorlog.config import check_private
 from mirrorlog.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -129,6 +128,8 @@ def _of_certificate(error: ssl.SSLError) -> bool:
 def _load_own(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
     for file in (certificate, key):
         _check_readable(file)
+    from mirrorlog.config import check_private  # late: who needs no TLS needs no settings either
+
     check_private(key, "TLS: the key")
     try:
         # A key that is encrypted would ask for its password at the terminal, and wait for ever.

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final, cast
 
-from mirrorlog.commitlog.format.body import Header
 from mirrorlog.commitlog.format.header import HEADER_SIZE, NO_TIMESTAMP
 from mirrorlog.errors import BadInput
 
+Header = tuple[str, bytes | None]
+"""As in `commitlog.format.body`, which takes long to load."""
 Headers = Mapping[str, bytes | None] | Sequence[Header]
 
 RECORD_OVERHEAD_BYTES: Final = 24

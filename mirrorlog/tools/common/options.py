@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -10,7 +11,8 @@ import msgspec
 import typer
 
 from mirrorlog.config import split_address
-from mirrorlog.errors import BadInput, ConfigError
+from mirrorlog.errors import BadInput, ConfigError, MirrorlogError
+from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, split
 
 VHOST_VARIABLE: Final = "MIRRORLOG_VHOST"
 
@@ -31,7 +33,27 @@ OnlyVirtualHost = Annotated[
 ]
 
 IfExists = Annotated[bool, typer.Option("--if-exists", help="No error (exit code 5) when it is not there.")]
-QueueName = Annotated[str, typer.Argument(help="The queue's name.")]
+
+
+def _queues_named(context: typer.Context, incomplete: str) -> list[str]:
+    """For a shell that completes: what the cluster has, if it answers."""
+    from mirrorlog.tools.common.session import PASSWORD_VARIABLE, ToolSession, tls_of
+
+    given = context.find_root().params
+    vhost = context.params.get("vhost") or DEFAULT_VIRTUAL_HOST
+    if given["user"] is not None and PASSWORD_VARIABLE not in os.environ:
+        return []  # nobody is asked for one while he types
+    try:
+        tls = tls_of(given["tls_ca"], given["tls_cert"], given["tls_key"])
+        session = ToolSession(parse_servers(given["servers"]), tls=tls, user=given["user"])
+        found = session.run(lambda client: client.admin.metadata())
+    except MirrorlogError:
+        return []
+    names = (split(each.name) for each in found.queues)
+    return [name for host, name in names if host == vhost and name.startswith(incomplete)]
+
+
+QueueName = Annotated[str, typer.Argument(help="The queue's name.", autocompletion=_queues_named)]
 AckingGroup = Annotated[str, typer.Option("--group", help="An acking group; by default the queue's own.")]
 LeaseGroup = Annotated[str, typer.Option("--group", help="Of the lease; by default the queue's own.")]
 CreateGroup = Annotated[bool, typer.Option("--create", help="Make the group if it is not there.")]
@@ -40,7 +62,10 @@ BytesFrom = Annotated[
     str, typer.Option("--read-from", metavar="NODE", help="For the bytes: master, mirror, nearest or a node's id.")
 ]
 ReadFrom = Annotated[str, typer.Option("--read-from", metavar="NODE", help="master, mirror, or a node's id.")]
-OptionalQueue = Annotated[str | None, typer.Argument(metavar="[QUEUE]", help="The queue's name.", show_default=False)]
+OptionalQueue = Annotated[
+    str | None,
+    typer.Argument(metavar="[QUEUE]", help="The queue's name.", show_default=False, autocompletion=_queues_named),
+]
 LogPath = Annotated[
     Path, typer.Argument(metavar="DIR", exists=True, file_okay=False, help="A log's or node's directory.")
 ]

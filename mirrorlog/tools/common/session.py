@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import ssl
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import typer
 
@@ -19,6 +17,8 @@ from mirrorlog.errors import AccessRefused, BadInput, MirrorlogError, NoSuchQueu
 from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST
 
 if TYPE_CHECKING:
+    import ssl
+
     from mirrorlog.client import Client
 
 SERVERS_VARIABLE: Final = "MIRRORLOG_SERVERS"
@@ -31,6 +31,7 @@ PASSWORD_VARIABLE: Final = "MIRRORLOG_PASSWORD"
 DEFAULT_SERVERS: Final = f"127.0.0.1:{CLIENT_PORT}"
 CONNECT_TIMEOUT_MS: Final = 3_000
 """A node that is reachable greets within milliseconds; a hanging one shall not hold up a refreshed display."""
+REQUEST_TIMEOUT_MS: Final = 10_000
 _NOT_THERE: Final = NoSuchQueue.exit_code
 _T = TypeVar("_T")
 _Command = Callable[["Client"], Coroutine[Any, Any, _T]]
@@ -68,31 +69,57 @@ class ToolSession:
     user: str | None = None
 
     @asynccontextmanager
-    async def client(self, *, allow_stale_reads: bool = False) -> AsyncIterator[Client]:
-        """A connected client, closed at the end; `allow_stale_reads` as there. Raises ConnectionLost when no server
-        answers, BadInput when nobody can give the user's password."""
-        # Late: commands that read files alone, and --help, need no client.
+    async def client(self, *, allow_stale_reads: bool = False, records: bool = False) -> AsyncIterator[Client]:
+        """A connected client, closed at the end; `allow_stale_reads` as there; `records`: it is for more than its
+        `admin`. Raises ConnectionLost when no server answers, BadInput when nobody can give the user's password."""
+        password = password_from(PASSWORD_VARIABLE, self.user) if self.user is not None else ""
+        # Late: commands that read files alone, and --help, need no client, and most need nothing of records.
+        if not records:
+            from mirrorlog.client.admin import AdminClient
+
+            async with AdminClient(
+                *self.servers,
+                cluster_id=None,
+                role="tool",
+                connect_timeout_ms=CONNECT_TIMEOUT_MS,
+                request_timeout_ms=REQUEST_TIMEOUT_MS,
+                stale_reads=allow_stale_reads,
+                tls=self.tls,
+                login=None if self.user is None else (self.user, password),
+            ) as light:
+                yield cast("Client", light)
+            return
         from mirrorlog.client import Client
 
         async with Client(
             *self.servers,
             role="tool",
             connect_timeout_ms=CONNECT_TIMEOUT_MS,
+            request_timeout_ms=REQUEST_TIMEOUT_MS,
             allow_stale_reads=allow_stale_reads,
             tls=self.tls,
             user=self.user,
-            password=password_from(PASSWORD_VARIABLE, self.user) if self.user is not None else "",
+            password=password,
         ) as client:
             yield client
 
-    def run(self, command: _Command[_T], *, allow_stale_reads: bool = False, vhost: str | None = None) -> _T:
-        """Connect, run `command`, disconnect. `vhost`: what is asked for is limited to this virtual host, which must be
-        there: raises NoSuchVirtualHost."""
+    def run(
+        self,
+        command: _Command[_T],
+        *,
+        allow_stale_reads: bool = False,
+        vhost: str | None = None,
+        records: bool = False,
+    ) -> _T:
+        """Connect, run `command`, disconnect. `records`: as of `client`. `vhost`: what is asked for is limited to this
+        virtual host, which must be there: raises NoSuchVirtualHost."""
 
         async def connected() -> _T:
-            async with self.client(allow_stale_reads=allow_stale_reads) as client:
+            async with self.client(allow_stale_reads=allow_stale_reads, records=records) as client:
                 await _check_virtual_host(client, vhost)
                 return await command(client)
+
+        import asyncio  # late, as above
 
         return asyncio.run(connected())
 
