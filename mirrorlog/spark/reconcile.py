@@ -29,7 +29,7 @@ from mirrorlog.spark import command_line
 from mirrorlog.spark.checks.buckets import BUCKET_OFFSETS
 from mirrorlog.spark.checks.comparison import RANGES_MAX, Comparison, ComparisonLimits
 from mirrorlog.spark.checks.differences import Reconciliation
-from mirrorlog.spark.checks.landed_table import open_table
+from mirrorlog.spark.checks.landed_table import open_table, refuse_absent
 from mirrorlog.spark.checks.scope import ComparisonRequest, LogSource, Until, Write, scope
 from mirrorlog.spark.command_line import OnStep
 from mirrorlog.spark.errors import BeginUnknown, translated
@@ -116,6 +116,7 @@ def _run(options: argparse.Namespace) -> list[Reconciliation]:
     queues = command_line.queues_of(options)
     limits = ComparisonLimits(options.bucket, options.ranges)
     until = _until(options.until)
+    refuse_absent(options.table, options.dead_letters)
     for queue in queues:
         log.facts(queue)  # before the session, which takes seconds: an unknown queue is told at once
     with spark_session(f"reconcile {', '.join(queues)}") as (spark, on_step):

@@ -18,6 +18,7 @@ from mirrorlog.errors import ConnectionLost, NodeStopping, Refused, RequestTimeo
 from mirrorlog.tools.common.options import AsJson
 from mirrorlog.tools.common.output import emit, print_json, print_json_line, table
 from mirrorlog.tools.common.session import session_of
+from mirrorlog.tools.common.watching import watchable
 from mirrorlog.versions import version_of
 from mirrorlog.wire.messages.operators import ClusterEvent, Events, FormerFreed
 from mirrorlog.wire.messages.status import DiskStatus, FormerStatus, MemoryStatus, NodeStatus, Status
@@ -80,6 +81,7 @@ class NodeList(msgspec.Struct, frozen=True, kw_only=True):
     cluster_version: int = 1
 
 
+@watchable
 def nodes(
     context: typer.Context,
     *,

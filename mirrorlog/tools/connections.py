@@ -15,6 +15,7 @@ from mirrorlog.errors import BadRequest
 from mirrorlog.tools.common.options import AsJson, IfExists
 from mirrorlog.tools.common.output import cell_text, emit, table
 from mirrorlog.tools.common.session import session_of
+from mirrorlog.tools.common.watching import watchable
 from mirrorlog.wire.messages.connections import ConnectionInfo
 
 _ANY: Final = ConnectionInfo(
@@ -24,6 +25,7 @@ COLUMNS: Final = tuple(connection_row(_ANY))
 _SHOWN: Final = ("name", "user", "node", "protocol", "connected_at", "state")
 
 
+@watchable
 def connections(
     context: typer.Context,
     columns: Annotated[list[str] | None, typer.Argument(help=f"Of {', '.join(COLUMNS)}.", show_default=False)] = None,

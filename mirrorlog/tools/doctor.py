@@ -14,6 +14,7 @@ from mirrorlog.diagnosis.findings import findings
 from mirrorlog.tools.common.options import AsJson, OnlyVirtualHost
 from mirrorlog.tools.common.output import emit
 from mirrorlog.tools.common.session import session_of
+from mirrorlog.tools.common.watching import watchable
 
 if TYPE_CHECKING:
     from mirrorlog.client import Client
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 _STOPPED: Final = 1
 
 
+@watchable
 def doctor(
     context: typer.Context,
     queue: Annotated[str | None, typer.Argument(help="Only what concerns this queue.", show_default=False)] = None,

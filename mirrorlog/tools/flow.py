@@ -16,6 +16,7 @@ from mirrorlog.errors import AccessRefused
 from mirrorlog.tools.common.options import AsJson, OnlyVirtualHost
 from mirrorlog.tools.common.output import emit_with_outages, table
 from mirrorlog.tools.common.session import session_of
+from mirrorlog.tools.common.watching import watchable
 from mirrorlog.wire.messages.queues import Metadata
 from mirrorlog.wire.messages.status import ProducerStatus, QueueCounts, QueueStatus
 from mirrorlog.wire.names import shown
@@ -64,6 +65,7 @@ def waiting_view(told: Sequence[QueueStatus]) -> list[RenderableType]:
     return [Text(), table("WAITING", ("queue", *numbers), rows, numbers=numbers)] if rows else []
 
 
+@watchable
 def rates(
     context: typer.Context,
     queue: Annotated[str | None, typer.Argument(help="Only this queue.", show_default=False)] = None,
@@ -96,6 +98,7 @@ def _cells(counts: QueueCounts) -> list[str]:
     return [*(f"{each:.1f}" for each in rates), *map(str, totals)]
 
 
+@watchable
 def producers(
     context: typer.Context,
     queue: Annotated[str | None, typer.Argument(help="Only of this queue.", show_default=False)] = None,

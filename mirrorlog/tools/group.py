@@ -15,6 +15,7 @@ from mirrorlog.errors import AccessRefused, BadInput, NoSuchGroup, UnsupportedVe
 from mirrorlog.tools.common.options import AsJson, IfExists, OnlyVirtualHost, QueueName, VirtualHost
 from mirrorlog.tools.common.output import emit, emit_with_outages, table, yes_no
 from mirrorlog.tools.common.session import session_of
+from mirrorlog.tools.common.watching import watchable
 from mirrorlog.wire.messages.groups import GroupInfo, GroupMove, GroupsFound, GroupsReset
 from mirrorlog.wire.messages.queues import Position, QueueOutage
 from mirrorlog.wire.messages.status import AckingGroupStatus, GroupStatus
@@ -32,6 +33,7 @@ _Asked = tuple[list[GroupStatus], GroupsFound | None, list[QueueOutage], list[Ac
 _COUNTS: Final = ("floor", "ready", "out", "leased", "parked", "unsettled", "subscribers")
 
 
+@watchable
 def groups(
     context: typer.Context,
     queue: Annotated[str | None, typer.Argument(help="Only the groups of this queue.", show_default=False)] = None,

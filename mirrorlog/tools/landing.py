@@ -23,6 +23,7 @@ from mirrorlog.tools.common.commands import SETTINGS
 from mirrorlog.tools.common.options import AsJson, IfExists, OnlyVirtualHost, VirtualHost
 from mirrorlog.tools.common.output import emit_with_outages, table
 from mirrorlog.tools.common.session import session_of
+from mirrorlog.tools.common.watching import watchable
 from mirrorlog.wire.messages.queues import HoldInfo
 from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, qualified, shown
 
@@ -38,6 +39,7 @@ _HELP_TIMEOUT_S: Final = 60
 _OPTIONS: Final = re.compile(r"^(?:positional arguments|options):\n.*(?=^Example: )", re.MULTILINE | re.DOTALL)
 
 
+@watchable
 def landings(
     context: typer.Context,
     queue: Annotated[str | None, typer.Argument(help="Only those of this queue.", show_default=False)] = None,
@@ -198,7 +200,7 @@ JOBS: Final = (
 
         It needs Spark and Java (pip install mirrorlog[spark]). With --config a file says which queues go where and
         from which servers: --servers and TLS options, also those of mqtool itself, are refused then, and their
-        variables do not count.
+        variables count where it names no servers.
 
         Example: mqtool land flights --to delta:///lake/flights
 

@@ -62,7 +62,7 @@ TABLE: Final = {
     name: f"mirrorlog.tools.{module}:{name.replace('-', '_')}"
     for module, names in _MODULES.items()
     for name in names.split()
-} | {"completion": "mirrorlog.tools.main:completion"}
+} | {"completion": "mirrorlog.tools.main:completion", "dev": "mirrorlog.testing.dev:dev"}
 
 NOUNS: Final = {
     "queue": (
@@ -136,7 +136,7 @@ _AS_RABBITMQ: Final = {
     "list-bindings": "bindings",
     "list-permissions": "users",
 }
-_SHOWN: Final = ("publish", "consume", "tail", "receive", "doctor", "completion")
+_SHOWN: Final = ("publish", "consume", "tail", "receive", "doctor", "dev", "completion")
 
 app = typer.Typer(name="mqtool", cls=Commands, **{**SETTINGS, "add_completion": True})
 

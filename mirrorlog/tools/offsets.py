@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Group, RenderableType
-from rich.live import Live
 from rich.text import Text
 
 from mirrorlog.diagnosis.cells import NOTHING, ago_text, bytes_text, offset_text
@@ -26,11 +23,12 @@ from mirrorlog.diagnosis.cluster_status import (
     newest_view,
     select,
 )
-from mirrorlog.errors import AccessRefused, LoginFailed, MirrorlogError
+from mirrorlog.errors import AccessRefused, LoginFailed
 from mirrorlog.tools.cluster import former_row, former_table
 from mirrorlog.tools.common.options import AsJson, OnlyVirtualHost
-from mirrorlog.tools.common.output import emit, print_json_line, table, terminal_console, yes_no
-from mirrorlog.tools.common.session import ToolSession, session_of
+from mirrorlog.tools.common.output import emit, table, yes_no
+from mirrorlog.tools.common.session import session_of
+from mirrorlog.tools.common.watching import watchable
 from mirrorlog.tools.group import groups_view
 from mirrorlog.wire.messages.status import MirrorStatus, PlacedLog
 from mirrorlog.wire.names import shown
@@ -215,10 +213,7 @@ def _groups(best: list[LogCopy]) -> list[RenderableType]:
     return [groups_view(groups, title="CONSUMER GROUPS")] if groups else []
 
 
-_Look = Callable[["Client"], Coroutine[Any, Any, tuple[AllStatuses, dict[str, str]]]]
-"""What is asked for, and the names of all logs by id."""
-
-
+@watchable
 def offsets(
     context: typer.Context,
     *,
@@ -226,8 +221,6 @@ def offsets(
     log: Annotated[str | None, typer.Option(help="Only this log (name or id).")] = None,
     queue: Annotated[str | None, typer.Option(help="Only this queue, its groups and its logs.")] = None,
     vhost: OnlyVirtualHost = None,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh in place until Ctrl-C.")] = False,
-    every: Annotated[float, typer.Option(min=0.1, help="Seconds between refreshes of --watch.")] = 1.0,
     as_json: AsJson = False,
 ) -> None:
     """Show the offsets of logs, mirrors, queues and consumer groups.
@@ -243,29 +236,5 @@ def offsets(
         whole = await gather(client)
         return select(whole, node=node, log=log, queue=key_of(vhost, queue), vhost=vhost), log_names(whole)
 
-    if watch:
-        with contextlib.suppress(KeyboardInterrupt):
-            _watch(session, look, every=every, as_json=as_json)
-        return
     status, names = session.run(look, vhost=vhost)
     emit(as_json, status, offsets_view(status, names))
-
-
-def _watch(session: ToolSession, look: _Look, *, every: float, as_json: bool) -> None:
-    """Look again and again, each time over a new connection: the server that answered before may be gone."""
-    if as_json:
-        while True:
-            print_json_line(session.run(look)[0])
-            time.sleep(every)
-    with Live(console=terminal_console(), auto_refresh=False) as live:
-        while True:
-            live.update(_view(session, look), refresh=True)
-            time.sleep(every)
-
-
-def _view(session: ToolSession, look: _Look) -> RenderableType:
-    try:
-        return offsets_view(*session.run(look))
-    except MirrorlogError as error:
-        # Watching goes on: what it is there for is to see the cluster come back.
-        return Text(f"{error}; trying again", style="red")

@@ -27,6 +27,7 @@ from mirrorlog.tools.common.options import (
 )
 from mirrorlog.tools.common.output import emit, emit_with_outages, print_json, print_json_line, table
 from mirrorlog.tools.common.session import session_of
+from mirrorlog.tools.common.watching import watchable
 from mirrorlog.tools.flow import waiting_fields, waiting_of, waiting_view
 from mirrorlog.wire.messages.groups import REDRIVE_MAX
 from mirrorlog.wire.messages.queues import AlteredQueue, Metadata, QueueInfo, QueueSync
@@ -41,6 +42,7 @@ _EVERY_S: Final = 1.0
 _NAMED_MAX: Final = 10
 
 
+@watchable
 def queues(
     context: typer.Context,
     names: Annotated[list[str] | None, typer.Argument(help="Only these queues.", show_default=False)] = None,

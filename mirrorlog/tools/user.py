@@ -13,6 +13,7 @@ from mirrorlog.errors import BadInput, NoSuchUser
 from mirrorlog.tools.common.options import AsJson, IfExists, UserName, VirtualHost
 from mirrorlog.tools.common.output import emit, table
 from mirrorlog.tools.common.session import password_from, session_of
+from mirrorlog.tools.common.watching import watchable
 from mirrorlog.wire.auth.passwords import check_hash, hashed
 from mirrorlog.wire.fairness.quotas import UserLimits
 from mirrorlog.wire.messages.topology import UserInfo
@@ -26,6 +27,7 @@ TAGS: Final = ("administrator", "monitoring", "management", "policymaker", "land
 NEW_PASSWORD_VARIABLE: Final = "MIRRORLOG_NEW_PASSWORD"
 
 
+@watchable
 def users(context: typer.Context, as_json: AsJson = False) -> None:
     """List the users with their tags, and their permissions in each virtual host.
 

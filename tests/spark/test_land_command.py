@@ -17,6 +17,7 @@ from mirrorlog.spark.landing.command import landings_of, main, parser
 from mirrorlog.spark.landing.definition import Landing, landing
 from mirrorlog.spark.landing.results import Observer, QueueStep, StepMoment, StepResult
 from mirrorlog.spark.landing.service.display import JsonLines, RunBar, RunLines
+from mirrorlog.spark.reconcile import main as reconcile
 
 FILE = """
 [defaults]
@@ -206,3 +207,12 @@ def test_json_of_a_single_run_is_what_a_service_prints() -> None:
         each.pop("lag_s", None)  # by the clock
     assert found == expected
     assert [each["event"] for each in found] == ["landed", "landed", "failed"]
+
+
+def test_a_table_that_is_not_there_is_told_before_spark_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: a mistyped path costs no time. Method: reconcile with no cluster and with no Java, as if it had none."""
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    assert reconcile(["q", "--table", str(tmp_path / "nope"), "--servers", "127.0.0.1:1"]) == 2
+    assert f"there is no Delta table at {tmp_path / 'nope'}" in capsys.readouterr().err

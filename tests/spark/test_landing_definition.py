@@ -202,6 +202,26 @@ def test_a_file_that_is_wrong_names_the_landing_and_the_key(document: dict[str, 
         parse_landings(document)
 
 
+def test_a_landing_of_a_file_has_what_the_command_has_where_it_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: the same defaults, wherever a landing is written. Method: one that names nothing, one that names servers,
+    one of directories, one that is tiered; of a command that ends, and nobody's variables but for the first."""
+    monkeypatch.setenv("MIRRORLOG_PASSWORD", "secret")
+    given = {"servers": "other:7401", "tls_ca": "/ca.pem", "user": "lander", "hold": False}
+    least = {"queue": "q"}
+    tables = [
+        {**least, "name": "a", "table": "/lake/a"},
+        {**least, "name": "b", "table": "/lake/b", "servers": "mine:7401"},
+        {**least, "name": "c", "table": "/lake/c", "path": "/logs"},
+        {**least, "name": "d", "table": "/lake/d", "tiered": True},
+        {**least, "name": "e", "table": "/lake/e", "hold": True},
+    ]
+    plain, named, offline, tiered, held = parse_landings({"landing": tables}, given)
+    assert (plain.servers, plain.access.user, str(plain.access.ca)) == (("other:7401",), "lander", "/ca.pem")
+    assert (named.servers, named.access.user, named.access.ca) == (("mine:7401",), None, None)
+    assert (offline.path, offline.servers, offline.access.user) == ("/logs", (), None)
+    assert [each.hold for each in (plain, named, offline, tiered, held)] == [False, False, False, True, True]
+
+
 def test_a_file_that_is_no_toml_or_not_there_is_said(tmp_path: Path) -> None:
     file = tmp_path / "landings.toml"
     with pytest.raises(ConfigError, match=r"landings\.toml"):

@@ -5,6 +5,7 @@ import getpass
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -84,6 +85,32 @@ def test_global_options_stand_before_a_command_or_behind_it(
     server = nobody()
     assert run(*(server if each == "HERE" else each for each in arguments)) == 9
     assert server in capsys.readouterr().err
+
+
+LISTS = [
+    *("queues", "groups", "rates", "producers", "landings", "exchanges", "bindings", "vhosts", "users", "nodes"),
+    *("connections", "list-queues", "list-policies", "list-operator-policies", "offsets", "doctor"),
+]
+
+
+@pytest.mark.parametrize("command", LISTS)
+def test_every_list_can_be_watched(command: str) -> None:
+    text = " ".join(RUNNER.invoke(app, [command, "--help"]).stdout.split())
+    assert "--watch Look again and again until Ctrl-C" in text
+    assert "--every" in text
+
+
+def test_watching_goes_on_while_nobody_answers_but_not_with_a_wrong_name(capsys: pytest.CaptureFixture[str]) -> None:
+    """Goal: what one watches for is that it comes back. Method: nobody listens; then what no look can mend."""
+    command = [sys.executable, "-m", "mirrorlog.tools.main", "queues", "--watch", "--every", "0.1", "-s", nobody()]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        looks = [process.stdout.readline() for _ in range(4)]
+        process.send_signal(signal.SIGINT)
+        assert (process.wait(30), process.stderr.read()) == (0, "")
+    assert [look.endswith("; trying again\n") for look in looks] == [True, False, True, False]
+    assert run("list-queues", "no-such-column", "--watch", "-s", nobody()) == 2
 
 
 def test_debug_behind_a_command_counts_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

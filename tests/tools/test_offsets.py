@@ -143,10 +143,11 @@ def test_a_watch_in_json_is_a_line_per_look(cluster: Cluster) -> None:
 
 
 def test_a_watch_refreshes_the_terminal_in_place(cluster: Cluster) -> None:
-    """Goal: the display stays where it is. Method: on a pseudo-terminal, the cursor goes up before the second table."""
+    """Goal: the display stays where it is, longer ones can be read, and the terminal is as before. Method: on a
+    pseudo-terminal of ten lines; each look begins at its top, and `j` moves the table up by a line."""
     primary, secondary = os.openpty()
     arguments = ["--servers", cluster.servers[0], "offsets", "--watch", "--every", "0.1"]
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "60"}
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "10"}
     with subprocess.Popen(
         [*COMMAND, *arguments], stdin=secondary, stdout=secondary, stderr=secondary, env=environment
     ) as process:
@@ -154,7 +155,10 @@ def test_a_watch_refreshes_the_terminal_in_place(cluster: Cluster) -> None:
         seen = b""
         while seen.count(b"LOGS of testing") < 3:
             seen += os.read(primary, 65536)
-        process.send_signal(signal.SIGINT)
+        os.write(primary, b"j")
+        while b"lines 2 to 10 of " not in seen:
+            seen += os.read(primary, 65536)
+        os.write(primary, b"q")
         while True:
             try:
                 seen += os.read(primary, 65536)
@@ -163,7 +167,9 @@ def test_a_watch_refreshes_the_terminal_in_place(cluster: Cluster) -> None:
         assert process.wait(30) == 0
     os.close(primary)
     between = seen.split(b"LOGS of testing")[1]
-    assert b"\x1b[1A" in between  # cursor up
+    assert b"\x1b[H\x1b[2J" in between
+    assert b"LOGS of testing" not in seen.split(b"lines 2 to 10 of ")[0].rpartition(b"\x1b[H\x1b[2J")[2]
+    assert seen.endswith(b"\x1b[?1049l")
     assert b"Traceback" not in seen
 
 

@@ -21,7 +21,7 @@ from pyspark.sql import functions as f
 from mirrorlog.errors import BadInput
 from mirrorlog.spark.errors import translated
 from mirrorlog.spark.landing.commit.delta_log import transactions_of
-from mirrorlog.spark.landing.write.storage import table_uri
+from mirrorlog.spark.landing.write.storage import local_path, table_uri
 from mirrorlog.spark.plan import QueueFacts
 
 _RECORD: Final = ("key", "value", "headers", "timestamp", "timestampType", "appendTime")
@@ -92,6 +92,14 @@ def open_table(spark: SparkSession, table: str | PathLike[str]) -> LandedTable:
         more = [f.col(name) for name in ("incarnation", "landedIn") if shape is Shape.DEAD_LETTERS]
         rows = frame.select(*(f.col(found).alias(name) for name, found in names.items()), *more, hidden, modified)
     return LandedTable(path, version, shape, rows, tuple(name for name in _RECORD if name in names), positions)
+
+
+def refuse_absent(*tables: str | PathLike[str] | None) -> None:
+    """Before a session, which takes seconds, as far as a path alone tells. Raises BadInput as `open_table`."""
+    for table in tables:
+        path = None if table is None else local_path(table_uri(fspath(table)))
+        if path is not None and not (path / "_delta_log").is_dir():
+            raise BadInput(f"there is no Delta table at {path}")
 
 
 def files_of(spark: SparkSession, table: LandedTable, others: set[str], own: str) -> DataFrame:

@@ -49,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
         "mirrorlog.spark.land",
         "Append queues' confirmed records to Delta tables, each exactly once.\n"
         "With --config the file says which queues go where, and from which servers; options of a single landing are\n"
-        "refused beside it, and the variables for servers and TLS do not count.",
+        "refused beside it; the variables for servers and TLS count for landings of which it names no servers.",
         example="flights --servers 127.0.0.1:7401 --to lake/flights",
     )
     command_line.add_queue(parser)
@@ -89,7 +89,11 @@ def _port(text: str) -> int:
 def landings_of(options: argparse.Namespace) -> list[Landing]:
     """What the options describe. Raises BadInput for options that mean nothing together, BadLanding, ConfigError."""
     _refuse_idle(options)
-    landings = read_landings(options.config) if options.config is not None else [landing(_keys(options))]
+    if options.config is not None:
+        hold = options.take_over or not options.once
+        landings = read_landings(options.config, {**_for_nodes(options), "hold": hold})
+    else:
+        landings = [landing(_keys(options))]
     if options.take_over and not any(made.hold for made in landings):
         raise BadInput("--take-over: there is no hold to take; a single run has one with --hold")
     return landings

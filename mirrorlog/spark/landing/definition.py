@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from os import PathLike
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, TypeVar, cast
 
 from mirrorlog.errors import BadInput, ConfigError
@@ -117,28 +118,38 @@ def landing(given: Mapping[str, Any]) -> Landing:
     return settled
 
 
-def read_landings(file: str | PathLike[str]) -> list[Landing]:
-    """All landings of a TOML file. Raises BadLanding naming the landing and the key, ConfigError when it is no TOML."""
+def read_landings(file: str | PathLike[str], given: Mapping[str, Any] = MappingProxyType({})) -> list[Landing]:
+    """All landings of a TOML file. `given`: see `parse_landings`. Raises BadLanding naming the landing and the key,
+    ConfigError when it is no TOML."""
     path = Path(file)
     try:
-        return parse_landings(tomllib.loads(path.read_text(encoding="utf-8")))
+        return parse_landings(tomllib.loads(path.read_text(encoding="utf-8")), given)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path}: {error}") from None
     except BadLanding as error:
         raise BadLanding(f"{path}: {error}") from None
 
 
-def parse_landings(document: Mapping[str, Any]) -> list[Landing]:
-    """As `read_landings`, of what the file holds."""
+def parse_landings(document: Mapping[str, Any], given: Mapping[str, Any] = MappingProxyType({})) -> list[Landing]:
+    """As `read_landings`, of what the file holds. `given`: where nodes are, who lands and whether records are held, for
+    landings of which the file does not say it: it says either where nodes are, with what they need, or nothing."""
     _refuse_unknown(document, ("defaults", "landing"), "section")
     defaults, tables = document.get("defaults", {}), document.get("landing", [])
     if not isinstance(defaults, dict):
         raise BadLanding("section 'defaults': write [defaults], not [[defaults]]")
     if not isinstance(tables, list) or not tables:
         raise BadLanding("section 'landing': write a [[landing]] for each table; there is none")
-    found = [_numbered(number, {**defaults, **each}) for number, each in enumerate(tables, 1)]
+    found = [_numbered(number, _completed({**defaults, **each}, given)) for number, each in enumerate(tables, 1)]
     _refuse_twins(found)
     return found
+
+
+def _completed(keys: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    if "path" in keys:
+        return keys
+    own = {"hold"} if "servers" in keys else given.keys()
+    kept = {"hold"} if keys.get("tiered") else set()  # what is tiered is held
+    return {**{name: given[name] for name in own - kept if name in given}, **keys}
 
 
 def _numbered(number: int, given: Mapping[str, Any]) -> Landing:

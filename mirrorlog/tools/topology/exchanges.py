@@ -13,6 +13,7 @@ from mirrorlog.diagnosis.cells import NOTHING
 from mirrorlog.tools.common.options import AsJson, IfExists, VirtualHost, parse_arguments
 from mirrorlog.tools.common.output import emit, table
 from mirrorlog.tools.common.session import session_of
+from mirrorlog.tools.common.watching import watchable
 from mirrorlog.wire.messages.topology import Routing, VirtualHostInfo
 from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST
 from mirrorlog.wire.routing import PREDEFINED, Binding
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from mirrorlog.client import Client
 
 
+@watchable
 def exchanges(context: typer.Context, vhost: VirtualHost = DEFAULT_VIRTUAL_HOST, as_json: AsJson = False) -> None:
     """List the exchanges, those that every virtual host has among them.
 
@@ -155,6 +157,7 @@ def unbind(
     typer.echo(f"that binding from exchange {exchange} to {destination} is gone")
 
 
+@watchable
 def bindings(
     context: typer.Context,
     name: Annotated[
@@ -188,6 +191,7 @@ def bindings_view(found: Sequence[Binding]) -> RenderableType:
     return table("", ("from", "to", "destination", "key", "arguments"), rows)
 
 
+@watchable
 def vhosts(context: typer.Context, as_json: AsJson = False) -> None:
     """List the virtual hosts, with how many exchanges, bindings and queues were declared in each.
 

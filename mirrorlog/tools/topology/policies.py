@@ -17,6 +17,7 @@ from mirrorlog.errors import BadRequest, MirrorlogError
 from mirrorlog.tools.common.options import AsJson, IfExists, OnlyVirtualHost, VirtualHost
 from mirrorlog.tools.common.output import cell_text, emit, emit_with_outages, table
 from mirrorlog.tools.common.session import session_of
+from mirrorlog.tools.common.watching import watchable
 from mirrorlog.wire.messages.queues import Metadata, QueueInfo
 from mirrorlog.wire.messages.status import QueueCounts, QueueStatus
 from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, split
@@ -99,6 +100,7 @@ def clear_operator_policy(
     _clear_policy(context, name, operator=True, vhost=vhost, if_exists=if_exists)
 
 
+@watchable
 def list_policies(context: typer.Context, vhost: OnlyVirtualHost = None, as_json: AsJson = False) -> None:
     """List the policies with the number of queues that each is the one of, what ties with it, and why one cannot be
     met.
@@ -108,6 +110,7 @@ def list_policies(context: typer.Context, vhost: OnlyVirtualHost = None, as_json
     _list_policies(context, vhost, operator=False, as_json=as_json)
 
 
+@watchable
 def list_operator_policies(context: typer.Context, vhost: OnlyVirtualHost = None, as_json: AsJson = False) -> None:
     """List the policies of operators.
 
@@ -276,6 +279,7 @@ COLUMNS: Final[Mapping[str, Callable[[ListedQueue], Any]]] = {
 """Those of RabbitMQ's that mean something here, by its names, and ours: nodes where it has processes."""
 
 
+@watchable
 def list_queues(
     context: typer.Context,
     columns: Annotated[list[str] | None, typer.Argument(help=f"Of {', '.join(COLUMNS)}.", show_default=False)] = None,

@@ -1,0 +1,60 @@
+"""`mqtool dev`: a cluster to look around in, one at a time, whose data stay."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from mirrorlog.client.sync import Client
+from mirrorlog.errors import DirectoryInUse
+
+pytestmark = pytest.mark.process
+
+MQTOOL = [sys.executable, "-m", "mirrorlog.tools.main"]
+
+
+@contextmanager
+def dev(directory: Path, *options: str) -> Iterator[str]:
+    """What it says; ended by Ctrl-C, with exit code 0."""
+    command = [*MQTOOL, "dev", "--dir", str(directory), "--nodes", "1", *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        said = ""
+        while "Ctrl-C here ends them" not in said:
+            line = process.stdout.readline()
+            assert line, said
+            said += line
+        try:
+            yield said
+        finally:
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 0
+
+
+def servers(said: str) -> list[str]:
+    (line,) = (line for line in said.splitlines() if "MIRRORLOG_SERVERS=" in line)
+    return line.partition("=")[2].split(",")
+
+
+@pytest.mark.long
+def test_it_says_what_to_try_once_and_goes_on_with_what_is_there(tmp_path: Path) -> None:
+    """Goal: one command for a first look. Method: start it; a second one is told where; declare a queue; again, it is
+    there; with --fresh it is not."""
+    with dev(tmp_path) as said:
+        assert "/page/" in said
+        with Client(*servers(said)) as client:
+            client.admin.declare("hello")
+        second = subprocess.run(
+            [*MQTOOL, "dev", "--dir", str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert (second.returncode, second.stderr.count("\n")) == (DirectoryInUse.exit_code, 1)
+        assert servers(said)[0] in second.stderr
+    for options, queues in (((), ["hello"]), (("--fresh",), [])):
+        with dev(tmp_path, *options) as said, Client(*servers(said)) as client:
+            assert [each.name for each in client.admin.metadata().queues] == queues
