@@ -648,6 +648,10 @@ def test_a_mirror_sends_on_and_an_older_cluster_refuses(tmp_path: Path, monkeypa
                     await it.ask(message, Done, 1)
             with pytest.raises(NoSuchQueue):
                 await it.taker(queue="other")
+            with mock.patch.object(versions, "ORDERED_GROUPS", versions.OWN + 1):
+                for message in (Subscribe(queue="q", ordered_by="key"), Lease(queue="q", ordered_by="key")):
+                    with pytest.raises(UnsupportedVersion, match="ordered by key"):
+                        await it.ask(message, Leases)
             monkeypatch.setattr(versions, "GROUPS", versions.OWN + 1)
             with pytest.raises(UnsupportedVersion):
                 await it.taker()

@@ -6,12 +6,13 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 import pytest
 
 from mirrorlog.client import Client, Delivered, Subscription
 from mirrorlog.client.sync import Client as SyncClient
-from mirrorlog.errors import BadRequest, ExclusiveTaken
+from mirrorlog.errors import BadRequest, ExclusiveTaken, NotMaster
 from mirrorlog.testing import Cluster
 from tests.process.clusters import MIB, fast_cluster
 
@@ -244,3 +245,33 @@ async def test_keys_are_read_of_what_the_memory_has_let_go_and_of_what_is_packed
             async with asyncio.timeout(60):
                 await asyncio.gather(consume(), consume())
     assert {key: list(range(key, count + packed, keys)) for key in range(keys)} == found
+
+
+async def test_keys_are_read_of_what_a_queue_has_left_in_a_former_log() -> None:
+    """Two consumers of a queue that was moved, of records from before and behind."""
+    count = 1_000
+    with fast_cluster(2, logs=(), min_in_sync=1) as cluster:
+        async with Client(*cluster.servers) as client:
+            there = await client.admin.declare("q")
+            await publish(client, "q", range(count // 2), keys=50)
+            other = next(node for node in cluster.nodes if node != there.master)
+            await client.admin.alter("q", {"nodes": [other]})
+            await until_moved(client, there.log_id)
+            await publish(client, "q", range(count // 2, count), keys=50)
+            work = Work(cluster, "q")
+            try:
+                for number in range(2):
+                    work.start(number)
+                await work.until(lambda: len(work.seen) == count)
+            finally:
+                await work.end()
+    work.check(count)
+
+
+async def until_moved(client: Client, log_id: str) -> None:
+    async with asyncio.timeout(30):
+        while True:
+            with suppress(NotMaster):
+                if (await client.queue_info("q")).log_id != log_id:
+                    return
+            await asyncio.sleep(0.05)
