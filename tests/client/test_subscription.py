@@ -71,6 +71,18 @@ async def test_prefetch_bounds_what_is_in_hand(client: Client, queue: str) -> No
         assert numbers(await take(subscription, 1)) == [3]
 
 
+async def test_who_asks_for_more_than_the_prefetch_does_not_wait_for_it(client: Client, queue: str) -> None:
+    """Goal: no second is lost where nothing more can come. Method: ask for ten with a prefetch of three and a time that
+    the test does not have; again, once these are settled."""
+    await publish(client, queue, 6)
+    async with client.subscribe(queue, prefetch=3) as subscription:
+        for first in (0, 3):
+            async with asyncio.timeout(60):
+                found = await subscription.receive(10, timeout_ms=600_000)
+            assert numbers(found) == list(range(first, first + 3))
+            await found[-1].ack(multiple=True)
+
+
 async def test_prefetch_bytes_bound_what_is_in_hand(client: Client, queue: str) -> None:
     """Goal: bounded memory. Method: ten records of 10 KiB, 35 KiB at most; one that is larger than all comes alone."""
     async with client.producer(queue) as producer:

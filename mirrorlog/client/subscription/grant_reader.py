@@ -17,7 +17,7 @@ from mirrorlog.client.consumer.records import ConsumedBatch, ConsumedRecord
 from mirrorlog.client.subscription.grant_buffer import GrantedBytes
 from mirrorlog.client.subscription.resumption import Resumption
 from mirrorlog.client.subscription.session import GrantSession
-from mirrorlog.client.subscription.unacked import Granted, Range, Unacked, joined
+from mirrorlog.client.subscription.unacked import Granted, Range, Unacked, count, joined
 from mirrorlog.errors import Closed, ConnectionLost, MirrorlogError, OffsetOutOfRange, UnreadableBatch
 from mirrorlog.wire.frames import How
 
@@ -87,6 +87,7 @@ class GrantReader:
         self._unacked = unacked
         self._bytes = content
         self._auto_ack = auto_ack
+        self._prefetch = 0 if auto_ack else prefetch
         self._reading = asyncio.Lock()
         # What is given out record by record now.
         self._giving: tuple[Granted, Iterator[ConsumedRecord]] | None = None
@@ -152,11 +153,12 @@ class GrantReader:
             return granted, batch
 
     async def receive(self, max_records: int | None = None, *, timeout_ms: int) -> list[tuple[Granted, ConsumedRecord]]:
-        """Up to `max_records` until the time is up; without it what comes first."""
+        """Up to `max_records` until the time is up, or nothing more comes before something is settled; without it what
+        comes first."""
         found: list[_RECORD] = []
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                while not found or (max_records is not None and len(found) < max_records):
+                while not found or (max_records is not None and len(found) < max_records and not self._is_full()):
                     wanted = _TOLD_RECORDS_MAX if max_records is None else max_records - len(found)
                     found += await self.records(wanted)
         except TimeoutError:
@@ -165,6 +167,10 @@ class GrantReader:
             if not found:
                 raise
         return found
+
+    def _is_full(self) -> bool:
+        """Whether as many as the prefetch allows are out: its node sends no more."""
+        return 0 < self._prefetch <= count(each for _, each in self._unacked.unsettled())
 
     async def records(self, records_max: int) -> list[tuple[Granted, ConsumedRecord]]:
         """Waits for one; with it come those that are there at once, `records_max` together at most."""

@@ -103,8 +103,8 @@ class BlockingSubscription(ClosedFace[Subscription]):
             yield BlockingDeliveredBatch(self, *found)
 
     def receive(self, max_records: int | None = None, *, timeout_ms: int) -> list[BlockingDelivered]:
-        """Up to `max_records` records, fewer (perhaps none) when the time is up first; without `max_records` what comes
-        first, as soon as it is there."""
+        """Up to `max_records` records, fewer when as many as the prefetch are unsettled, and fewer (perhaps none) when
+        the time is up first; without `max_records` what comes first, as soon as it is there."""
         wanted = _BUNCH_MAX if max_records is None else max_records
         with self._reading:
             found = [self._crossed.popleft() for _ in range(min(wanted, len(self._crossed)))]
