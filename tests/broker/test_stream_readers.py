@@ -51,6 +51,17 @@ def test_one_that_names_itself_has_the_group_while_its_connection_and_the_master
     claim("c", one, epoch=2)
 
 
+def test_a_reader_that_has_left_is_not_at_work_any_more() -> None:
+    """Goal: a group can be set back as soon as its reader was closed. Another reader's leave says nothing of this one."""
+    readers, session = StreamReaders(), object()
+    readers.claim("q", "g", "a", session, epoch=1, peer="1.2.3.4:5")
+    readers.note("q", "g", session, 0.0)
+    readers.leave("q", "g", "b")
+    assert readers.active("q", "g", now=0.1)
+    readers.leave("q", "g", "a")
+    assert not readers.active("q", "g", now=0.1)
+
+
 def test_what_is_remembered_is_bounded_by_time_and_number() -> None:
     """Names without end: those of the last ten seconds, 10,000 at most, and none that no group can have."""
     readers, session = StreamReaders(), object()

@@ -98,10 +98,11 @@ class StreamReaders:
             self._holders[queue, group] = _Holder(reader, session, epoch, peer)
 
     def leave(self, queue: str, group: str, reader: str) -> None:
-        """It reads no more."""
+        """It reads no more, and that it was heard a moment ago says nothing."""
         holder = self._holders.get((queue, group))
         if holder is not None and holder.reader == reader:
             del self._holders[queue, group]
+            self._heard.pop((queue, group), None)
 
     def note(self, queue: str, group: str, session: object, now: float) -> None:
         """A connection asked for that group's position, or stored it."""
@@ -254,7 +255,8 @@ class GroupRequests:
         if isinstance(message, CommitPosition | FetchPosition):
             if message.reader:
                 self._claim(message, receiver)
-            self._readers.note(message.queue, message.group, receiver, time.monotonic())
+            if not (isinstance(message, FetchPosition) and message.leaves):
+                self._readers.note(message.queue, message.group, receiver, time.monotonic())
 
     def handles(self, message: Message) -> bool:
         return isinstance(message, _OfQueue | Unsubscribe)
