@@ -436,7 +436,7 @@ def _why_none(group: GroupInfo) -> str:
 def _kept(group: GroupInfo, arguments: Mapping[str, Any], *, works: bool) -> Iterator[_Reason]:
     if group.gone:
         yield "expired-unread", False, f"retention has freed {group.gone} records that it had not settled"
-    if works and group.unsettled and not group.subscribers and not group.waiting:
+    if works and group.unsettled and not (group.ready or group.subscribers or group.waiting):  # ready ones are told of
         kept = f"{group.unsettled} records from {group.floor} on are kept until it settles them, and nobody takes them"
         yield "retention-held", False, kept
     limit = arguments.get("x-max-length")

@@ -52,7 +52,7 @@ def test_one_that_names_itself_has_the_group_while_its_connection_and_the_master
 
 
 def test_a_reader_that_has_left_is_not_at_work_any_more() -> None:
-    """Goal: a group can be set back as soon as its reader was closed. Another reader's leave says nothing of this one."""
+    """Goal: a group can be set back as soon as its reader was closed. Another one's leave says nothing of this one."""
     readers, session = StreamReaders(), object()
     readers.claim("q", "g", "a", session, epoch=1, peer="1.2.3.4:5")
     readers.note("q", "g", session, 0.0)

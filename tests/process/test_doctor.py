@@ -139,7 +139,8 @@ async def test_what_landings_and_groups_keep_is_told(cluster: Cluster) -> None:
         told = await found_for(client, "kept", lambda each: "landing" in each.text)
         assert "landing lake (held by job-1) keeps 3 records of queue kept" in told.text
         async with client.subscribe("kept") as subscription:
-            await anext(subscription)
+            for _ in range(3):
+                await (await anext(subscription)).nack(delay_ms=600_000)
         assert (
             "nobody takes them"
             in (

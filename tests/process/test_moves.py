@@ -41,6 +41,10 @@ async def moved(client: Client, queue: str, log_id: str) -> QueueInfo:
             await asyncio.sleep(0.01)
 
 
+KEPT = {"retention": "limits"}
+"""Of a queue that is read whole in the end, though all of it was acknowledged."""
+
+
 class Traffic:
     """Somebody publishes numbers to a queue, and somebody acknowledges what he is given, until it is ended."""
 
@@ -98,7 +102,7 @@ async def test_a_queue_moves_while_it_is_used() -> None:
     async with fast_cluster(3, min_in_sync=2) as cluster:
         await asyncio.to_thread(cluster.wait_in_sync)
         async with Client(*cluster.servers) as client:
-            first = await client.admin.declare("orders")
+            first = await client.admin.declare("orders", KEPT)
             traffic = Traffic(client, "orders")
             async with traffic.running():
                 await traffic.reached(BEFORE)
@@ -191,7 +195,7 @@ async def test_a_reader_that_follows_a_queue_goes_on_over_its_moves_within_a_nod
     queue goes to another log and back while somebody publishes and somebody reads on at its end."""
     async with fast_cluster(1) as cluster, Client(*cluster.servers) as client:
         await client.admin.declare("beside")
-        first = await client.admin.declare("orders")
+        first = await client.admin.declare("orders", KEPT)
         traffic, found = Traffic(client, "orders"), list[bytes | None]()
 
         async def read_on() -> None:
@@ -318,7 +322,7 @@ async def told_moves(client: Client, enough: Callable[[list[MoveOfQueue]], bool]
 
 async def kill_during_move(cluster: Cluster, client: Client, victim: str) -> None:
     """A move with the death of a node in its middle, which comes back."""
-    first = await client.admin.declare("orders")
+    first = await client.admin.declare("orders", KEPT)
     traffic = Traffic(client, "orders")
     async with traffic.running():
         await traffic.reached(BEFORE)

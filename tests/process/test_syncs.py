@@ -17,7 +17,7 @@ from mirrorlog.testing import Cluster
 from mirrorlog.tools.main import app
 from mirrorlog.wire.messages.queues import QueueInfo, QueueSync
 from tests.process.clusters import MIB, eventually, fast_cluster, log_lines
-from tests.process.test_moves import Traffic, moved, told, values
+from tests.process.test_moves import KEPT, Traffic, moved, told, values
 
 pytestmark = pytest.mark.process
 
@@ -161,7 +161,7 @@ async def test_a_queue_is_synced_while_it_is_used() -> None:
     async with fast_cluster(3, min_in_sync=2) as cluster:
         await asyncio.to_thread(cluster.wait_in_sync)
         async with Client(*cluster.servers) as client:
-            await client.admin.declare("orders")
+            await client.admin.declare("orders", KEPT)
             await client.admin.declare("beside")
             traffic = Traffic(client, "orders")
             async with traffic.running():
