@@ -34,14 +34,14 @@ $(INSTALLED): pyproject.toml requirements.lock
 	@$(BIN)/python -m pip install --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
-# What it says of its own making, and of the package itself, is left out: paths of one machine.
-lock: ## choose the versions of all dependencies anew, and write requirements.lock with their hashes
-	@$(PYTHON) -m venv .build/lock && .build/lock/bin/python -m pip install --disable-pip-version-check --quiet pip-tools
-	@.build/lock/bin/pip-compile --quiet --generate-hashes --allow-unsafe --strip-extras --no-header --no-annotate \
-	  --no-emit-index-url --no-emit-trusted-host --no-emit-find-links --build-deps-for editable --extra dev \
-	  --output-file .build/requirements.lock pyproject.toml
-	@{ echo '# Made by `make lock`: what .[dev] needs and what builds it, each file by its hash. Python 3.11.'; \
-	  sed -e '/^mirrorlog @/d' -e '/^#/d' -e '/^$$/d' .build/requirements.lock; } > requirements.lock
+# What is locked already stays as it is, where it fits; without the file all is chosen anew. The second input is what
+# builds the package itself.
+lock: ## choose the versions of all dependencies, and write requirements.lock with their hashes
+	@$(PYTHON) -m venv .build/lock && .build/lock/bin/python -m pip install --disable-pip-version-check --quiet uv
+	@printf 'hatchling>=1.27,<2\neditables\n' > .build/lock/build.in
+	@.build/lock/bin/uv pip compile pyproject.toml .build/lock/build.in --quiet --extra dev --python-version 3.11 \
+	  --generate-hashes --no-header --no-annotate --no-emit-index-url --no-emit-find-links --output-file requirements.lock
+	@sed -i '1i # Made by `make lock`: what .[dev] needs and what builds it, each file by its hash. Python 3.11.' requirements.lock
 
 # Advisories change by the day, so what is found is told and ends nothing; nor does a database that is not reached.
 audit: ## look the locked dependencies up in the database of known vulnerabilities

@@ -250,8 +250,7 @@ class Subscription:
         return await read_on(read, queue=self.queue, patience_ms=patience_ms, outage_timeout_ms=self._outage_timeout_ms)
 
     async def receive(self, max_records: int | None = None, *, timeout_ms: int) -> list[Delivered]:
-        """Up to `max_records` records, fewer when as many as the prefetch are unsettled, and fewer (perhaps none) when
-        the time is up first.
+        """Up to `max_records` records; fewer with as many unsettled as the prefetch, or (perhaps none) when time is up.
 
         Without `max_records`: what comes first, as soon as it is there. Raises as reading does, but only when nothing
         was found before the error.
