@@ -41,6 +41,8 @@ ALLOWED: dict[str, set[str]] = {
     "spark": {"client", "wire", "commitlog", "queues.changes", "queues.checkpoint_states", *BOTTOM},
     # Starts nodes as processes, so it needs nothing of their inside.
     "testing": {"client", "wire", *BOTTOM},
+    # Finds what a command begins with by its name.
+    "commands": set(),
 }
 """For each layer, the modules (with all below them) that it may import besides itself."""
 

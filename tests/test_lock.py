@@ -25,7 +25,7 @@ def needed() -> list[Requirement]:
     told = tomllib.loads((ROOT / "pyproject.toml").read_text())
     extras = told["project"]["optional-dependencies"]
     named = [*told["build-system"]["requires"], *told["project"]["dependencies"]]
-    named += [each for extra in ("spark", "analysis", "dev") for each in extras[extra]]
+    named += [each for extra in ("node", "spark", "analysis", "dev") for each in extras[extra]]
     return [each for each in map(Requirement, named) if each.name != "mirrorlog"]
 
 
