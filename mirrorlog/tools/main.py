@@ -207,21 +207,22 @@ def _anywhere(  # noqa: PLR0917  (typer makes them options, nobody passes them b
 def _globals() -> Iterator[Any]:
     for each in made("anywhere", _anywhere).params:
         if each.name != "help":
-            each.expose_value, each.callback = False, _take_global
+            # A name of its own: a command may call one of its options so, too.
+            each.name, each.expose_value, each.callback = f"global_{each.name}", False, _take_global
             yield each
 
 
 def _take_global(context: Any, parameter: Any, value: Any) -> None:
     if value is None:
         return
-    session, given = session_of(context), context.find_root().params
-    if parameter.name == "servers":
+    session, given, name = session_of(context), context.find_root().params, parameter.name.removeprefix("global_")
+    if name == "servers":
         session.servers = parse_servers(value)
-    elif parameter.name.startswith("tls_"):
-        given[parameter.name] = value
+    elif name.startswith("tls_"):
+        given[name] = value
         session.tls = tls_of(given["tls_ca"], given["tls_cert"], given["tls_key"])
     else:
-        setattr(session, parameter.name, value)
+        setattr(session, name, value)
 
 
 Commands.table, Commands.nouns, Commands.aliases, Commands.shown = TABLE, NOUNS, _AS_RABBITMQ, _SHOWN
