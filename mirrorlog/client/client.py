@@ -12,7 +12,7 @@ import ssl
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Any, Final, Self
+from typing import Any, Final, Self, Unpack
 from weakref import WeakSet
 
 from mirrorlog.client.admin import Admin
@@ -20,6 +20,7 @@ from mirrorlog.client.arguments import checked
 from mirrorlog.client.connection.cluster import ClusterClient
 from mirrorlog.client.connection.unclosed import on_loop, warn_unclosed
 from mirrorlog.client.consumer.consumer import Consumer
+from mirrorlog.client.consumer.records import ConsumedRecord
 from mirrorlog.client.consumer.tier import TierChoice, TierOptions
 from mirrorlog.client.events import OnEvent
 from mirrorlog.client.options import (
@@ -32,7 +33,10 @@ from mirrorlog.client.options import (
 )
 from mirrorlog.client.producer.bulk import JoinPool
 from mirrorlog.client.producer.producer import Producer
+from mirrorlog.client.producer.record import Headers
+from mirrorlog.client.properties import SendOptions
 from mirrorlog.client.publisher.publisher import Publisher
+from mirrorlog.client.requests import ClientRequests
 from mirrorlog.client.subscription.lease_receipts import LeaseReceipt
 from mirrorlog.client.subscription.leases import ClientLeases, Leased
 from mirrorlog.client.subscription.subscription import Subscription
@@ -48,7 +52,9 @@ _KIB: Final = 1024
 _MIB: Final = 1024 * 1024
 DELIVERY_TIMEOUT_MS: Final = 30_000
 _USERS: Final = {"servers", "closed", "connected", "connect_timeout_ms", "request_timeout_ms"}
-_INTERNAL: Final = frozenset({*dir(ClusterClient), "background", "kept", "leasing"} - {*_USERS, *dir(object)})
+_INTERNAL: Final = frozenset(
+    {*dir(ClusterClient), "background", "kept", "leasing", "requests", "asking"} - {*_USERS, *dir(object)}
+)
 # What may be done with a receipt, by its name.
 _HOWS: Final = {"ack": How.ACK, "return": How.RETURN, "release": How.RELEASE, "reject": How.DEAD}
 
@@ -112,6 +118,7 @@ class Client(ClusterClient):
         self._subscriptions: WeakSet[Subscription] = WeakSet()
         self.leasing = ClientLeases(self, self.consumer)
         """For what `lease` gives out."""
+        self.requests: ClientRequests | None = None
         self._transactor = Transactor(self)
         self._pool = JoinPool()
 
@@ -408,6 +415,29 @@ class Client(ClusterClient):
             ordered_by=ordered_by or "",
             read_from=read_from,
         )
+
+    async def request(
+        self,
+        queue: str,
+        value: bytes | str | None,
+        *,
+        exchange: str = "",
+        timeout_ms: int = DELIVERY_TIMEOUT_MS,
+        headers: Headers | None = None,
+        **asked: Unpack[SendOptions],
+    ) -> ConsumedRecord:
+        """Send a request to `queue`, or with that routing key to `exchange`, and await its answer: what its subscriber
+        gives to `reply`. Options as of `Producer.send`. Raises Unroutable when it leads to no queue; RequestTimeout, or
+        OutcomeUnknown when the reply queue went with its node: it may have been handled."""
+        return await self.asking().request(
+            queue, value, exchange=exchange, timeout_ms=timeout_ms, headers=headers, options=asked
+        )
+
+    def asking(self) -> ClientRequests:
+        """For what it gives out, which answers."""
+        if self.requests is None:
+            self.requests = ClientRequests(self, make_publisher=self.publisher, make_subscription=self.subscribe)
+        return self.requests
 
     async def settle_receipt(
         self,

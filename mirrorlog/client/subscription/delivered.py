@@ -9,10 +9,11 @@ The awaited and the blocking face share these classes: `R` is what a call gives 
 from __future__ import annotations
 
 from collections.abc import Coroutine, Iterator
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, Unpack
 
 from mirrorlog.client.arguments import checked
 from mirrorlog.client.consumer.records import ConsumedBatch, ConsumedRecord, GrantedRecord, Views
+from mirrorlog.client.properties import SendOptions
 from mirrorlog.client.subscription.unacked import Granted
 from mirrorlog.wire.frames import How
 
@@ -176,10 +177,17 @@ class DeliveredStretch(Settleable[R]):
         return f"DeliveredBatch(queue={self.batch.queue!r}, offset={self.offset}, next={self.next})"
 
 
+@checked()
 class Delivered(DeliveredRecord[Coroutine[Any, Any, None]]):
     """A record that was given out; calls that settle it are awaited."""
 
     __slots__ = ()
+
+    async def reply(self, value: bytes | str | None, **asked: Unpack[SendOptions]) -> None:
+        """Answer it, where it is a request (`Client.request`); settle it besides. Raises BadRequest where it is
+        none, and as `Publisher.publish`."""
+        subscription: Any = self._settler.origin
+        await subscription.client.asking().reply(self.properties, value, **asked)
 
 
 class DeliveredBatch(DeliveredStretch[Coroutine[Any, Any, None]]):

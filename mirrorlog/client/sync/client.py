@@ -32,6 +32,7 @@ from weakref import WeakSet
 
 from mirrorlog.client import client as awaited
 from mirrorlog.client.connection.unclosed import warn_unclosed
+from mirrorlog.client.consumer.records import ConsumedRecord
 from mirrorlog.client.subscription.leases import ClientLeases, LeasedRecord
 from mirrorlog.client.sync.admin import BlockingAdmin
 from mirrorlog.client.sync.blocking import Calls, Face, changes, options_of, seconds
@@ -160,6 +161,12 @@ class BlockingClient(Calls):
             )
             for each in found
         ]
+
+    @options_of(awaited.Client.request)
+    def request(self, queue: str, value: Any, **options: Any) -> ConsumedRecord:
+        """Send a request and wait for its answer; as `mirrorlog.client.Client.request`."""
+        more_s = seconds(options, "timeout_ms", awaited.DELIVERY_TIMEOUT_MS)
+        return self.change(lambda: self.awaited.request(queue, value, **options), what="request", more_s=more_s)
 
     @options_of(awaited.Client.settle_receipt)
     def settle_receipt(self, *lease: Any, **options: Any) -> bool:

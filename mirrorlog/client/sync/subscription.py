@@ -12,10 +12,11 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, Self
+from typing import Any, Final, Self, Unpack
 
 from mirrorlog.client.arguments import checked
 from mirrorlog.client.consumer.records import ConsumedRecord
+from mirrorlog.client.properties import RecordProperties, SendOptions
 from mirrorlog.client.subscription.delivered import DeliveredRecord, DeliveredStretch
 from mirrorlog.client.subscription.subscription import Subscription
 from mirrorlog.client.subscription.unacked import Granted
@@ -29,10 +30,16 @@ _BUNCH_MAX: Final = 256
 _Crossed = deque[tuple[Granted, ConsumedRecord]]
 
 
+@checked()
 class BlockingDelivered(DeliveredRecord[None]):
     """A record that was given out; calls that settle it block until that is confirmed."""
 
     __slots__ = ()
+
+    def reply(self, value: bytes | str | None, **asked: Unpack[SendOptions]) -> None:
+        """As of `mirrorlog.client.Delivered`."""
+        subscription: Any = self._settler
+        subscription.answer(self.properties, value, asked)
 
 
 class BlockingDeliveredBatch(DeliveredStretch[None]):
@@ -41,7 +48,7 @@ class BlockingDeliveredBatch(DeliveredStretch[None]):
     __slots__ = ()
 
 
-@checked(but=("settle", "settle_nowait"))
+@checked(internal=("settle", "settle_nowait", "answer", "origin"))
 class BlockingSubscription(ClosedFace[Subscription]):
     """Of one queue's group. Made by `Client.subscribe`; use it with `with`, from any number of threads: each record
     goes to one of them. One that is let go without `close` is closed, with a ResourceWarning."""
@@ -139,6 +146,11 @@ class BlockingSubscription(ClosedFace[Subscription]):
                 # In this order: whoever is interrupted between the two wakes it once too often.
                 self._thread.call_soon(self._act)
                 self._awake = True
+
+    def answer(self, to: RecordProperties, value: bytes | str | None, asked: SendOptions) -> None:
+        """For what it gives out: answer a request."""
+        client = self._client
+        client.change(lambda: client.awaited.asking().reply(to, value, **asked), what="reply", more_s=self._longer_s)
 
     def flush(self) -> None:
         """Wait until everything settled so far has ended; raises the first error, since the last flush, of what nobody
