@@ -21,7 +21,7 @@ from mirrorlog.errors import AccessRefused, BadRequest, LimitReached, LoginFaile
 from mirrorlog.queues.access import check_together
 from mirrorlog.wire.auth import passwords
 from mirrorlog.wire.auth.login_turns import HOLD_S
-from mirrorlog.wire.messages.operators import DrainNode
+from mirrorlog.wire.messages.operators import DrainNode, ReadLog, ReadState
 from mirrorlog.wire.messages.queues import DeclareQueue, FindOffset, GetMetadata
 from mirrorlog.wire.messages.status import GetStatus
 from mirrorlog.wire.messages.topology import (
@@ -282,11 +282,12 @@ def test_a_password_of_megabytes_is_compared_with_nothing(monkeypatch: pytest.Mo
 
 def test_tags_decide_what_is_no_matter_of_permissions() -> None:
     lookers = {tag: User("hash", (tag,)) for tag in ("monitoring", "management", "policymaker")}
+    asks = (DrainNode(), ReadState(), ReadLog(log_id="l"))
     node = Node(ann=ANN, plain=User("hash"), **lookers)
     for name, looks, drains in (("ann", True, True), ("plain", False, False), *((tag, True, False) for tag in lookers)):
         made = gate_of(node, name)
         made.check(GetMetadata())
-        for message, may in ((GetStatus(), looks), (DrainNode(), drains)):
+        for message, may in ((GetStatus(), looks), *((asked, drains) for asked in asks)):
             if may:
                 made.check(message)
             else:
