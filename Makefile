@@ -18,7 +18,7 @@ export HYPOTHESIS_STORAGE_DIRECTORY := $(CURDIR)/.build/hypothesis
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv lock audit jars proto check kit format test test-long test-again torture chaos attack sim fuzz fuzz-nodes demo demo-keep bench bench-peers bench-spark compare-rabbitmq clean
+.PHONY: help venv docs lock audit jars proto check kit format test test-long test-again torture chaos attack sim fuzz fuzz-nodes demo demo-keep bench bench-peers bench-spark compare-rabbitmq clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -66,6 +66,10 @@ proto: venv ## generate mirrorlog/pb from proto/; the result is committed
 	  echo '"""Generated from proto/ by `make proto`: not to be edited."""' > $$package/__init__.py; done
 	@rm -rf $(PB) && mv $(GENERATED)/mirrorlog $(PB)
 	@find $(PB) -name '*.py' | sort
+
+docs: venv ## make a site of docs/ in .build/site, with what the reference has of the code
+	$(BIN)/python docs/generate.py
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs .build/site && echo "open .build/site/index.html"
 
 check: venv ## formatting, lint, types, direction of imports
 	$(BIN)/ruff format --check .

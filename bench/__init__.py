@@ -1,4 +1,4 @@
-"""Benchmarks: `python -m bench`, described in docs/performance.md. Tests assert no speed.
+"""Benchmarks: `python -m bench`, described in docs/contributing/performance.md. Tests assert no speed.
 
 - `cli`: the command line; `registry`: which workloads there are; `runner`: rounds; `results`: the file
 - `w1_publish`, `w2_one_outstanding`, `w3_consume`, `w5_catch_up`, `open_loop`, `grpc_publish`,

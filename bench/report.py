@@ -1,4 +1,4 @@
-"""What a run says: tables for the terminal, and the same as markdown for docs/performance.md."""
+"""What a run says: tables for the terminal, and the same as markdown for docs/contributing/performance.md."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Every workload gives the figures of both ways from one run: they are to be compared with each other and with nothing
 else. Where the product has a function for the good way (`OsFile.fdatasync`, `OsFiles.populate`), that function is
-what is measured. Why each way was chosen: docs/decisions/0007.
+what is measured. Why each way was chosen: decision 0007.
 """
 
 from __future__ import annotations

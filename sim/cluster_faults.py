@@ -746,7 +746,7 @@ class Faults:
 
     async def _set_back(self, node: SimulatedNode, image: SimulatedFiles, run: int, down_s: float) -> None:
         """To an image that was made in that run; the cluster has heard of a later one. Of a disk that is set back
-        within one run nothing tells, see docs/guarantees.md."""
+        within one run nothing tells, see docs/use/guarantees.md."""
         cluster = self._cluster
         if node.machine.runs == run:
             cluster.hold(node.name)

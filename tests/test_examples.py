@@ -31,7 +31,7 @@ SPARK = {
 }
 """Where the parser is, by the module that is run."""
 
-MANUAL = Path(__file__).parent.parent / "docs" / "landing.md"
+MANUAL = Path(__file__).parent.parent / "docs" / "land"
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_each_of_mqtools_jobs_has_an_example() -> None:
 
 def manuals_commands() -> list[tuple[str, str]]:
     """The module and the arguments of each line of a job in the manual, without its comment."""
-    text = MANUAL.read_text(encoding="utf-8").replace("\\\n", " ")
+    text = "\n".join(page.read_text(encoding="utf-8") for page in sorted(MANUAL.glob("*.md"))).replace("\\\n", " ")
     called = re.findall(rf"^ +(?:\$ )?mqtool ({'|'.join(JOBS)}) ([^#\n]*)", text, re.MULTILINE)
     run = re.findall(r"^ +(?:\$ )?python -m (mirrorlog\.spark[\w.]*)([^#\n]*)", text, re.MULTILINE)
     return [*((JOBS[name].module, rest) for name, rest in called), *run]

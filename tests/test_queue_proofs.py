@@ -1,4 +1,4 @@
-"""docs/queue-proofs.md: every promise of queues names tests, and those that it names are there."""
+"""docs/contributing/queue-proofs.md: every promise of queues names tests, and those that it names are there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.test_stories import all_tests, named_in
 
 ROOT = Path(__file__).resolve().parent.parent
-TABLES = ROOT / "docs" / "queue-proofs.md"
+TABLES = ROOT / "docs" / "contributing" / "queue-proofs.md"
 
 
 @cache

@@ -1,4 +1,4 @@
-"""docs/settings.md says what the settings are."""
+"""docs/reference says what the settings are."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pydantic.fields import FieldInfo
 
 from mirrorlog.config import LogAssignment, Member, Settings
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "settings.md"
+REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference"
 
 
 def told_by_page() -> set[tuple[str, str, int]]:
     """(RocketMQ's name, our key, our default) of the first table."""
-    section = PAGE.read_text().split("## Those that we have")[1].split("\n## ")[0]
+    section = (REFERENCE / "settings-more.md").read_text().split("## Those that we have")[1].split("\n## ")[0]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:1] == "|"]
     return {(row[0], row[2], int(row[3])) for row in cells[2:]}
 
@@ -31,7 +31,7 @@ def test_every_shared_name_is_on_the_page_with_its_default() -> None:
 
 def test_a_default_that_differs_from_rocketmqs_is_explained() -> None:
     """Look at the rows whose two defaults differ: the code says why, for `--print-config` and for the reader."""
-    section = PAGE.read_text().split("## Those that we have")[1].split("\n## ")[0]
+    section = (REFERENCE / "settings-more.md").read_text().split("## Those that we have")[1].split("\n## ")[0]
     for line in section.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if len(cells) == 5 and cells[1].isdigit() and cells[1] != cells[3]:
@@ -57,7 +57,7 @@ def default_as_told(name: str, field: FieldInfo) -> str:
 
 def test_every_setting_is_on_the_page_with_its_default_and_meaning() -> None:
     """Compare the table of all settings with the fields of the code, in their order, both ways."""
-    section = PAGE.read_text().split("## All of ours")[1].split("\n## ")[0]
+    section = (REFERENCE / "settings.md").read_text().split("## All of ours")[1].split("\n## ")[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:1] == "|"]
     parts = {name: type(getattr(Settings(), name)) for name in Settings.model_fields}
     tables = {"cluster.members": Member, "cluster.logs": LogAssignment}

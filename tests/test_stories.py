@@ -1,4 +1,4 @@
-"""docs/stories.md and the tests tell the same stories: every row has its tests, every marked test its row."""
+"""docs/contributing/stories and the tests tell the same stories: every row has its tests, every marked test its row."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-TABLES = ROOT / "docs" / "stories.md"
+TABLES = sorted((ROOT / "docs" / "contributing" / "stories").glob("*.md"))
 STORY_ID = re.compile(r"\d{3}:\d+([a-z]|-\d+)?")
 SEED_LINES = {"000": 1118, "001": 696, "002": 1077, "003": 31}
 MARKED_SEED = "002"
@@ -23,7 +23,7 @@ Told = set[tuple[str, str]]
 @cache
 def rows() -> list[list[str]]:
     """All rows of all tables, without their heads."""
-    lines = TABLES.read_text().splitlines()
+    lines = [line for page in TABLES for line in page.read_text().splitlines()]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
     found = [row for row in cells if row[0] not in ("story", "lesson") and not row[0].startswith("---")]
     assert len(found) > 90, "the tables were not found"

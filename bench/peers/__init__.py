@@ -1,7 +1,7 @@
 """The systems that mirrorlog is measured beside: Kafka, NATS JetStream, RabbitMQ, Redis, RocketMQ.
 
 `python -m bench.peers.install` brings them into .build/peers; `workloads` gives one workload per peer, whose `run`
-is one round on a cluster of its own. What is compared, and why it is fair: docs/decisions/0011-peers.md.
+is one round on a cluster of its own. What is compared, and why it is fair: decision 0011.
 
 - `peer`: what the runner sees; `versions`: what exactly is measured; `install`: how it gets here
 - `servers`: processes and their end; `outcome`: a load driver's output and the figures from it

@@ -35,7 +35,7 @@ from mirrorlog.errors import BadRequest, LogCorrupt
 
 FILE_NAME: Final = "epochs"
 ENTRIES_MAX: Final = 50_000
-"""One for each start of a master; none is forgotten (why: docs/decisions/0007)."""
+"""One for each start of a master; none is forgotten (why: decision 0007)."""
 LIST_BYTES_MAX: Final = 16 * 1024 * 1024
 """More than a list takes in any form: an entry has some 50 bytes, and less than 200 with the longest names."""
 NO_EPOCH: Final = 0

@@ -1,5 +1,5 @@
 """What policies say of queues and exchanges: which definitions they take, which of several is an object's, and what
-comes of it together with the object's own arguments. Pure; see docs/decisions/0054.
+comes of it together with the object's own arguments. Pure; see decision 0054.
 
 A key of a policy stands for an argument. Of a limit that both set the stricter one holds; of anything else the
 argument does, for it was asked for this one queue. What an operator's policy says is a limit to all of them.

@@ -1,6 +1,6 @@
 """The data source's options: names and meanings of Spark's Kafka source where it has them.
 
-docs/landing.md says what each of them means. Text in, values out; a login may come from the environment. Spark gives
+docs/land/spark.md says what each of them means. Text in, values out; a login may come from the environment. Spark gives
 the names in small letters.
 
 `read_from` is the master by default: it always has every confirmed record, and a mirror learns of a confirm a moment

@@ -68,7 +68,7 @@ class NodeLine(msgspec.Struct, frozen=True, kw_only=True):
 
 class NodeList(msgspec.Struct, frozen=True, kw_only=True):
     """What `mqtool nodes --json` prints; fields may be added, none changes its meaning. `asked`: whose view it is;
-    `version`: of that view; `cluster_version`: what all nodes together may write, see docs/operations.md."""
+    `version`: of that view; `cluster_version`: what all nodes together may write, see docs/operate/nodes.md."""
 
     cluster_name: str
     asked: str

@@ -152,7 +152,7 @@ def declare(
     Nothing happens when it exists with the same arguments; with others it is an error (exit code 6).
 
     Arguments: retention_ms and retention_bytes, how long its records are kept at least and how many bytes of them, -1
-    for what the log has; flush, memory or disk: a log with that mode. The others are in docs/queues.md; one that is
+    for what the log has; flush, memory or disk: a log of that mode. All are in docs/reference; one that is
     not known is an error. An exclusive queue is its user's to declare: it goes with the connection.
 
     Example: mqtool declare flights --arg retention_ms=604800000

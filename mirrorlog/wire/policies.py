@@ -1,5 +1,5 @@
 """Policies: which queues and exchanges of a virtual host they are for, and what they say of these; see
-docs/decisions/0054. Which of several is an object's, and what that comes to, is in `queues.policies`. Pure."""
+decision 0054. Which of several is an object's, and what that comes to, is in `queues.policies`. Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Short forms of attacks on the loop's time: no election, nobody ends, and a bystander's publishes go through.
 
 Bounds are generous: how much of two cores a test has is not the nodes' to decide. What is measured on a quiet machine
-stands in docs/decisions/0042.
+stands in decision 0042.
 """
 
 from __future__ import annotations

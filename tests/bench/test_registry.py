@@ -1,4 +1,4 @@
-"""What `make bench` measures: nothing twice, and everything that docs/performance.md promises."""
+"""What `make bench` measures: nothing twice, and everything that docs/contributing/performance.md promises."""
 
 from __future__ import annotations
 

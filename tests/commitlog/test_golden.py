@@ -33,7 +33,7 @@ from mirrorlog.commitlog.format.header import (
 from tests.commitlog.logs import LOG_ID, flush, open_log, segment_files
 
 GOLDEN = Path(__file__).parent / "golden"
-FORMAT_PAGE = Path(__file__).parents[2] / "docs" / "format.md"
+FORMAT_PAGE = Path(__file__).parents[2] / "docs" / "reference" / "format.md"
 
 RECORDS = [
     Record(b"hello", b"k1", [("row", b"1"), ("row", None)], 1_700_000_000_000_000),
@@ -229,7 +229,7 @@ def test_a_log_directory_has_exactly_these_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["batch.hex", "batch-attributes.hex", "epochs.hex", "checkpoint-slot.hex"])
 def test_the_format_page_shows_the_real_bytes(name: str) -> None:
-    """Goal: the worked examples of docs/format.md are true. Its hex lines, put together, contain the golden bytes."""
+    """Goal: the worked examples of the format are true. Its hex lines, put together, contain the golden bytes."""
     lines = re.findall(r"^ *\d+ {2}((?:[0-9a-f]{2} )*[0-9a-f]{2})(?: {2}.*)?$", FORMAT_PAGE.read_text(), re.MULTILINE)
     shown = bytes.fromhex("".join(lines))
     assert from_hex_lines((GOLDEN / name).read_text()) in shown

@@ -26,7 +26,7 @@ from tests.commitlog.rows import SEED, end_of, even_rows, header, rows_of, table
 
 START = 80_000
 GOLDEN = Path(__file__).parent / "golden" / "table.hex"
-FORMAT_PAGE = Path(__file__).parents[2] / "docs" / "format.md"
+FORMAT_PAGE = Path(__file__).parents[2] / "docs" / "reference" / "format.md"
 
 
 def random_headers(random: Random, batches: int) -> list[BatchHeader]:
@@ -287,7 +287,7 @@ def test_a_table_has_exactly_these_bytes() -> None:
     section = FORMAT_PAGE.read_text().partition("## A segment's table")[2].partition("\n## ")[0]
     for at, found in re.findall(r"^ *(\d+)  ((?:[0-9a-f]{2} )*[0-9a-f]{2})(?:  |$)", section, re.MULTILINE):
         shown[int(at) : int(at) + len(bytes.fromhex(found))] = bytes.fromhex(found)
-    assert bytes(shown) == content, "docs/format.md shows other bytes"
+    assert bytes(shown) == content, "docs/reference/format.md shows other bytes"
 
 
 def test_names() -> None:

@@ -30,7 +30,7 @@ from tests.process.raw import Raw, batch_of
 NODE = "n1"
 """The master of a cluster that has just begun. Never asked for: a node that stands still or is gone masters nothing."""
 MIRROR = "n2"
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "metrics.md"
 
 UNITS = {
     "bytes": "bytes",
@@ -374,7 +374,7 @@ WITHOUT_VALUE = {
 
 
 def told_by_page() -> dict[str, tuple[str, ...]]:
-    """Labels, unit and meaning of each metric in the table of docs/operations.md."""
+    """Labels, unit and meaning of each metric in the table of docs/operate/nodes.md."""
     section = PAGE.read_text().split("\n## Metrics\n")[1].split("\n## ")[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:1] == "|"]
     assert all(len(row) == 4 for row in rows)

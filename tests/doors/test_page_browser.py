@@ -1,6 +1,6 @@
 """The management page clicked through in a browser: Debian's `chromium-headless-shell`, driven by playwright.
 
-Skipped where there is no such browser. `PAGE_SHOTS=docs` writes the pictures of docs/management.md anew. The quick
+Skipped where there is no such browser. `PAGE_SHOTS=docs/operate` writes the page's pictures anew. The quick
 tests of the same page are in `test_page`.
 """
 

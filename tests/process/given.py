@@ -5,7 +5,7 @@ one says so before it settles it, and says that a settlement was confirmed behin
 never earlier than what has happened, and what it calls wrong is wrong.
 
 A master that is cut off may give out, for a moment, what its successor has given out, flagged, or even had settled:
-its deliveries are of an earlier epoch, and known by that (docs/queues.md, "Two may have the same record for a moment").
+its deliveries are of an earlier epoch, and known by that (docs/use/settling.md: two may have the same record).
 They are counted as `stale`, and are no error.
 """
 

@@ -21,7 +21,7 @@ _CASES = [pytest.param(column, id=str(column), marks=() if column in SHORT else 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("column", _CASES)
 async def test_every_feature_keeps_its_promises_through_a_restart(column: Column) -> None:
-    """Goal: what docs/queues.md promises holds behind a restart as before it. Method: half of each feature before, half
+    """Goal: what docs/use promises holds behind a restart as before it. Method: half of each feature before, half
     behind it, with subscriptions that stay open; each failure is named by feature and column."""
     seed = random.randrange(2**32)
     failures, logs = await failures_of(column, ROWS, seed=seed)

@@ -1,4 +1,4 @@
-"""The recipe of docs/secure.md, as it stands there."""
+"""The recipe of docs/operate/secure.md, as it stands there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mirrorlog.testing import Node
 from mirrorlog.testing.guard import Guard
 from tests.process.clusters import eventually, log_lines
 
-PAGE = Path(__file__).parents[2] / "docs" / "secure.md"
+PAGE = Path(__file__).parents[2] / "docs" / "operate" / "secure.md"
 
 
 def blocks(kind: str) -> list[str]:

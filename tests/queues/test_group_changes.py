@@ -31,7 +31,7 @@ from mirrorlog.queues.checkpoint_states import (
     encode_state,
 )
 
-PAGE = Path(__file__).parents[2] / "docs" / "format.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "format.md"
 
 CHANGES: list[tuple[Change, bytes]] = [
     (
@@ -128,7 +128,7 @@ def test_the_bytes_of_a_state_of_software_before_are_read() -> None:
 
 
 def test_the_format_page_shows_the_real_bytes() -> None:
-    """Goal: the examples of docs/format.md are true."""
+    """Goal: the examples of docs/reference/format.md are true."""
     text = " ".join(PAGE.read_text().split())
     for state in (GROUP, WHOLE, VERDICTS, LEASES):
         assert encode_state(state).hex(" ") in text

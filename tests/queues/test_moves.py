@@ -381,7 +381,7 @@ def test_a_queue_that_comes_back_begins_where_its_records_elsewhere_begin() -> N
 
 
 def test_what_was_copied_as_the_log_has_it() -> None:
-    """The bytes are a promise: see docs/format.md."""
+    """The bytes are a promise: see docs/reference/format.md."""
     change = SpanCopied(queue_id=4101, first=30)
     assert bytes(parse_batch_body(encode_change(change)).values[0] or b"").hex() == (
         "83a474797065aa5370616e436f70696564a871756575655f6964cd1005a566697273741e"

@@ -201,7 +201,7 @@ class MissingRecords:
 
 
 # The frames by which subscribers are given records: the grants, and the bytes of their batches as far as the log's
-# memory has them and they were not sent to this one before (docs/decisions/0034). Thin.
+# memory has them and they were not sent to this one before (decision 0034). Thin.
 
 
 class DeliverFrames:

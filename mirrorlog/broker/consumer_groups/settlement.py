@@ -132,7 +132,7 @@ class PushedTable:
 
 # The watermarks of a log's groups on their way to all copies: a record is given out only below one that is there.
 #
-# Thin: `queues.delivery` says when one is to be logged, and where it stands (docs/decisions/0033).
+# Thin: `queues.delivery` says when one is to be logged, and where it stands (decision 0033).
 
 
 class _Logged(NamedTuple):

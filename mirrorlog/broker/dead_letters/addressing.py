@@ -1,5 +1,5 @@
 """Where the next piece of a forwarding goes: its records are read and routed, the queues asked for, and all of it is
-logged (docs/decisions/0041). Thin: `queues.letter_routes` says which queues.
+logged (decision 0041). Thin: `queues.letter_routes` says which queues.
 
 A piece may be for more queues than one change may name. Then it is addressed in parts, by the names of the queues, each
 when the one before has what it was to get; and its records are settled with the last.

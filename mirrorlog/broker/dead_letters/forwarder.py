@@ -1,4 +1,4 @@
-"""Records leave the queues that this node masters, step by step (docs/decisions/0041): whose turn it is. Thin.
+"""Records leave the queues that this node masters, step by step (decision 0041): whose turn it is. Thin.
 
 A queue that something leaves has one task, which has a piece addressed, sent and settled, and the next one, until
 nothing leaves any more or others have waited; so many queues at a time, in turn. What cannot be done now is tried

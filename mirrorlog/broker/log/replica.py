@@ -5,7 +5,7 @@ derived state can be thrown away; the log is the truth (invariant 10).
 
 A copy with bad bytes below its flushed offset is *damaged*: it ends, for now, where they begin. It says what it holds
 to masters and to promotions, and serves nothing. Once there is a master that has what is to be cut, or the cluster has
-declared the loss, what stands from there on is set aside and cut, and fetched again (docs/decisions/0028).
+declared the loss, what stands from there on is set aside and cut, and fetched again (decision 0028).
 """
 
 from __future__ import annotations

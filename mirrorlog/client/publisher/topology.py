@@ -211,7 +211,7 @@ class Topology:
         virtual_host: str = DEFAULT_VIRTUAL_HOST,
     ) -> None:
         """What holds for queues and exchanges whose names fit `pattern`, a regular expression that is searched for.
-        `definition` has RabbitMQ's keys and our own (docs/policies.md). Of several the one with the highest priority
+        `definition` has RabbitMQ's keys and ours (docs/use/policies.md). Of several the one with the highest priority
         counts, of equals the first by name. `operator`: it caps what others say. Raises BadRequest naming all that is
         wrong, LimitReached, NoSuchVirtualHost, AccessRefused; UnsupportedVersion until all nodes are updated."""
         policy = Policy(pattern=pattern, definition=dict(definition), apply_to=apply_to, priority=priority)

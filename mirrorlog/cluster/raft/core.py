@@ -8,7 +8,7 @@ The driver does each bundle in order and says `done`; events that come meanwhile
 A message never leaves before what it says is on disk, and the leader counts its own copy like any other: once it is
 stored. `now` is seconds of a clock that only goes forward; no safety rests on it.
 
-Rejected: pysyncobj and raft-rs bindings (`docs/decisions/0018-raft.md`); leases for reads, which would rest on clocks.
+Rejected: pysyncobj and raft-rs bindings (decision 0018); leases for reads, which would rest on clocks.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ batch does not fit into what is left of the file, a new one begins. So log offse
 size, and two copies with equal sizes have byte-equal files. For that to hold after cuts and restarts too, a file in
 which no batch stands is never kept behind another: it is removed, and the segment before it goes on.
 
-Two ways to store a batch, by the log's flush mode (figures: docs/decisions/0007). A log in memory is written through
+Two ways to store a batch, by the log's flush mode (figures: decision 0007). A log in memory is written through
 its map: the cheapest append, and pages that are warm before. A log whose confirms wait for the disk (`write_through`)
 is written by pwrite: a map must be walked ahead to be warm, which makes every walked page one that the next flush has
 to write, and a flush of 3 ms out of one of 0.1 ms. Both are read through the map: there is one page cache.
@@ -49,7 +49,7 @@ class SegmentChain:
     """At least one segment; the last one is active. `stalls`: rolls that found no spare file ready.
 
     `reserve_bytes`: data is refused rather than stored in the last so many bytes of a segment while no next one is
-    there (see docs/decisions/0014); 0 for a mirror, which takes what its master has taken.
+    there (see decision 0014); 0 for a mirror, which takes what its master has taken.
     A segment stays mapped while it ends within `kept_mapped_bytes` of the log's end: that is where mirrors read.
     `directory_changes` counts made, renamed and removed names, so that a flush knows whether to sync the directory;
     `names` is the directory, open for that.

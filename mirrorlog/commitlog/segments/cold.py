@@ -2,7 +2,7 @@
 
 It leaves the page cache as it was (`File.pread_past`): whoever reads a hundred gigabytes of the past once would drive
 out what is needed all the time, the tail and the pages prepared ahead of it. What was in memory already stays there.
-Figures, and what else was tried: docs/decisions/0007.
+Figures, and what else was tried: decision 0007.
 
 Bodies are checked as well. Whoever is sent the bytes does that too, but cannot tell a bad copy from a bad way; here the
 copy itself is read, and on the helper a checksum costs nothing that anybody waits for.

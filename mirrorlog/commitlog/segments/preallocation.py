@@ -6,7 +6,7 @@ in the file system's journal, so a fault on it waits while the journal commits, 
 while there is time, the pages of the active segment and of a spare file are touched and synced ahead of the tail: four
 times what the log has taken of late, up to `prepare_bytes`, so a log that takes little has little ready. Touched, not
 written: the kernel brings in zeros and marks the page dirty, so nothing that the loop stores meanwhile can be
-overwritten. Figures: docs/decisions/0007.
+overwritten. Figures: decision 0007.
 
 A spare is allocated under the name `spare-<n>` and renamed by a roll before its first byte is stored in it. The best
 spare is a segment that retention has freed: its pages are there, its blocks are written.

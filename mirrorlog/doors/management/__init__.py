@@ -1,1 +1,1 @@
-"""The management API, as RabbitMQ's tools know it, under /api of the HTTP door. See docs/management.md."""
+"""The management API, as RabbitMQ's tools know it, under /api of the HTTP door. See docs/operate/management.md."""

@@ -1,4 +1,4 @@
-"""Records that leave a queue for others, exactly once (docs/decisions/0041): what leaves, and under which numbers.
+"""Records that leave a queue for others, exactly once (decision 0041): what leaves, and under which numbers.
 
 A *forwarding* is some records of one group that leave for one reason and in one way; they leave in *pieces*, one of a
 queue at a time. Each step stands in the log of the queue before the next one is taken:

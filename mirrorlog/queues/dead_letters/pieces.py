@@ -1,4 +1,4 @@
-"""A piece on its way: what becomes of it when one of its targets has answered (docs/decisions/0041).
+"""A piece on its way: what becomes of it when one of its targets has answered (decision 0041).
 
 The targets of a piece are served in their order, and the one that is served is the first: it goes when it has what it
 was to get, or never will. So a piece that is logged anew, because something must be sent in another way than was

@@ -3,7 +3,7 @@
 The ledger says which records are free; this says who gets them: subscribers in turn, each as much as its prefetch
 allows, in the order of the queue; what returns is found again at its place. What was given is OUT in the ledger, and in
 the unacknowledged ones of one subscriber here. Both are this master's memory. What outlives it is logged: settlements,
-returns, leases, and the watermark, ahead of which nothing is given (docs/decisions/0033).
+returns, leases, and the watermark, ahead of which nothing is given (decision 0033).
 
 Nothing here changes the ledger but its volatile states: decisions go out as changes, and count when they were appended.
 So a change whose append is refused leaves everything as it was: first ask (`settle`, `expired`, …), then append, then

@@ -1,4 +1,4 @@
-"""Ordered by key: which records of one acking group wait for another one of their key (docs/decisions/0060).
+"""Ordered by key: which records of one acking group wait for another one of their key (decision 0060).
 
 Of a key one record at a time is with anybody: the first one that is not settled. Those behind it wait, and are OUT in
 the ledger with no subscriber, as what is held back for a delay: so the search for what is free passes over them, and

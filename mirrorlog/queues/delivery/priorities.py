@@ -1,5 +1,5 @@
 """What the attributes of batches mean to one acking group on its master: which records wait for their time, which are
-of no use any more, and which come before others (docs/decisions/0036).
+of no use any more, and which come before others (decision 0036).
 
 Runs (`queues.runs`) are *met* in the order of the queue, once, as the queue is confirmed. A record that is free and
 whose time has not come is *held back*: OUT in the ledger, and with no subscriber, so the one search for what is free

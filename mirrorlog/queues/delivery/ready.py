@@ -108,7 +108,7 @@ class FreeRecords:
             self.freed(min(ranges)[0])
 
 
-# How far one acking group was given out, and how far it may be: the watermark of its master (docs/decisions/0033).
+# How far one acking group was given out, and how far it may be: the watermark of its master (decision 0033).
 #
 # Nothing is given ahead of a watermark that is on all copies. It runs ahead by what subscribers have room for, so a
 # record that is published alone waits for no round trip. Pure; queue offsets.

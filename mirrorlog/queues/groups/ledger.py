@@ -1,4 +1,4 @@
-"""Who has had what: the states of one acking group's records (docs/decisions/0033).
+"""Who has had what: the states of one acking group's records (decision 0033).
 
 Everything below the *floor* is settled, everything above it is free, but for exceptions. Exceptions live in chunks of
 4,096 records, a byte each; a chunk without exceptions is not there, and neither is one that is settled whole: runs of

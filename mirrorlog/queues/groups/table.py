@@ -1,4 +1,4 @@
-"""The acking groups of a log, by queue and name (docs/decisions/0033): what their ledgers are by the log's own changes.
+"""The acking groups of a log, by queue and name (decision 0033): what their ledgers are by the log's own changes.
 
 A change counts from its append, for deciding and for what is shown; `cut` undoes what a truncation removed. For that
 each change leaves behind, until it is confirmed, what stood in the places that it touched: a copy of the state as

@@ -1,4 +1,4 @@
-"""What the settled records of an acking group stand as, acknowledged or dead (docs/decisions/0043). Pure.
+"""What the settled records of an acking group stand as, acknowledged or dead (decision 0043). Pure.
 
 Two who have had the same record may settle it each as something else: one of them is told that he was too late. For
 that it is enough to remember the dead, which are few, as runs: every other settled record is acknowledged, or was

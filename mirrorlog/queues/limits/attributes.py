@@ -1,4 +1,4 @@
-"""Runs: which records of a queue have a priority, a time to live or a delay (docs/decisions/0036).
+"""Runs: which records of a queue have a priority, a time to live or a delay (decision 0036).
 
 A *run* is a stretch of a queue whose records have the same attributes: those of their batch, and where the queue has a
 time to live (`x-message-ttl`), the shorter of both. What has no run is plain; a queue that never had one is not here at

@@ -1,4 +1,4 @@
-"""Holds: what landings keep in the log, by queue and name (docs/decisions/0032-holds.md).
+"""Holds: what landings keep in the log, by queue and name (decision 0032).
 
 A hold keeps its queue's records from a queue offset on. Holds come from the queue's own log: a change is *newest* from
 its append and *confirmed* from its confirm, and `cut` undoes what a truncation removed, as with groups' positions.

@@ -1,4 +1,4 @@
-"""What is landed where: one `Landing`, from options or from a declarative TOML of many (docs/landing.md).
+"""What is landed where: one `Landing`, from options or from a declarative TOML of many (docs/land/landing.md).
 
 Every key is checked when the file is read, so that a service does not find a mistyped number hours later; a key that is
 not known is refused, and a near one named. A landing's `name` tells it from others in holds, metrics and in the table's

@@ -41,7 +41,7 @@ from mirrorlog.spark.errors import BadOption, WriteUnproven
 from mirrorlog.spark.options import access_of, boolean_of, parse_servers
 from mirrorlog.spark.writing.columns_out import OutColumns, check_columns, per_queue
 
-# The options of the writer are in docs/landing.md. As for Kafka's sink `queue` goes above the column `topic`: rows that
+# The writer's options are in docs/land/spark.md. As for Kafka's sink `queue` goes above the column `topic`: rows that
 # were read from one queue and are written to another have that column, which names where they came from.
 
 

@@ -2,7 +2,7 @@
 
 What stands in batches that are no data is read by the format's text alone: changes are maps with a `type`, the values
 of a state checkpoint are arrays that begin with a letter. A tool may be older than the log: what it does not know it
-shows as it is. Offline tools know nothing of the server's own classes; `docs/format.md` has the fields.
+shows as it is. Offline tools know nothing of the server's own classes; `docs/reference/format.md` has the fields.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def set_policy(
     """Set a policy: what holds for the queues and exchanges whose names fit a pattern, those that come later too.
 
     It holds at once; what has to move for it begins to, and is shown by rebalance --watch. Of several policies that
-    fit a name the one with the highest priority counts, of equals the first by name. docs/policies.md has the keys.
+    fit a name the one with the highest priority counts, of equals the first by name. docs/use/policies.md has the keys.
 
     Example: mqtool set-policy --priority 1 --apply-to queues ha-two '^orders' '{"ha-mode": "exactly", "ha-params": 2}'
     """

@@ -144,7 +144,7 @@ class GetEvents(Message, frozen=True):
 
 class ClusterEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`number`: of the node's run, from 1; `time_us`: µs UTC by the node's clock, 0 for what was decided before its
-    run; `index`: of the entry that decided it, 0 for what this node saw by itself; `kind`: see docs/operations.md."""
+    run; `index`: of the entry that decided it, 0 for what this node saw by itself; `kind`: docs/operate/watch.md."""
 
     number: int
     time_us: int

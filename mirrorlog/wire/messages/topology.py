@@ -1,4 +1,4 @@
-"""Virtual hosts, exchanges, bindings, users and logins: see docs/decisions/0035.
+"""Virtual hosts, exchanges, bindings, users and logins: see decision 0035.
 
 Each is answered with Done, or what it asks for, once it is decided and every node that is up has applied it; or after
 two seconds, while one of them is slow.

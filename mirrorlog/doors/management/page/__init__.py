@@ -1,1 +1,1 @@
-"""The management page, under /page of the HTTP door: see docs/management.md and decision 0057."""
+"""The management page, under /page of the HTTP door: see docs/operate/management.md and decision 0057."""

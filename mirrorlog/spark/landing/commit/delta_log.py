@@ -116,7 +116,7 @@ def _lock(handle: int, table: str, give_up_at: float) -> None:
 # Parameters of DeltaOperations.Write behind the mode: partitionBy, predicate, userMetadata, and five that stay empty.
 _WRITE_AFTER_NOTE: Final = 5
 
-_NEEDED: Final = f"a landing needs a classic Spark session with the jars of Delta {DELTA_VERSION}, see docs/landing.md"
+_NEEDED: Final = f"a landing needs a classic Spark session with the jars of Delta {DELTA_VERSION}: docs/land/landing.md"
 # What py4j says of a call that a class does not have; of an object that is gone it says something like it.
 _UNKNOWN_CALL: Final = re.compile(r"(?:Method|Constructor) .+ does not exist")
 
