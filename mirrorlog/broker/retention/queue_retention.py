@@ -109,7 +109,8 @@ class QueueRetention:
     def wake(self, limits: RetentionLimits) -> None:
         """Begin a round under the log's `limits`, unless one is under way, or was a moment ago."""
         self._limits = limits
-        if self.ready:
+        # Of a segment that is appended to nothing goes.
+        if self.ready and not self._replica.log.is_one_segment:
             self._task = asyncio.ensure_future(self._round(limits))
 
     async def stop(self) -> None:

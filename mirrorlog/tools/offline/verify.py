@@ -39,11 +39,13 @@ _BODY_BYTES_MAX: Final = 2**28
 
 
 class WalkProgress:
-    """How far a walk over a large log has come: one line that is overwritten; nothing when `out` is no terminal."""
+    """How far a walk over a large log has come: one line that is overwritten; nothing when `out`, stderr by default, is
+    no terminal."""
 
     def __init__(
-        self, what: str, first: int, last: int, *, out: TextIO = sys.stderr, now: Callable[[], float] = time.monotonic
+        self, what: str, first: int, last: int, *, out: TextIO | None = None, now: Callable[[], float] = time.monotonic
     ) -> None:
+        out = out or sys.stderr
         self._what = what
         self._first = first
         self._last = max(first, last)
