@@ -52,15 +52,14 @@ def refuse(name: str, value: object, expected: str) -> BadRequest:
 
 
 def _guarded(method: types.FunctionType) -> Any:
-    parameters = list(inspect.signature(method).parameters.values())[1:]
-    if not parameters:
+    if not _takes_arguments(method):
         return method
     table: _Table | None = None
 
     def check(given: tuple[Any, ...], named: dict[str, Any]) -> None:
         nonlocal table
         if table is None:
-            table = _Table(method, parameters)
+            table = _Table(method)
         table.check(given, named)
 
     if inspect.iscoroutinefunction(method):
@@ -80,14 +79,21 @@ def _guarded(method: types.FunctionType) -> Any:
     return called
 
 
+def _takes_arguments(method: types.FunctionType) -> bool:
+    """Besides its object; told by its code, for signatures of a hundred methods would be most of an import."""
+    code = method.__code__
+    takes_more = code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
+    return bool(code.co_argcount + code.co_kwonlyargcount > 1 or takes_more)
+
+
 class _Table:
     """What fits each parameter of a method."""
 
-    def __init__(self, method: types.FunctionType, parameters: Iterable[inspect.Parameter]) -> None:
+    def __init__(self, method: types.FunctionType) -> None:
         self._positional: list[str] = []
         self._rest: str | None = None
         self._fits: dict[str, tuple[_Fits, str]] = {}
-        for each in parameters:
+        for each in list(inspect.signature(method).parameters.values())[1:]:
             hint = _evaluated(each.annotation, method)
             if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD):
                 self._positional.append(each.name)

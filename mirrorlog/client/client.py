@@ -12,15 +12,12 @@ import ssl
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Any, Final, Self, Unpack
+from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 from weakref import WeakSet
 
-from mirrorlog.client.admin import Admin
 from mirrorlog.client.arguments import checked
 from mirrorlog.client.connection.cluster import ClusterClient
 from mirrorlog.client.connection.unclosed import on_loop, warn_unclosed
-from mirrorlog.client.consumer.consumer import Consumer
-from mirrorlog.client.consumer.records import ConsumedRecord
 from mirrorlog.client.consumer.tier import TierChoice, TierOptions
 from mirrorlog.client.events import OnEvent
 from mirrorlog.client.options import (
@@ -31,22 +28,27 @@ from mirrorlog.client.options import (
     parse_durability,
     parse_level,
 )
-from mirrorlog.client.producer.bulk import JoinPool
-from mirrorlog.client.producer.producer import Producer
+from mirrorlog.client.producer.join_pool import JoinPool
 from mirrorlog.client.producer.record import Headers
 from mirrorlog.client.properties import SendOptions
-from mirrorlog.client.publisher.publisher import Publisher
-from mirrorlog.client.requests import ClientRequests
 from mirrorlog.client.subscription.lease_receipts import LeaseReceipt
-from mirrorlog.client.subscription.leases import ClientLeases, Leased
-from mirrorlog.client.subscription.subscription import Subscription
-from mirrorlog.client.transaction.commit import Transactor
-from mirrorlog.client.transaction.transaction import Transaction
 from mirrorlog.errors import BadRequest, MirrorlogError
 from mirrorlog.wire.frames import How
 from mirrorlog.wire.messages.groups import Subscribe
 from mirrorlog.wire.messages.queues import Position
 from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST
+
+if TYPE_CHECKING:  # each is loaded when one is made: no program needs all of them
+    from mirrorlog.client.admin import Admin
+    from mirrorlog.client.consumer.consumer import Consumer
+    from mirrorlog.client.consumer.records import ConsumedRecord
+    from mirrorlog.client.producer.producer import Producer
+    from mirrorlog.client.publisher.publisher import Publisher
+    from mirrorlog.client.requests import ClientRequests
+    from mirrorlog.client.subscription.leases import ClientLeases, Leased
+    from mirrorlog.client.subscription.subscription import Subscription
+    from mirrorlog.client.transaction.commit import Transactor
+    from mirrorlog.client.transaction.transaction import Transaction
 
 _KIB: Final = 1024
 _MIB: Final = 1024 * 1024
@@ -116,10 +118,9 @@ class Client(ClusterClient):
         self._publishers: WeakSet[Publisher] = WeakSet()
         self._consumers: WeakSet[Consumer] = WeakSet()
         self._subscriptions: WeakSet[Subscription] = WeakSet()
-        self.leasing = ClientLeases(self, self.consumer)
-        """For what `lease` gives out."""
+        self._leasing: ClientLeases | None = None
+        self._transactor: Transactor | None = None
         self.requests: ClientRequests | None = None
-        self._transactor = Transactor(self)
         self._pool = JoinPool()
 
     # --- life ---
@@ -146,7 +147,8 @@ class Client(ClusterClient):
                     failures.append(error)
         finally:
             self._closed = True
-            await self.leasing.close()
+            if self._leasing is not None:
+                await self._leasing.close()
             for consumer in list(self._consumers):
                 await consumer.abandon()
             await self._disconnect()
@@ -185,6 +187,8 @@ class Client(ClusterClient):
     @property
     def admin(self) -> Admin:
         """Queues, offsets, positions, status."""
+        from mirrorlog.client.admin import Admin
+
         return Admin(self)
 
     def producer(
@@ -236,6 +240,8 @@ class Client(ClusterClient):
             idempotent=idempotent,
             codec=parse_compression(compression),
         )
+        from mirrorlog.client.producer.producer import Producer
+
         producer = Producer(self, queue, options, pool=self._pool)
         self._producers.add(producer)
         return producer
@@ -249,6 +255,8 @@ class Client(ClusterClient):
         `mandatory`: a message that leads to no queue raises Unroutable; else it is dropped and counted. `options`: as
         of `producer`; each queue has one of its own. Raises BadRequest naming the option that is wrong.
         """
+        from mirrorlog.client.publisher.publisher import Publisher
+
         publisher = Publisher(
             self,
             exchange,
@@ -270,7 +278,11 @@ class Client(ClusterClient):
         `confirm`, `durability`: as of `producer`; no policy says anything of them here. `timeout_ms`: by then a commit
         has ended. Raises BadRequest naming the option that is wrong.
         """
+        from mirrorlog.client.transaction.commit import Transactor
+        from mirrorlog.client.transaction.transaction import Transaction
+
         check_timeout("timeout_ms", timeout_ms)
+        self._transactor = self._transactor or Transactor(self)
         return Transaction(
             self._transactor, level=parse_level(confirm), durability=parse_durability(durability), timeout_ms=timeout_ms
         )
@@ -312,6 +324,8 @@ class Client(ClusterClient):
             prefetch_bytes=prefetch_bytes,
             outage_timeout_ms=outage_timeout_ms,
         )
+        from mirrorlog.client.consumer.consumer import Consumer
+
         consumer = Consumer(
             self, queue, options, self._tiers if tiers is None else TierOptions.of(tiers, self._tiers.storage)
         )
@@ -373,6 +387,8 @@ class Client(ClusterClient):
             create=create,
             ordered_by=ordered_by or "",
         )
+        from mirrorlog.client.subscription.subscription import Subscription
+
         subscription = Subscription(
             self,
             message,
@@ -433,8 +449,18 @@ class Client(ClusterClient):
             queue, value, exchange=exchange, timeout_ms=timeout_ms, headers=headers, options=asked
         )
 
+    @property
+    def leasing(self) -> ClientLeases:
+        """For what `lease` gives out."""
+        from mirrorlog.client.subscription.leases import ClientLeases
+
+        self._leasing = self._leasing or ClientLeases(self, self.consumer)
+        return self._leasing
+
     def asking(self) -> ClientRequests:
         """For what it gives out, which answers."""
+        from mirrorlog.client.requests import ClientRequests
+
         if self.requests is None:
             self.requests = ClientRequests(self, make_publisher=self.publisher, make_subscription=self.subscribe)
         return self.requests

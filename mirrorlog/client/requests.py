@@ -15,7 +15,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Unpack
 
-from mirrorlog.client.admin import Admin
 from mirrorlog.client.connection.cluster import ClusterClient
 from mirrorlog.client.consumer.records import ConsumedRecord
 from mirrorlog.client.options import check_timeout
@@ -92,6 +91,8 @@ class ClientRequests:
         """Made when it is needed, and made anew when it is gone."""
         async with self._opening:
             if self._reading is None or self._reading.done():
+                from mirrorlog.client.admin import Admin
+
                 name = (await Admin(self._client).declare("", {"exclusive": True})).name
                 subscription = await self._make_subscription(name, auto_ack=True, create=True).start()
                 subscription.kept = True

@@ -15,7 +15,8 @@ from typing import Any, Final, get_args
 
 import msgspec
 
-from mirrorlog.commitlog.format.body import Record, parse_batch_body
+from mirrorlog.commitlog.format.body import Record
+from mirrorlog.commitlog.format.body_reader import parse_batch_body
 from mirrorlog.commitlog.format.drafts import encode_batch
 from mirrorlog.commitlog.format.header import CONTROL_QUEUE_ID, Buffer, Kind
 from mirrorlog.errors import BadBatch

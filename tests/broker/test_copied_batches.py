@@ -12,7 +12,8 @@ import pytest
 from mirrorlog.broker.log.maintenance import PastKeeper
 from mirrorlog.broker.log.replica import Replica
 from mirrorlog.commitlog.format.attributes import NO_ATTRIBUTES, Attributes
-from mirrorlog.commitlog.format.body import Record, parse_batch_body
+from mirrorlog.commitlog.format.body import Record
+from mirrorlog.commitlog.format.body_reader import parse_batch_body
 from mirrorlog.commitlog.format.drafts import draft_columns, encode_batch
 from mirrorlog.commitlog.format.header import Flag, read_header
 from mirrorlog.errors import BadBatch, BatchTooLarge, LogUnavailable

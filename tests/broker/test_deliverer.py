@@ -20,7 +20,7 @@ from mirrorlog.broker.hosting.hosted_log import HostedLog
 from mirrorlog.broker.session import group_requests
 from mirrorlog.client import Client
 from mirrorlog.client.connection.connection import Connection
-from mirrorlog.commitlog.format.body import parse_batch_body
+from mirrorlog.commitlog.format.body_reader import parse_batch_body
 from mirrorlog.commitlog.format.header import read_header
 from mirrorlog.config import HaSettings, Settings
 from mirrorlog.errors import (

@@ -21,7 +21,7 @@ from mirrorlog.broker.log.replica import Replica
 from mirrorlog.broker.node import BrokerNode
 from mirrorlog.broker.retention import queue_retention
 from mirrorlog.client import Client
-from mirrorlog.commitlog.format.body import parse_batch_body
+from mirrorlog.commitlog.format.body_reader import parse_batch_body
 from mirrorlog.commitlog.format.header import Kind
 from mirrorlog.commitlog.index.live import LiveRun, LiveRuns
 from mirrorlog.commitlog.index.past import Past

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from mirrorlog.client.connection.buffers import BufferPool
 from mirrorlog.client.consumer.arrow import SCHEMA
 from mirrorlog.client.consumer.records import ConsumedBatch, checked_batches
-from mirrorlog.commitlog.format.body import Record, parse_batch_body
+from mirrorlog.commitlog.format.body import Record
+from mirrorlog.commitlog.format.body_reader import parse_batch_body
 from mirrorlog.commitlog.format.drafts import encode_batch
 from mirrorlog.commitlog.format.header import log_seed, stamp
 from mirrorlog.errors import BadBatch

@@ -19,7 +19,8 @@ from mirrorlog.client.producer.record import (
     headers_size,
     record_size,
 )
-from mirrorlog.commitlog.format.body import Record, parse_batch_body
+from mirrorlog.commitlog.format.body import Record
+from mirrorlog.commitlog.format.body_reader import parse_batch_body
 from mirrorlog.commitlog.format.codec import open_body
 from mirrorlog.commitlog.format.drafts import Draft
 from mirrorlog.commitlog.format.header import HEADER_SIZE, Codec, check_producer_part, read_header

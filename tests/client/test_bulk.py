@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from mirrorlog.client.producer.bulk import Bulk
 from mirrorlog.client.producer.columns import BinaryEntries, Chunks
 from mirrorlog.client.producer.record import BATCH_OVERHEAD_BYTES
-from mirrorlog.commitlog.format.body import check_uncompressed, parse_batch_body
+from mirrorlog.commitlog.format.body_reader import check_uncompressed, parse_batch_body
 from mirrorlog.commitlog.format.drafts import draft_columns
 from mirrorlog.commitlog.format.header import read_header
 from mirrorlog.errors import BadInput, RecordTooLarge

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mirrorlog.client import Client
-from mirrorlog.client.producer.bulk import JoinPool
+from mirrorlog.client.producer.join_pool import JoinPool
 from mirrorlog.client.producer.record import BATCH_OVERHEAD_BYTES
 from mirrorlog.commitlog.format.drafts import draft_columns
 

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from mirrorlog.client.producer.batch import PendingBatch
 from mirrorlog.client.producer.pipeline import Pipeline, ProducerStats
-from mirrorlog.commitlog.format.body import parse_batch_body
+from mirrorlog.commitlog.format.body_reader import parse_batch_body
 from mirrorlog.commitlog.format.header import Flag, read_header
 from mirrorlog.errors import (
     BadBatch,

@@ -17,7 +17,8 @@ from mirrorlog.commitlog.format.attributes import (
     decode_attributes,
     encode_attributes,
 )
-from mirrorlog.commitlog.format.body import Record, check_uncompressed, parse_batch_body
+from mirrorlog.commitlog.format.body import Record
+from mirrorlog.commitlog.format.body_reader import check_uncompressed, parse_batch_body
 from mirrorlog.commitlog.format.codec import compress_draft, open_body
 from mirrorlog.commitlog.format.drafts import draft_columns, encode_batch
 from mirrorlog.commitlog.format.header import (

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mirrorlog.commitlog.format.body import BinaryColumn, Record, check_uncompressed, parse_batch_body, parse_body
+from mirrorlog.commitlog.format.body import BinaryColumn, Record
+from mirrorlog.commitlog.format.body_reader import check_uncompressed, parse_batch_body, parse_body
 from mirrorlog.commitlog.format.checksum import crc32c, crc32c_portable
 from mirrorlog.commitlog.format.drafts import encode_batch
 from mirrorlog.commitlog.format.header import (
@@ -135,7 +136,7 @@ def test_values_alone_are_judged_as_any_columns_are(
 
     short = parsed()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mirrorlog.commitlog.format.body._values_alone", lambda body, count: None)
+        patch.setattr("mirrorlog.commitlog.format.body_reader._values_alone", lambda body, count: None)
         assert short == parsed()
 
 

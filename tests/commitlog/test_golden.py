@@ -15,7 +15,8 @@ from mirrorlog.commitlog.epochs import Epoch, EpochList, decode_epochs, encode_e
 from mirrorlog.commitlog.files import OS_FILES
 from mirrorlog.commitlog.flush import SLOT_BYTES, SLOT_SIZE, Checkpoint, CheckpointFile, decode_slot, encode_slot
 from mirrorlog.commitlog.format.attributes import Attributes, attributes_of
-from mirrorlog.commitlog.format.body import Record, parse_batch_body
+from mirrorlog.commitlog.format.body import Record
+from mirrorlog.commitlog.format.body_reader import parse_batch_body
 from mirrorlog.commitlog.format.checksum import crc32c_portable
 from mirrorlog.commitlog.format.codec import compress_draft, open_body
 from mirrorlog.commitlog.format.drafts import Draft, draft_columns, encode_batch

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from mirrorlog.commitlog.format.attributes import Attributes, attributes_of
-from mirrorlog.commitlog.format.body import Record, parse_batch_body
+from mirrorlog.commitlog.format.body import Record
+from mirrorlog.commitlog.format.body_reader import parse_batch_body
 from mirrorlog.commitlog.format.drafts import encode_batch
 from mirrorlog.commitlog.format.header import read_header
 from mirrorlog.doors.grpc.incoming import (

@@ -23,7 +23,8 @@ from mirrorlog.commitlog.format.attributes import (
     attributes_of,
     encode_attributes,
 )
-from mirrorlog.commitlog.format.body import Record, parse_batch_body
+from mirrorlog.commitlog.format.body import Record
+from mirrorlog.commitlog.format.body_reader import parse_batch_body
 from mirrorlog.commitlog.format.checksum import crc32c
 from mirrorlog.commitlog.format.codec import compress, compress_draft, open_body
 from mirrorlog.commitlog.format.drafts import draft_columns, encode_batch

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mirrorlog.commitlog.format.body import parse_batch_body
+from mirrorlog.commitlog.format.body_reader import parse_batch_body
 from mirrorlog.commitlog.format.header import BatchHeader
 from mirrorlog.errors import NoSuchQueue, QueueMoving
 from mirrorlog.queues.changes import (

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from hypothesis import strategies as st
 
 from mirrorlog.client import ConsumedBatch
-from mirrorlog.commitlog.format.body import Record, parse_batch_body
+from mirrorlog.commitlog.format.body import Record
+from mirrorlog.commitlog.format.body_reader import parse_batch_body
 from mirrorlog.commitlog.format.drafts import encode_batch
 from mirrorlog.commitlog.format.header import read_header, stamp
 

@@ -15,7 +15,7 @@ from mirrorlog.broker.log.refusals import node_stopping, sent_to_dead_letters, t
 from mirrorlog.broker.log.replica import Replica
 from mirrorlog.broker.ports import ClusterView, Refusing, Reply
 from mirrorlog.commitlog.format.attributes import attributes_of
-from mirrorlog.commitlog.format.body import check_uncompressed
+from mirrorlog.commitlog.format.body_reader import check_uncompressed
 from mirrorlog.commitlog.format.envelope import envelope_bytes
 from mirrorlog.commitlog.format.header import (
     OWN_PRODUCERS,

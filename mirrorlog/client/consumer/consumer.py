@@ -15,10 +15,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
-from typing import Final, Self, TypeVar
+from typing import TYPE_CHECKING, Final, Self, TypeVar
 from uuid import uuid4
 
-from mirrorlog.client.admin import Admin
 from mirrorlog.client.arguments import checked
 from mirrorlog.client.connection.cluster import ClusterClient
 from mirrorlog.client.connection.copies import Copies
@@ -43,6 +42,9 @@ from mirrorlog.errors import (
     PositionLost,
 )
 from mirrorlog.wire.messages.queues import FetchPosition, FoundPosition, Position, QueueInfo
+
+if TYPE_CHECKING:
+    from mirrorlog.client.admin import Admin
 
 _QUEUE_OFFSET_MAX: Final = 2**63 - 1
 _TELL_S: Final = 1.0
@@ -232,7 +234,7 @@ class Consumer:
         ExclusiveTaken, when another consumer has come to read as this group while this one was cut off."""
         if self.group is None:
             raise BadRequest("a consumer without a group has nothing to commit; give group=… to Client.consumer")
-        await Admin(self._client).commit_position(self.queue, self.group, self.position, reader=self._reader)
+        await self._admin().commit_position(self.queue, self.group, self.position, reader=self._reader)
 
     # --- fetching ---
 
@@ -335,6 +337,11 @@ class Consumer:
             raise not_known(info, told_by=node_id)
         return info
 
+    def _admin(self) -> Admin:
+        from mirrorlog.client.admin import Admin  # groups alone ask it
+
+        return Admin(self._client)
+
     # --- where to start and to end ---
 
     async def _claim(self) -> None:
@@ -343,7 +350,7 @@ class Consumer:
             return
         try:
             async with asyncio.timeout(_TELL_S):
-                await Admin(self._client).position(self.queue, self.group, reader=self._reader)
+                await self._admin().position(self.queue, self.group, reader=self._reader)
         except ExclusiveTaken:
             raise
         except (MirrorlogError, TimeoutError):
@@ -363,7 +370,7 @@ class Consumer:
         if start == "committed":
             if self.group is None:
                 raise BadRequest("start=committed needs a group")
-            stored = await Admin(self._client).position(self.queue, self.group, reader=self._reader)
+            stored = await self._admin().position(self.queue, self.group, reader=self._reader)
             if stored is not None:
                 return stored.queue_offset
             start = "earliest"

@@ -20,7 +20,6 @@ from uuid import UUID
 from mirrorlog.client.properties import RecordProperties, properties_in
 from mirrorlog.commitlog.format.attributes import NO_ATTRIBUTES, Attributes, attributes_of
 from mirrorlog.commitlog.format.body import BinaryColumn, Body, Header, HeadersColumn, Int32s, TimestampsColumn
-from mirrorlog.commitlog.format.codec import open_body
 from mirrorlog.commitlog.format.header import HEADER_SIZE, BatchHeader, check_body, check_stamped, log_seed, place_of
 from mirrorlog.errors import BadBatch, MissingDependency, UnreadableBatch
 
@@ -232,6 +231,8 @@ class ClosedBatch:
     def opened(self) -> ConsumedBatch:
         """With its columns. Raises BadBatch naming queue and log offset; UnreadableBatch when that is what its producer
         sent."""
+        from mirrorlog.commitlog.format.codec import open_body  # with numpy, which who only sends can do without
+
         header = self.header
         try:
             body = open_body(self.raw, header=header, body_bytes_max=self.body_bytes_max)

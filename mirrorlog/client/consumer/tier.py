@@ -14,12 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from mirrorlog.client.consumer.prefetcher import FetchedBatches
 from mirrorlog.errors import BadRequest, MirrorlogError, MissingDependency, OffsetOutOfRange, TierNotAllowed
 from mirrorlog.wire.locations import below, check_place, is_within
 from mirrorlog.wire.messages.queues import QueueInfo, TierInfo
 
 if TYPE_CHECKING:
+    from mirrorlog.client.consumer.prefetcher import FetchedBatches
     from mirrorlog.client.consumer.tier_table import TierBatches, TierTable
 
 logger = logging.getLogger(__name__)
@@ -130,6 +130,8 @@ class Tiers:
             return None
         self._walk = walk
         content = memoryview(found.content)
+        from mirrorlog.client.consumer.prefetcher import FetchedBatches
+
         return FetchedBatches(content, found.count, at, walk.location, _BODY_BYTES_MAX, log_id=walk.log_id)
 
     async def lowest(

@@ -14,7 +14,6 @@ from typing import Final, NamedTuple, Protocol, Self, TypeVar
 from mirrorlog.client.producer.record import BATCH_OVERHEAD_BYTES
 from mirrorlog.commitlog.format.attributes import Attributes
 from mirrorlog.commitlog.format.body import Header
-from mirrorlog.commitlog.format.codec import compress_draft
 from mirrorlog.commitlog.format.drafts import Draft, draft_columns
 from mirrorlog.commitlog.format.header import Codec
 from mirrorlog.errors import BadRequest, MirrorlogError
@@ -76,7 +75,7 @@ class PendingBatch:
         self._keys: list[bytes | None] = []
         self._headers: list[Sequence[Header]] = []
         self._timestamps_us: list[int | None] = []
-        self._draft = compress_draft(draft, codec) if codec and draft is not None else draft
+        self._draft = _compressed(draft, codec) if codec and draft is not None else draft
         self._sealed = False
         self.waiters: list[EndWaiter] = []
 
@@ -183,10 +182,16 @@ class PendingBatch:
             self.attributes,
         )
         self._clear_columns()
-        return compress_draft(draft, self._codec) if self._codec else draft
+        return _compressed(draft, self._codec) if self._codec else draft
 
     def _clear_columns(self) -> None:
         self._values, self._keys, self._headers, self._timestamps_us = [], [], [], []
+
+
+def _compressed(draft: Draft, codec: Codec) -> Draft:
+    from mirrorlog.commitlog.format.codec import compress_draft  # with numpy, for what opens bodies
+
+    return compress_draft(draft, codec)
 
 
 def _put(column: list[_T], index: int, entry: _T, absent: _T) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from functools import partial
 from itertools import pairwise
-from typing import Any, Final, Self, Unpack
+from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 from mirrorlog.client.arguments import checked
 from mirrorlog.client.connection.cluster import ClusterClient
@@ -25,8 +25,8 @@ from mirrorlog.client.connection.unclosed import on_loop, unended_text, warn_unc
 from mirrorlog.client.options import ProducerOptions
 from mirrorlog.client.producer.accumulator import Accumulator
 from mirrorlog.client.producer.batch import PendingBatch, Receipt, Receipts
-from mirrorlog.client.producer.bulk import Bulk, JoinPool
 from mirrorlog.client.producer.deliveries import BulkDelivery, Delivery, wait_for_end
+from mirrorlog.client.producer.join_pool import JoinPool
 from mirrorlog.client.producer.pipeline import Pipeline, ProducerStats
 from mirrorlog.client.producer.record import (
     BATCH_OVERHEAD_BYTES,
@@ -54,6 +54,9 @@ from mirrorlog.errors import (
     Refused,
 )
 from mirrorlog.wire.messages.handshake import NodeLimits
+
+if TYPE_CHECKING:  # columns need numpy
+    from mirrorlog.client.producer.bulk import Bulk
 
 # Batches of a bulk between two turns of the loop, so that confirms are read while the rest is encoded.
 _BULK_BURST: Final = 4
@@ -385,6 +388,8 @@ class Producer(WithBlock):
                 await asyncio.sleep(0)
 
     def _bulk(self, values: Any, keys: Any, headers: Any, timestamps: Any) -> Bulk:
+        from mirrorlog.client.producer.bulk import Bulk
+
         bulk = Bulk.of(values, keys, headers, timestamps)
         bulk.check(self._sender.limits)
         return bulk

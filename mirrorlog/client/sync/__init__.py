@@ -3,21 +3,27 @@
 with Client("127.0.0.1:7401") as client:
     with client.producer("flights") as producer:
         producer.send(b"value", key=b"key")
+
+Each is loaded when it is asked for, as of `mirrorlog.client`.
 """
 
-from mirrorlog.client.sync.admin import BlockingAdmin as Admin
-from mirrorlog.client.sync.admin import BlockingTopology as Topology
-from mirrorlog.client.sync.client import BlockingClient as Client
-from mirrorlog.client.sync.client import BlockingLeased as Leased
-from mirrorlog.client.sync.consumer import BlockingConsumer as Consumer
-from mirrorlog.client.sync.producer import BlockingBulkDelivery as BulkDelivery
-from mirrorlog.client.sync.producer import BlockingDelivery as Delivery
-from mirrorlog.client.sync.producer import BlockingProducer as Producer
-from mirrorlog.client.sync.publisher import BlockingPublisher as Publisher
-from mirrorlog.client.sync.subscription import BlockingDelivered as Delivered
-from mirrorlog.client.sync.subscription import BlockingDeliveredBatch as DeliveredBatch
-from mirrorlog.client.sync.subscription import BlockingSubscription as Subscription
-from mirrorlog.client.sync.transaction import BlockingTransaction as Transaction
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mirrorlog.client.sync.admin import BlockingAdmin as Admin
+    from mirrorlog.client.sync.admin import BlockingTopology as Topology
+    from mirrorlog.client.sync.client import BlockingClient as Client
+    from mirrorlog.client.sync.consumer import BlockingConsumer as Consumer
+    from mirrorlog.client.sync.leases import BlockingLeased as Leased
+    from mirrorlog.client.sync.producer import BlockingBulkDelivery as BulkDelivery
+    from mirrorlog.client.sync.producer import BlockingDelivery as Delivery
+    from mirrorlog.client.sync.producer import BlockingProducer as Producer
+    from mirrorlog.client.sync.publisher import BlockingPublisher as Publisher
+    from mirrorlog.client.sync.subscription import BlockingDelivered as Delivered
+    from mirrorlog.client.sync.subscription import BlockingDeliveredBatch as DeliveredBatch
+    from mirrorlog.client.sync.subscription import BlockingSubscription as Subscription
+    from mirrorlog.client.sync.transaction import BlockingTransaction as Transaction
 
 __all__ = [
     "Admin",
@@ -34,3 +40,28 @@ __all__ = [
     "Topology",
     "Transaction",
 ]
+
+_HOMES = {
+    "admin": "Admin Topology",
+    "client": "Client",
+    "consumer": "Consumer",
+    "leases": "Leased",
+    "producer": "BulkDelivery Delivery Producer",
+    "publisher": "Publisher",
+    "subscription": "Delivered DeliveredBatch Subscription",
+    "transaction": "Transaction",
+}
+"""By file, what it has for others, each there with `Blocking` before its name."""
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _HOMES.items():
+        if name in names.split():
+            found = getattr(importlib.import_module(f"{__name__}.{module}"), f"Blocking{name}")
+            globals()[name] = found
+            return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -27,35 +27,24 @@ milliseconds at a time (`sys.setswitchinterval`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakSet
 
 from mirrorlog.client import client as awaited
 from mirrorlog.client.connection.unclosed import warn_unclosed
-from mirrorlog.client.consumer.records import ConsumedRecord
-from mirrorlog.client.subscription.leases import ClientLeases, LeasedRecord
-from mirrorlog.client.sync.admin import BlockingAdmin
-from mirrorlog.client.sync.blocking import Calls, Face, changes, options_of, seconds
-from mirrorlog.client.sync.consumer import BlockingConsumer
+from mirrorlog.client.sync.blocking import Calls, options_of, seconds
 from mirrorlog.client.sync.loop_thread import LoopThread
-from mirrorlog.client.sync.producer import BlockingProducer
-from mirrorlog.client.sync.publisher import BlockingPublisher
-from mirrorlog.client.sync.subscription import BlockingSubscription
-from mirrorlog.client.sync.transaction import BlockingTransaction
 from mirrorlog.errors import MirrorlogError
 
-
-class BlockingLeasing(Face[ClientLeases]):
-    """Settles leased records."""
-
-    settle_leased = changes(ClientLeases.settle_leased)
-    extend_lease = changes(ClientLeases.extend_lease)
-
-
-class BlockingLeased(LeasedRecord[None]):
-    """A record under a lease; calls that settle it block until that is confirmed."""
-
-    __slots__ = ()
+if TYPE_CHECKING:  # each is loaded when one is made, as by the awaited client
+    from mirrorlog.client.consumer.records import ConsumedRecord
+    from mirrorlog.client.sync.admin import BlockingAdmin
+    from mirrorlog.client.sync.consumer import BlockingConsumer
+    from mirrorlog.client.sync.leases import BlockingLeased
+    from mirrorlog.client.sync.producer import BlockingProducer
+    from mirrorlog.client.sync.publisher import BlockingPublisher
+    from mirrorlog.client.sync.subscription import BlockingSubscription
+    from mirrorlog.client.sync.transaction import BlockingTransaction
 
 
 class BlockingClient(Calls):
@@ -112,6 +101,8 @@ class BlockingClient(Calls):
     @property
     def admin(self) -> BlockingAdmin:
         """Queues, offsets, positions, status."""
+        from mirrorlog.client.sync.admin import BlockingAdmin
+
         return BlockingAdmin(self, self.awaited.admin)
 
     @options_of(awaited.Client.producer)
@@ -120,17 +111,23 @@ class BlockingClient(Calls):
 
         Options as of `mirrorlog.client.Client.producer`.
         """
+        from mirrorlog.client.sync.producer import BlockingProducer
+
         producer = BlockingProducer(self, queue, options)
         self._producers.add(producer)
         return producer
 
     def publisher(self, exchange: str, **options: Any) -> BlockingPublisher:
         """A publisher to `exchange`; use it with `with`. Options as of `mirrorlog.client.Client.publisher`."""
+        from mirrorlog.client.sync.publisher import BlockingPublisher
+
         return BlockingPublisher(self, exchange, options)
 
     @options_of(awaited.Client.consumer)
     def consumer(self, queue: str, **options: Any) -> BlockingConsumer:
         """A reader of `queue`; use it with `with`. Options as of `mirrorlog.client.Client.consumer`."""
+        from mirrorlog.client.sync.consumer import BlockingConsumer
+
         return BlockingConsumer(self, self.awaited.consumer(queue, **options))
 
     @options_of(awaited.Client.subscribe)
@@ -139,6 +136,8 @@ class BlockingClient(Calls):
 
         Options as of `mirrorlog.client.Client.subscribe`.
         """
+        from mirrorlog.client.sync.subscription import BlockingSubscription
+
         subscription = BlockingSubscription(self, queue, group, options)
         self._subscriptions.add(subscription)
         return subscription
@@ -147,12 +146,16 @@ class BlockingClient(Calls):
     def transaction(self, **options: Any) -> BlockingTransaction:
         """Records and acknowledgements that count together; as `mirrorlog.client.Client.transaction`, with `with`."""
         timeout_s = seconds(options, "timeout_ms", awaited.DELIVERY_TIMEOUT_MS)
+        from mirrorlog.client.sync.transaction import BlockingTransaction
+
         return BlockingTransaction(self, self.awaited.transaction(**options), longer_s=timeout_s)
 
     @options_of(awaited.Client.lease)
     def lease(self, queue: str, group: str = "", **options: Any) -> list[BlockingLeased]:
         """Records that are the caller's for a time; as `mirrorlog.client.Client.lease`."""
         wait_s = seconds(options, "wait_ms", 0)
+        from mirrorlog.client.sync.leases import BlockingLeased, BlockingLeasing
+
         found = self.change(lambda: self.awaited.lease(queue, group, **options), what="lease", more_s=wait_s)
         leasing = BlockingLeasing(self, self.awaited.leasing)
         return [

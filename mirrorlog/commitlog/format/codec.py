@@ -15,15 +15,16 @@ says already), streaming (a body is at most one batch), a dictionary (it would h
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import lz4.block
-import zstandard
-
-from mirrorlog.commitlog.format.body import Body, check_columns, check_names, parse_body
+from mirrorlog.commitlog.format.body import Body
+from mirrorlog.commitlog.format.body_reader import check_columns, check_names, parse_body
 from mirrorlog.commitlog.format.drafts import Draft
 from mirrorlog.commitlog.format.header import BatchHeader, Buffer, Codec, aligned, read_header
 from mirrorlog.errors import BadBatch
+
+if TYPE_CHECKING:  # each library is imported by the first batch that is under its codec
+    import zstandard
 
 # The fastest of zstd's ordinary levels: on text it packs as small as level 3 and takes three quarters of its time.
 _ZSTD_LEVEL: Final = 1
@@ -34,9 +35,13 @@ _IDLE: Final[list[zstandard.ZstdDecompressor]] = []
 def compress(codec: Codec, body: Buffer) -> bytes:
     """The body under `codec`, in the form that this module's text gives. It may be larger than it was."""
     if codec == Codec.LZ4:
+        import lz4.block
+
         packed: bytes = lz4.block.compress(body, store_size=False)
         return packed
     if codec == Codec.ZSTD:
+        import zstandard
+
         return zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_content_size=True).compress(body)
     return bytes(body)
 
@@ -111,6 +116,8 @@ def check_compressed(batch: Buffer, header: BatchHeader, *, body_bytes_max: int,
 
 
 def _open_lz4(data: Buffer, body_length: int) -> bytes:
+    import lz4.block
+
     try:
         body: bytes = lz4.block.decompress(data, uncompressed_size=body_length)
     except (lz4.block.LZ4BlockError, ValueError, OverflowError):
@@ -119,6 +126,8 @@ def _open_lz4(data: Buffer, body_length: int) -> bytes:
 
 
 def _open_zstd(data: Buffer, body_length: int) -> bytes:
+    import zstandard
+
     try:
         # The library believes the frame's own size, so it is compared before anything is allocated for it.
         if (size := zstandard.frame_content_size(data)) != body_length:

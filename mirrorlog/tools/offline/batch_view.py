@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from mirrorlog.commitlog.format.attributes import Attributes, attributes_of
-from mirrorlog.commitlog.format.body import parse_batch_body
+from mirrorlog.commitlog.format.body_reader import parse_batch_body
 from mirrorlog.commitlog.format.header import (
     NO_PRODUCER,
     NO_TIMESTAMP,

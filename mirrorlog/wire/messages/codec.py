@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import reduce
+from functools import cache, reduce
 from operator import or_
 from typing import Any, Final, TypeVar
 
@@ -11,22 +11,16 @@ import msgspec
 
 from mirrorlog.errors import BadRequest, MirrorlogError, ProtocolError, from_code
 from mirrorlog.wire.frames import Frame, FrameType, frame
-from mirrorlog.wire.messages import connections, groups, handshake, operators, queues, replication, status, topology
 from mirrorlog.wire.messages.base import Message
 from mirrorlog.wire.messages.handshake import Failure
 
 _M = TypeVar("_M", bound=Message)
 
-_MODULES: Final = (connections, groups, handshake, operators, queues, replication, status, topology)
-_KINDS: Final = [
-    kind for module in _MODULES for kind in vars(module).values() if getattr(kind, "__base__", None) is Message
-]
 _NUMBER_MIN: Final = -(2**63)
 _NUMBER_MAX: Final = 2**64 - 1
 """What msgpack has room for."""
 _SHOWN_DIGITS: Final = 40
 _ENCODER: Final = msgspec.msgpack.Encoder()
-_DECODER: Final[msgspec.msgpack.Decoder[Message]] = msgspec.msgpack.Decoder(reduce(or_, _KINDS))
 
 
 class Encoded(Message, frozen=True):
@@ -74,10 +68,20 @@ def _too_large(value: object, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from _too_large(each, path)
 
 
+@cache
+def _decoder() -> msgspec.msgpack.Decoder[Message]:
+    """Of every kind that there is. Made by the first message, for a program that has none yet can do without most."""
+    from mirrorlog.wire.messages import connections, groups, handshake, operators, queues, replication, status, topology
+
+    modules = (connections, groups, handshake, operators, queues, replication, status, topology)
+    every = [kind for module in modules for kind in vars(module).values() if getattr(kind, "__base__", None) is Message]
+    return msgspec.msgpack.Decoder(reduce(or_, every))
+
+
 def decode(payload: memoryview | bytes) -> Message:
     """The message in a frame's payload. Raises ProtocolError naming what does not fit."""
     try:
-        message = _DECODER.decode(payload)
+        message = _decoder().decode(payload)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"a control message does not fit: {error}") from None
     return message
