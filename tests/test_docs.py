@@ -9,7 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -28,6 +28,19 @@ LONG = {"reference/commands.md", "reference/format.md", "reference/metrics.md", 
 """Formats, and what is made of the code: looked up, and not read."""
 RECORDS = "contributing/decisions/"
 """Decisions are not rewritten, whatever their length."""
+QUESTIONS = {
+    "depth of all queues": "depth of all queues",
+    "delete what is acked": "delete what is acknowledged",
+    "exceptions on send": "exceptions send",
+    "client TLS": "client TLS",
+    "backup": "back up",
+    "sizes": "memory disk",
+    "three nodes on a laptop": "three nodes laptop",
+    "delayed retry": "delayed retry",
+    "group and commit in Python": "group commit Python",
+    "forget a node": "forget node",
+}
+"""What newcomers ask, and words of the heading that answers it."""
 _FENCED = re.compile(r"^```(?P<kind>\w*)[^\n]*\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\((?P<target>[^)\s]+)\)")
 _SHELL = {"", "sh", "bash", "console", "shell"}
@@ -135,8 +148,26 @@ def check_command(line: str) -> None:
         assert command is not None, line
 
 
+def unanswered(found: Iterable[str]) -> list[str]:
+    """Questions that no heading has all the words of."""
+    lowered = [heading.lower() for heading in found]
+    return [
+        question
+        for question, words in QUESTIONS.items()
+        if not any(all(word in heading for word in words.lower().split()) for heading in lowered)
+    ]
+
+
+def test_the_questions_of_newcomers_are_headings() -> None:
+    """The short form of the search's test."""
+    assert unanswered(heading for page in PAGES for heading in headings(page)) == []
+
+
 @pytest.mark.long
-def test_the_site_is_made_without_a_warning(tmp_path: Path) -> None:
+def test_the_site_is_made_without_a_warning_and_its_search_answers_newcomers(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", str(DOCS), str(tmp_path)]
     run = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert run.returncode == 0, run.stderr
+    index = (tmp_path / "searchindex.js").read_text()
+    titles = json.loads(index.removeprefix("Search.setIndex(").removesuffix(")"))["alltitles"]
+    assert unanswered(titles) == []
