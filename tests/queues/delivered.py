@@ -44,6 +44,8 @@ class Stage:
     leases: int = 0
     keys: list[int | None] = field(default_factory=list)
     """Of the records from the first one on, as far as they have one."""
+    keyed_bytes: float = 0.0
+    """Of each of them."""
     unread: bool = False
     expired: list[tuple[int, int, int]] = field(default_factory=list)
     """What was settled as expired, and where that ends in the log."""
@@ -103,7 +105,8 @@ class Stage:
             return None
         end = min(until, (at // BATCH_RECORDS + 1) * BATCH_RECORDS)
         numbers = self.keys[at:end]
-        return KeysRead(end, [*numbers, *[None] * (end - at - len(numbers))] if any(numbers) else ())
+        found = [*numbers, *[None] * (end - at - len(numbers))] if any(numbers) else ()
+        return KeysRead(end, found, self.keyed_bytes)
 
     # --- the log ---
 

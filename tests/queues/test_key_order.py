@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from mirrorlog.errors import ExclusiveTaken
 from mirrorlog.queues.delivery.group import LeaseClaim, Rules
-from mirrorlog.queues.delivery.keys import KEYS_MAX
+from mirrorlog.queues.delivery.keys import BYTES_MAX, KEYS_MAX
 from mirrorlog.queues.groups.ledger import State
 from mirrorlog.wire.frames import How
 from tests.queues.delivered import Stage, records
@@ -193,6 +193,21 @@ def test_so_many_records_are_met_ahead_and_no_more() -> None:
         it.settle(1, offset, offset + 1)
         it.pump()
     assert KEYS_MAX + 2 in records(it.given)
+
+
+def test_so_many_bytes_are_met_ahead_and_no_more() -> None:
+    """Goal: grants stay among batches that a consumer has. Records of a sixteenth of the bound: some are met, all
+    keys of them go out, and what follows is met as these are settled."""
+    made = stage(*range(1, 101))
+    made.keyed_bytes = BYTES_MAX / 16
+    made.subscribe(1, ordered=True)
+    made.pump()
+    met = made.delivery.keys.met
+    assert 16 <= met < 100
+    assert records(made.given) == list(range(met))
+    made.settle(1, 0, met)
+    made.pump()
+    assert met < made.delivery.keys.met <= 100
 
 
 def test_nothing_goes_out_while_keys_are_read() -> None:

@@ -16,7 +16,7 @@ from typing import Final
 
 from mirrorlog.broker.log.replica import Replica
 from mirrorlog.commitlog.format.codec import open_body
-from mirrorlog.commitlog.format.header import Codec, Column, read_header
+from mirrorlog.commitlog.format.header import BatchHeader, Codec, Column, read_header
 from mirrorlog.errors import BadBatch, MirrorlogError, OffsetOutOfRange
 from mirrorlog.queues.delivery.keys import KeysRead, numbers_of
 
@@ -31,8 +31,8 @@ _AT_ONCE_BYTES: Final = 320 * 1024
 _RETRY_S: Final = 0.5
 _KEYS: Final = int(Column.KEYS)
 
-_Known = tuple[int, list[int | None]]
-"""The first queue offset of a batch, and the numbers of its keys."""
+_Known = tuple[int, list[int | None], float]
+"""The first queue offset of a batch, the numbers of its keys, and how many bytes a record has in the mean."""
 
 
 class KeyReader:
@@ -49,9 +49,8 @@ class KeyReader:
 
     def read(self, queue_id: int, at: int, until: int) -> KeysRead | None:
         """See `ReadKeys`."""
-        base, numbers = self._opened.get(queue_id, (0, []))
-        if base <= at < base + len(numbers):
-            return _part(base, numbers, at, until)
+        if (opened := self._opened.get(queue_id)) is not None and opened[0] <= at < opened[0] + len(opened[1]):
+            return _part(opened, at, until)
         index = self._replica.index
         begin = max(index.begin(queue_id), index.gap_end(queue_id, at) or 0)
         if at < begin:
@@ -88,10 +87,10 @@ class KeyReader:
         if not header.columns & _KEYS:
             return KeysRead(following)
         if header.codec != Codec.NONE:
-            self._opened[queue_id] = base, _numbers(view, 0, header.record_count)
-            return _part(*self._opened[queue_id], at, until)
+            self._opened[queue_id] = base, _numbers(view, 0, header.record_count), _mean(header)
+            return _part(self._opened[queue_id], at, until)
         end = min(until, following)
-        return KeysRead(end, _numbers(view, at - base, end - base))
+        return KeysRead(end, _numbers(view, at - base, end - base), _mean(header))
 
     async def _open_safely(self, queue_id: int, at: int) -> None:
         try:
@@ -109,18 +108,23 @@ class KeyReader:
     async def _open(self, queue_id: int, at: int) -> None:
         batch = await self._batch_at(queue_id, at)
         if batch is None:  # and the index knows so when it is asked again, but for a former log's
-            self._opened[queue_id] = at, [None]
+            self._opened[queue_id] = at, [None], 0.0
             return
         header = read_header(batch)
         work = partial(_numbers, memoryview(batch), 0, header.record_count)
         numbers = await asyncio.get_running_loop().run_in_executor(self._helper, work)
-        self._opened[queue_id] = header.base_queue_offset, numbers
+        self._opened[queue_id] = header.base_queue_offset, numbers, _mean(header)
 
 
-def _part(base: int, numbers: list[int | None], at: int, until: int) -> KeysRead:
+def _mean(header: BatchHeader) -> float:
+    return header.length / max(1, header.record_count)
+
+
+def _part(known: _Known, at: int, until: int) -> KeysRead:
+    base, numbers, record_bytes = known
     end = min(until, base + len(numbers))
     part = numbers[at - base : end - base]
-    return KeysRead(end, part if any(number is not None for number in part) else ())
+    return KeysRead(end, part if any(number is not None for number in part) else (), record_bytes)
 
 
 def _numbers(batch: memoryview, first: int, until: int) -> list[int | None]:

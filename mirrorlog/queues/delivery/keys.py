@@ -34,6 +34,9 @@ from mirrorlog.queues.ranges import Range, joined
 
 KEYS_MAX: Final = 32_768
 """Records with a key that are met and not settled. A key with more than these holds up what stands behind them."""
+BYTES_MAX: Final = 8 * 1024 * 1024
+"""And their bytes: half of what a client keeps of batches that it was sent, by default. Further ahead grants would jump
+between more batches than it has, and each of them be sent again and again."""
 KEYS_AT_ONCE: Final = 4096
 """Records that are met in one look."""
 
@@ -44,10 +47,11 @@ ORDERED_BY: Final = "key"
 
 class KeysRead(NamedTuple):
     """Of the records from where it was asked up to `until`: the number of each one's key, None: it has none; nothing
-    at all when none of them has one, or they are not there any more."""
+    at all when none of them has one, or they are not there any more. `record_bytes`: of each, in the mean."""
 
     until: int
     numbers: Sequence[int | None] = ()
+    record_bytes: float = 0.0
 
 
 ReadKeys = Callable[[int, int], KeysRead | None]
@@ -67,6 +71,7 @@ class KeyOrder:
         self._read = read
         # The number of its key, of each record that was met and is not settled.
         self._numbers: dict[int, int] = {}
+        self._bytes = 0.0
         # By number: the first record, and those behind it, ascending. What is settled among these is not taken out.
         self._firsts: dict[int, int] = {}
         self._behind: dict[int, deque[int]] = {}
@@ -83,7 +88,7 @@ class KeyOrder:
     def end(self) -> list[Range]:
         """It is not in use any more; what waited, and is free by that."""
         waited = self.within(0, self.met) if self.on else []
-        self.on = False
+        self.on, self._bytes = False, 0.0
         for table in (self._numbers, self._firsts, self._behind):
             table.clear()
         for first, until in waited:
@@ -94,7 +99,7 @@ class KeyOrder:
         """Records below `until` are confirmed: some of them are met."""
         left, self.behind = KEYS_AT_ONCE, False
         self.met = max(self.met, self._ledger.floor)
-        while self.met < until and len(self._numbers) < KEYS_MAX:
+        while self.met < until and len(self._numbers) < KEYS_MAX and self._bytes < BYTES_MAX:
             if left <= 0:
                 self.behind = True
                 return
@@ -126,6 +131,7 @@ class KeyOrder:
         """These are done, or leave: what is free by that."""
         freed, left = list[Range](), set[int]()
         for at in list(self._known(ranges)):
+            self._bytes -= self._bytes / len(self._numbers)
             number = self._numbers.pop(at)
             if self._firsts[number] != at:
                 left.add(number)
@@ -160,6 +166,7 @@ class KeyOrder:
             for offset, number in enumerate(keys.numbers[first - at : until - at], first):
                 if number is not None and offset not in leaves and offset not in self._numbers:
                     self._add(offset, number, state)
+                    self._bytes += keys.record_bytes
 
     def _add(self, at: int, number: int, state: State) -> None:
         self._numbers[at] = number
