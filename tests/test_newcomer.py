@@ -33,6 +33,8 @@ DAY: Final = ("start/tutorial", "use/streams", "use/work-queues", "use/exchanges
 """In this order: the tutorial kills a node, which a question forgets at the end."""
 BEGINNINGS: Final = {"use/work-queues", "use/exchanges"}
 """Pages of which what stands before their second heading is tried."""
+ALONE: Final = {"start/questions", *COMING_FROM}
+"""Pages whose blocks need nothing of one another."""
 WITH_TLS: Final = "How does a client use TLS?"
 """This one has a cluster of its own."""
 NOT_RUN: Final = {
@@ -69,30 +71,19 @@ class Desk:
             "PYTHONPATH": str(ROOT),
         }
 
-    def follow(self, page: str, runner: asyncio.Runner, *, only: str = "", without: str = "") -> None:
-        """Its sections are named by their headings. Raises AssertionError where a page is not as it tells."""
-        text = (DOCS / f"{page}.md").read_text()
-        sections = re.split(r"^## ", text, flags=re.M)
-        if page in BEGINNINGS:
-            del sections[1:]
-        text = "\n".join(
-            each for each in sections if each.startswith(only) and not (without and each.startswith(without))
-        )
+    def follow(self, page: str, runner: asyncio.Runner, *, only: str = "", without: str | None = None) -> None:
+        """Raises AssertionError where a page is not as it tells."""
         names: dict[str, Any] = {}
-        found = [block for block in _BLOCK.finditer(text) if block["kind"] in ("python", "sh")]
-        assert found, f"{page} has nothing to try"
-        for block in found:
-            if block["text"].startswith(tuple(NOT_RUN)):
-                continue
+        for block in to_try(page, only=only, without=without):
             where = f"docs/{page}.md, {block['text']!r}"
-            with contextlib.redirect_stdout(io.StringIO()) as printed:
-                if block["kind"] == "python":
-                    self.python(where, block["text"], names, runner)
-                else:
+            with contextlib.redirect_stdout(io.StringIO()) as output:
+                if block["kind"] == "sh":
                     self.shell(where, block["text"])
-            found_text = " ".join(printed.getvalue().split())
+                else:
+                    self.python(where, block["text"], {} if page in ALONE else names, runner)
+            printed = " ".join(output.getvalue().split())
             if block["printed"] is not None:
-                assert re.fullmatch(pattern(block["printed"]), found_text), f"{where} printed\n{printed.getvalue()}"
+                assert re.fullmatch(pattern(block["printed"]), printed), f"{where} printed\n{output.getvalue()}"
 
     def python(self, where: str, text: str, names: dict[str, Any], runner: asyncio.Runner) -> None:
         text = text.replace(f'"{_SERVER}"', ", ".join(f'"{server}"' for server in self._servers))
@@ -117,6 +108,17 @@ class Desk:
                 code = run.returncode
             expected = {0, 1} if words[:2] == ["mqtool", "doctor"] else {0}  # 1: something stands still
             assert code in expected, f"{where}: {line} ended with {code}"
+
+
+def to_try(page: str, *, only: str = "", without: str | None = None) -> list[re.Match[str]]:
+    """Its blocks; of the section with a heading `only`, or of all but the one `without`."""
+    sections = re.split(r"^## ", (DOCS / f"{page}.md").read_text(), flags=re.M)
+    if page in BEGINNINGS:
+        del sections[1:]
+    told = [each for each in sections if each.startswith(only) and (without is None or not each.startswith(without))]
+    found = [block for block in _BLOCK.finditer("\n".join(told)) if block["kind"] in ("python", "sh")]
+    assert found, f"{page} has nothing to try"
+    return [block for block in found if not block["text"].startswith(tuple(NOT_RUN))]
 
 
 def mqtool(words: list[str]) -> int:
