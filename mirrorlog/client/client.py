@@ -31,9 +31,9 @@ from mirrorlog.client.options import (
 from mirrorlog.client.producer.join_pool import JoinPool
 from mirrorlog.client.producer.record import Headers
 from mirrorlog.client.properties import SendOptions
+from mirrorlog.client.serializers import Deserializer, Serializer
 from mirrorlog.client.subscription.lease_receipts import LeaseReceipt
-from mirrorlog.errors import BadRequest, MirrorlogError
-from mirrorlog.wire.frames import How
+from mirrorlog.errors import MirrorlogError
 from mirrorlog.wire.messages.groups import Subscribe
 from mirrorlog.wire.messages.queues import Position
 from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST
@@ -57,8 +57,6 @@ _USERS: Final = {"servers", "closed", "connected", "connect_timeout_ms", "reques
 _INTERNAL: Final = frozenset(
     {*dir(ClusterClient), "background", "kept", "leasing", "requests", "asking"} - {*_USERS, *dir(object)}
 )
-# What may be done with a receipt, by its name.
-_HOWS: Final = {"ack": How.ACK, "return": How.RETURN, "release": How.RELEASE, "reject": How.DEAD}
 
 
 @checked(made=True, internal=_INTERNAL)
@@ -204,6 +202,7 @@ class Client(ClusterClient):
         delivery_timeout_ms: int = DELIVERY_TIMEOUT_MS,
         idempotent: bool = True,
         compression: str = "none",
+        serializer: Serializer | None = None,
     ) -> Producer:
         """A producer for `queue`; use it with `async with`.
 
@@ -226,6 +225,7 @@ class Client(ClusterClient):
         that were in flight with it.
 
         `compression`: none, lz4 or zstd, of each batch as a whole; one that gets no smaller leaves as it is.
+        `serializer`: what makes bytes or text of each value that is sent alone, as `json.dumps`.
 
         Raises BadRequest naming the option that is wrong.
         """
@@ -239,6 +239,7 @@ class Client(ClusterClient):
             delivery_timeout_ms=delivery_timeout_ms,
             idempotent=idempotent,
             codec=parse_compression(compression),
+            serializer=serializer,
         )
         from mirrorlog.client.producer.producer import Producer
 
@@ -247,7 +248,13 @@ class Client(ClusterClient):
         return producer
 
     def publisher(
-        self, exchange: str, *, virtual_host: str = DEFAULT_VIRTUAL_HOST, mandatory: bool = False, **options: Any
+        self,
+        exchange: str,
+        *,
+        virtual_host: str = DEFAULT_VIRTUAL_HOST,
+        mandatory: bool = False,
+        serializer: Serializer | None = None,
+        **options: Any,
     ) -> Publisher:
         """A publisher to `exchange`, empty for the default one; use it with `async with`. It routes here, and confirms
         a message when every queue that it leads to has it.
@@ -264,6 +271,7 @@ class Client(ClusterClient):
             mandatory=mandatory,
             delivery_timeout_ms=options.get("delivery_timeout_ms", DELIVERY_TIMEOUT_MS),
             make_producer=partial(self.producer, **options),
+            serializer=serializer,
         )
         self.producer("", **options).abandon()  # a wrong option is told now, and not with the first message
         self._publishers.add(publisher)
@@ -301,6 +309,7 @@ class Client(ClusterClient):
         turn: int = 0,
         tiers: TierChoice = None,
         outage_timeout_ms: int | None = None,
+        deserializer: Deserializer | None = None,
     ) -> Consumer:
         """A reader of `queue`; use it with `async with`. Only confirmed records are seen.
 
@@ -312,18 +321,13 @@ class Client(ClusterClient):
         `prefetch_bytes`: no further fetch leaves while so much waits to be read; `max_wait_ms`: how long a node holds
         a fetch that has nothing yet. `tiers`: as of the client, whose it is by default. `outage_timeout_ms`: an
         iteration goes on through an outage for so long, by default of any length; `read` says what keeps it.
+        `deserializer`: makes `record.data` of a value when it is asked for, as `json.loads`.
         """
         options = ConsumerOptions(
-            start=start,
-            until=until,
-            group=group,
-            read_from=read_from,
-            turn=turn,
-            max_bytes=max_bytes,
-            max_wait_ms=max_wait_ms,
-            prefetch_bytes=prefetch_bytes,
-            outage_timeout_ms=outage_timeout_ms,
-        )
+            start=start, until=until, group=group, read_from=read_from, turn=turn, max_bytes=max_bytes,
+            max_wait_ms=max_wait_ms, prefetch_bytes=prefetch_bytes, outage_timeout_ms=outage_timeout_ms,
+            deserializer=deserializer,
+        )  # fmt: skip
         from mirrorlog.client.consumer.consumer import Consumer
 
         consumer = Consumer(
@@ -351,6 +355,7 @@ class Client(ClusterClient):
         settle_timeout_ms: int = 30_000,
         outage_timeout_ms: int | None = None,
         retry_delays_ms: Sequence[int] = (),
+        deserializer: Deserializer | None = None,
     ) -> Subscription:
         """Records of `queue` that are pushed here, each to one of the group's subscribers, until it is settled; use it
         with `async with`. The queue's own group has the empty name.
@@ -367,7 +372,7 @@ class Client(ClusterClient):
         a later epoch; by default the subscription goes on there, as both do after a connection that was lost.
         `read_from`: where bytes come from that did not come with the grants, as of `consumer`. `confirm`: what `await
         ack()` waits for, as of `producer`; `settle_timeout_ms`: by then a settlement has ended, with OutcomeUnknown if
-        it may count or not. `outage_timeout_ms`: as of `consumer`.
+        it may count or not. `outage_timeout_ms`, `deserializer`: as of `consumer`.
         `retry_delays_ms`: what `nack` without a delay waits for, by how often the record came back before: [1_000,
         10_000] for 1 s, then 10 s each time.
 
@@ -376,17 +381,9 @@ class Client(ClusterClient):
         if prefetch_bytes is None:
             prefetch_bytes = 256 * _KIB if auto_ack else 16 * _MIB  # with auto-ack it is lost when the program dies
         message = Subscribe(
-            queue=queue,
-            group=group,
-            prefetch_records=prefetch,
-            prefetch_bytes=prefetch_bytes,
-            auto_ack=auto_ack,
-            exclusive=exclusive,
-            priority=priority,
-            name=name or "",
-            create=create,
-            ordered_by=ordered_by or "",
-        )
+            queue=queue, group=group, prefetch_records=prefetch, prefetch_bytes=prefetch_bytes, auto_ack=auto_ack,
+            exclusive=exclusive, priority=priority, name=name or "", create=create, ordered_by=ordered_by or "",
+        )  # fmt: skip
         from mirrorlog.client.subscription.subscription import Subscription
 
         subscription = Subscription(
@@ -399,6 +396,7 @@ class Client(ClusterClient):
             read_from=read_from,
             outage_timeout_ms=outage_timeout_ms,
             retry_delays_ms=retry_delays_ms,
+            deserializer=deserializer,
         )
         self._subscriptions.add(subscription)
         return subscription
@@ -484,10 +482,9 @@ class Client(ClusterClient):
         reached: nothing was settled; or OutcomeUnknown: it may count or not, and to settle it once more in the same way
         counts once.
         """
-        if how not in _HOWS:
-            raise BadRequest(f"how {how!r:.32} is none of {', '.join(_HOWS)}")
+        level = parse_level(confirm)
         parsed = LeaseReceipt.parse(receipt, queue=queue, group=group)
-        return await self.leasing.settle(parsed, _HOWS[how], delay_ms=delay_ms, level=parse_level(confirm))
+        return await self.leasing.settle_as(parsed, how, delay_ms=delay_ms, level=level)
 
     async def extend_receipt(self, queue: str, receipt: str, lease_ms: int, *, group: str = "") -> None:
         """Let a lease run for `lease_ms` from now on, with all records that the same `lease()` gave out, by the text of

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, TypeGuard
 
+from mirrorlog.client.serializers import Deserializer, Serializer
 from mirrorlog.commitlog.format.header import Codec
 from mirrorlog.config import split_address
 from mirrorlog.errors import BadRequest, ConfigError
@@ -75,6 +76,7 @@ class ProducerOptions:
     delivery_timeout_ms: int
     idempotent: bool = True
     codec: Codec = Codec.NONE
+    serializer: Serializer | None = None
 
     def __post_init__(self) -> None:
         _check("max_in_flight", self.max_in_flight, 1, _IN_FLIGHT_MAX, ", what a node remembers for retries")
@@ -98,6 +100,7 @@ class ConsumerOptions:
     max_wait_ms: int
     prefetch_bytes: int
     outage_timeout_ms: int | None = None
+    deserializer: Deserializer | None = None
 
     def __post_init__(self) -> None:
         _check("max_bytes", self.max_bytes, 1, _FETCH_BYTES_MAX)

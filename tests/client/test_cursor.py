@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mirrorlog.client.consumer.cursor import Cursor, Preview
-from mirrorlog.client.consumer.records import ConsumedBatch, checked_batches
+from mirrorlog.client.consumer.records import ConsumedBatch, ConsumedRecord, checked_batches
 from mirrorlog.commitlog.format.body import Record
 from mirrorlog.commitlog.format.drafts import encode_batch
 from mirrorlog.commitlog.format.header import log_seed, stamp
@@ -134,7 +134,7 @@ class CountedBatch:
         self.looks += 1
         return self._held.next
 
-    def opened(self) -> ConsumedBatch:
+    def opened(self, kind: type[ConsumedRecord]) -> ConsumedBatch:
         return self._held
 
 

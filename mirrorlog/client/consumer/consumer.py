@@ -27,7 +27,7 @@ from mirrorlog.client.connection.unclosed import on_loop, warn_unclosed
 from mirrorlog.client.consumer.cursor import Cursor, Preview
 from mirrorlog.client.consumer.fetcher import QueueFetcher
 from mirrorlog.client.consumer.prefetcher import Prefetcher
-from mirrorlog.client.consumer.records import ConsumedBatch, ConsumedRecord
+from mirrorlog.client.consumer.records import ConsumedBatch, ConsumedRecord, record_kind
 from mirrorlog.client.consumer.replica_choice import ReplicaChoice
 from mirrorlog.client.consumer.tier import TierOptions, Tiers
 from mirrorlog.client.options import ConsumerOptions
@@ -73,7 +73,7 @@ class Consumer:
         self._until_asked = options.until
         self._prefetch_bytes = options.prefetch_bytes
         self._wants_end = options.until == "confirmed" or options.start == "latest"
-        self.cursor = cursor = Cursor()
+        self.cursor = cursor = Cursor(record_kind(options.deserializer))
         self._prefetcher: Prefetcher | None = None
         self._started = False
         self._closed = False

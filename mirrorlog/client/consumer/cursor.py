@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from mirrorlog.client.consumer.records import ClosedBatch, ConsumedBatch
+from mirrorlog.client.consumer.records import ClosedBatch, ConsumedBatch, ConsumedRecord
 
 Held = ClosedBatch | ConsumedBatch
 """A proven batch; a closed one is opened when somebody comes to it, and forgotten when he leaves it."""
@@ -22,9 +22,11 @@ class Cursor:
     Its user sets `next`, `epoch` and `log_id` as records go out, in whatever steps.
     """
 
-    __slots__ = ("_gone", "_held", "_open", "epoch", "log_id", "next", "until")
+    __slots__ = ("_gone", "_held", "_kind", "_open", "epoch", "log_id", "next", "until")
 
-    def __init__(self) -> None:
+    def __init__(self, kind: type[ConsumedRecord] = ConsumedRecord) -> None:
+        """`kind`: of the records that it leads to."""
+        self._kind = kind
         self.next = 0
         self.until: int | None = None
         self.epoch = 0
@@ -103,7 +105,7 @@ class Cursor:
     def _opened(self, held: Held) -> ConsumedBatch:
         if self._open is None or self._open[0] is not held:
             self._open = None  # its memory is free before the next one needs some
-            self._open = held, held.opened()
+            self._open = held, held.opened(self._kind)
         return self._open[1]
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast, overloa
 from uuid import UUID
 
 from mirrorlog.client.properties import RecordProperties, properties_in
+from mirrorlog.client.serializers import Deserializer, deserialized
 from mirrorlog.commitlog.format.attributes import NO_ATTRIBUTES, Attributes, attributes_of
 from mirrorlog.commitlog.format.body import BinaryColumn, Body, Header, HeadersColumn, Int32s, TimestampsColumn
 from mirrorlog.commitlog.format.header import HEADER_SIZE, BatchHeader, check_body, check_stamped, log_seed, place_of
@@ -52,6 +53,11 @@ class ConsumedRecord(NamedTuple):
     attributes: Attributes = NO_ATTRIBUTES
 
     @property
+    def data(self) -> Any:
+        """The value, by the reader's `deserializer` if it was given one. Raises BadInput when that fails."""
+        return self.value
+
+    @property
     def properties(self) -> RecordProperties:
         """Content type, correlation id, reply to, and so on."""
         return properties_in(self.headers)
@@ -70,6 +76,24 @@ class ConsumedRecord(NamedTuple):
     def not_before_us(self) -> int:
         """From when on it is given out in a group that acks, µs UTC."""
         return self.attributes.not_before_us(self.append_time_us)
+
+
+def record_kind(deserializer: Deserializer | None) -> type[ConsumedRecord]:
+    """What a reader with that deserializer gives out: a class of its own, so that no record is larger for it."""
+    if deserializer is None:
+        return ConsumedRecord
+
+    class DeserializedRecord(ConsumedRecord):
+        __slots__ = ()
+
+        @property
+        def data(self) -> Any:
+            return deserialized(deserializer, self.value, self.queue, self.queue_offset)
+
+        def __reduce__(self) -> tuple[Any, ...]:
+            return ConsumedRecord, tuple(self)  # another process has the value
+
+    return DeserializedRecord
 
 
 class Views(Sequence[memoryview | None]):
@@ -117,7 +141,8 @@ class Views(Sequence[memoryview | None]):
 class ConsumedBatch:
     """A checked batch. Of its records those with queue offsets `first` up to `next` (exclusive) are the reader's.
 
-    `raw`: header and body as they stand in the log; `body`: its columns, of all records, the reader's or not.
+    `raw`: header and body as they stand in the log; `body`: its columns, of all records, the reader's or not. `kind`:
+    of its records, by the reader's deserializer.
     """
 
     queue: str
@@ -127,6 +152,7 @@ class ConsumedBatch:
     raw: memoryview
     first: int
     next: int
+    kind: type[ConsumedRecord] = ConsumedRecord
 
     def __len__(self) -> int:
         return self.next - self.first
@@ -185,11 +211,11 @@ class ConsumedBatch:
             strict=False,
         )
         # As a named tuple's own constructor does, but without a Python frame per record: half the time.
-        return cast(Iterator[ConsumedRecord], map(tuple.__new__, repeat(ConsumedRecord), fields))
+        return cast(Iterator[ConsumedRecord], map(tuple.__new__, repeat(self.kind), fields))
 
-    def opened(self) -> ConsumedBatch:
+    def opened(self, kind: type[ConsumedRecord] = ConsumedRecord) -> ConsumedBatch:
         """Itself."""
-        return self
+        return self if self.kind is kind else replace(self, kind=kind)
 
     def after(self, queue_offset: int) -> ConsumedBatch:
         """What of it stands at `queue_offset` or later."""
@@ -228,7 +254,7 @@ class ClosedBatch:
         """The queue offset behind its last record."""
         return self.header.next_queue_offset
 
-    def opened(self) -> ConsumedBatch:
+    def opened(self, kind: type[ConsumedRecord] = ConsumedRecord) -> ConsumedBatch:
         """With its columns. Raises BadBatch naming queue and log offset; UnreadableBatch when that is what its producer
         sent."""
         from mirrorlog.commitlog.format.codec import open_body  # with numpy, which who only sends can do without
@@ -240,7 +266,7 @@ class ClosedBatch:
             if header.body_length > self.body_bytes_max:
                 raise _named(error, self.queue, header.log_offset) from None
             raise unreadable(error, self.queue, header) from None
-        return ConsumedBatch(self.queue, self.log_id, header, body, self.raw, self.first, self.next)
+        return ConsumedBatch(self.queue, self.log_id, header, body, self.raw, self.first, self.next, kind)
 
 
 # Columns to objects in whole runs, at a quarter of the cost of row by row. As iterators: a reader that drops one record

@@ -39,6 +39,7 @@ from mirrorlog.client.producer.record import (
 from mirrorlog.client.producer.sender import Sender
 from mirrorlog.client.producer.window import SendWindow
 from mirrorlog.client.properties import SendOptions, as_bytes, parted
+from mirrorlog.client.serializers import serialized
 from mirrorlog.client.with_block import WithBlock
 from mirrorlog.commitlog.format.attributes import Attributes, RecordOptions, asked_attributes
 from mirrorlog.commitlog.format.body import Header, Record
@@ -83,6 +84,7 @@ class Producer(WithBlock):
         self.stats = ProducerStats()
         self.producer_id = (secrets.randbits(63) or 1) if options.idempotent else NO_PRODUCER
         self._codec = options.codec
+        self._serializer = options.serializer
         self._pool = JoinPool() if pool is None else pool
         self._loop = asyncio.get_running_loop()
         self._client = client
@@ -161,7 +163,7 @@ class Producer(WithBlock):
 
     async def send(
         self,
-        value: bytes | str | None,
+        value: Any,
         *,
         key: bytes | str | None = None,
         headers: Headers | None = None,
@@ -182,6 +184,8 @@ class Producer(WithBlock):
         if asked:
             options, headers = parted(asked, headers)
         if self._window.free and self._accumulator.batch is None:
+            if self._serializer is not None:
+                value = serialized(self._serializer, value, f"queue {self.queue!r}")
             return await self._send_alone(value, key, headers, timestamp, self._asked(options) if options else None)
         room_by = self._accumulator.deadline()
         if self._window.contended:
@@ -227,7 +231,7 @@ class Producer(WithBlock):
 
     def send_nowait(
         self,
-        value: bytes | str | None,
+        value: Any,
         *,
         key: bytes | str | None = None,
         headers: Headers | None = None,
@@ -242,6 +246,8 @@ class Producer(WithBlock):
         # The usual record joins the open batch here: its type and one bound are all that is to be checked.
         accumulator = self._accumulator
         batch = accumulator.batch
+        if self._serializer is not None:
+            value = serialized(self._serializer, value, f"queue {self.queue!r}")
         if asked:
             options, headers = parted(asked, headers)
             return self._hand_over(value, key, headers, timestamp, self._asked(options))

@@ -27,7 +27,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
 from math import inf
-from typing import Final, Self, Unpack
+from typing import Any, Final, Self, Unpack
 from weakref import WeakMethod
 
 from mirrorlog.client.arguments import checked, is_text, refuse
@@ -42,6 +42,7 @@ from mirrorlog.client.properties import SendOptions, as_bytes, parted
 from mirrorlog.client.publisher.publications import Publication, Published, PublisherStats, QueuedMessage, version_of
 from mirrorlog.client.publisher.queue_producers import StartedProducers
 from mirrorlog.client.publisher.routes import PublishRoutes
+from mirrorlog.client.serializers import Serializer, serialized
 from mirrorlog.client.with_block import WithBlock
 from mirrorlog.commitlog.format.attributes import NO_ATTRIBUTES, RecordOptions, asked_attributes
 from mirrorlog.errors import (
@@ -79,6 +80,7 @@ class Publisher(WithBlock):
         mandatory: bool,
         delivery_timeout_ms: int,
         make_producer: Callable[[str], Producer],
+        serializer: Serializer | None = None,
     ) -> None:
         """`make_producer`: of a queue's qualified name. `delivery_timeout_ms`: how long a message is routed anew, and
         its queues are looked for; what is sent until then has as long for its confirm."""
@@ -87,6 +89,7 @@ class Publisher(WithBlock):
         self.stats = PublisherStats()
         self._client = client
         self._mandatory = mandatory
+        self._serializer = serializer
         self._delivery_s = delivery_timeout_ms / 1000
         self._routes = PublishRoutes(
             client, virtual_host, closed=_or_gone(WeakMethod(self._nobody_asks)), only_version=not exchange
@@ -160,7 +163,7 @@ class Publisher(WithBlock):
     async def publish(
         self,
         routing_key: str,
-        value: bytes | str | None,
+        value: Any,
         *,
         key: bytes | str | None = None,
         headers: Headers | None = None,
@@ -184,7 +187,7 @@ class Publisher(WithBlock):
     async def hand_over(
         self,
         routing_key: str,
-        value: bytes | str | None,
+        value: Any,
         *,
         key: bytes | str | None = None,
         headers: Headers | None = None,
@@ -202,6 +205,8 @@ class Publisher(WithBlock):
         options: RecordOptions = {}
         if asked:
             options, headers = parted(asked, headers)
+        if self._serializer is not None:
+            value = serialized(self._serializer, value, f"exchange {self.exchange!r}, routing key {routing_key!r}")
         value, pairs = as_bytes(value), tuple(as_headers(headers))
         record_key = routing_key.encode() if key is None else as_bytes(key)
         record_size(value, record_key, pairs)

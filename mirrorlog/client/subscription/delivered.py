@@ -12,8 +12,9 @@ from collections.abc import Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, Unpack
 
 from mirrorlog.client.arguments import checked
-from mirrorlog.client.consumer.records import ConsumedBatch, ConsumedRecord, GrantedRecord, Views
+from mirrorlog.client.consumer.records import ConsumedBatch, ConsumedRecord, GrantedRecord, Views, record_kind
 from mirrorlog.client.properties import SendOptions
+from mirrorlog.client.serializers import Deserializer, deserialized
 from mirrorlog.client.subscription.unacked import Granted
 from mirrorlog.wire.frames import How
 
@@ -27,7 +28,10 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class Settler(Protocol[R_co]):
-    """Whoever gave it out. `origin`: the subscription that has the grants."""
+    """Whoever gave it out. `origin`: the subscription that has the grants; `deserializer`: of its records' values."""
+
+    @property
+    def deserializer(self) -> Deserializer | None: ...
 
     @property
     def origin(self) -> object: ...
@@ -126,6 +130,12 @@ class DeliveredRecord(GrantedRecord, Settleable[R]):
         super().__init__(record)
         self._following = self.offset + 1
 
+    @property
+    def data(self) -> Any:
+        """The value, by the subscription's `deserializer` if it was given one. Raises BadInput when that fails: it can
+        be rejected then, as any record."""
+        return deserialized(self._settler.deserializer, self.value, self.queue, self.offset)
+
     def __repr__(self) -> str:
         again = f", redelivered, attempts={self.attempts}" if self.redelivered else ""
         return f"Delivered(queue={self.queue!r}, offset={self.offset}, value={self.value!r:.60}{again})"
@@ -167,7 +177,7 @@ class DeliveredStretch(Settleable[R]):
 
     def records(self) -> Iterator[ConsumedRecord]:
         """The records as objects of their own; they are settled together, by this."""
-        return self.batch.records()
+        return self.batch.opened(record_kind(self._settler.deserializer)).records()
 
     def to_arrow(self) -> pa.RecordBatch:
         """As of `ConsumedBatch`."""

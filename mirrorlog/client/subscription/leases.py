@@ -30,6 +30,7 @@ from mirrorlog.client.subscription.grant_buffer import GrantedBytes
 from mirrorlog.client.subscription.lease_receipts import LeaseReceipt
 from mirrorlog.client.subscription.settlements import FINAL
 from mirrorlog.errors import (
+    BadRequest,
     MirrorlogError,
     NotGranted,
     OffsetOutOfRange,
@@ -50,6 +51,8 @@ _FETCH_BYTES: Final = 1024 * 1024
 _KEPT_BYTES: Final = 4 * 1024 * 1024
 # Queues whose reader is kept for the next lease.
 _READERS_MAX: Final = 64
+# What may be done with a receipt, by its name.
+_HOWS: Final = {"ack": How.ACK, "return": How.RETURN, "release": How.RELEASE, "reject": How.DEAD}
 _SOMEBODY_ELSES: Final = (NotGranted, ReceiptStale)
 
 
@@ -173,6 +176,12 @@ class ClientLeases:
         check_delay(delay_ms)
         ranges = [_range(receipt)]
         return await self._ask_settle(receipt.queue, receipt.group, ranges, how, delay_ms=delay_ms, level=level) > 0
+
+    async def settle_as(self, receipt: LeaseReceipt, how: str, *, delay_ms: int, level: int) -> bool:
+        """See `Client.settle_receipt`."""
+        if how not in _HOWS:
+            raise BadRequest(f"how {how!r:.32} is none of {', '.join(_HOWS)}")
+        return await self.settle(receipt, _HOWS[how], delay_ms=delay_ms, level=level)
 
     async def settle_leased(self, receipt: LeaseReceipt, how: How, *, delay_ms: int = 0) -> None:
         """For what it gives out: settle it at level `all`."""

@@ -40,6 +40,7 @@ from mirrorlog.client.connection.queue_metadata import FoundQueue, check_same
 from mirrorlog.client.connection.unclosed import on_loop, warn_unclosed
 from mirrorlog.client.consumer.consumer import Consumer
 from mirrorlog.client.options import check_delay, check_subscribing, check_timeout
+from mirrorlog.client.serializers import Deserializer
 from mirrorlog.client.subscription.delivered import Delivered, DeliveredBatch
 from mirrorlog.client.subscription.grant_buffer import GrantedBytes, Sources
 from mirrorlog.client.subscription.grant_reader import NOT_STARTED, GrantReader, SubscriptionState
@@ -60,7 +61,7 @@ _FETCH_BYTES_MIN: Final = 64 * 1024
 _KEPT_BYTES: Final = 16 * 1024 * 1024
 _INTERNAL: Final = (
     *("settle", "settle_nowait", "began", "granted", "lost", "room", "wake", "read_on"),
-    *("origin", "session", "client", "reader", "unacked", "kept"),
+    *("origin", "session", "client", "reader", "unacked", "kept", "deserializer"),
 )
 
 
@@ -88,6 +89,7 @@ class Subscription:
         read_from: str,
         outage_timeout_ms: int | None = None,
         retry_delays_ms: Sequence[int] = (),
+        deserializer: Deserializer | None = None,
     ) -> None:
         """Use `Client.subscribe`."""
         check_subscribing(
@@ -99,6 +101,7 @@ class Subscription:
         self.queue = message.queue
         self.group = message.group
         self.client = client
+        self.deserializer = deserializer
         self._message = message
         self._level = level
         self._settle_timeout_s = settle_timeout_ms / 1000
@@ -120,13 +123,9 @@ class Subscription:
         self.unacked = Unacked()
         self._standing = SubscriptionState(client)
         self.reader = GrantReader(
-            self.queue,
-            self._standing,
-            self.unacked,
-            self._bytes,
-            auto_ack=message.auto_ack,
-            prefetch=message.prefetch_records,
-        )
+            self.queue, self._standing, self.unacked, self._bytes,
+            auto_ack=message.auto_ack, prefetch=message.prefetch_records,
+        )  # fmt: skip
         # The session before, whose place at its node the next one takes; whether it was ever granted anything.
         self._former: GrantSession | None = None
         self._was_granted = False

@@ -8,13 +8,14 @@ from functools import partial
 from typing import Any, Self, TypeVar, cast
 
 from mirrorlog.attempts import outcome_of
-from mirrorlog.client.arguments import checked
+from mirrorlog.client.arguments import checked, refuse
 from mirrorlog.client.producer.batch import Receipt, Receipts
 from mirrorlog.client.producer.deliveries import BulkDelivery
 from mirrorlog.client.producer.pipeline import ProducerStats
 from mirrorlog.client.producer.producer import Producer
 from mirrorlog.client.producer.record import BATCH_OVERHEAD_BYTES, as_headers, as_timestamp_us, record_size
 from mirrorlog.client.properties import SendOptions, as_bytes, parted
+from mirrorlog.client.serializers import Serializer, serialized
 from mirrorlog.client.sync.blocking import MARGIN_S, Calls, ClosedFace, options_of, seconds
 from mirrorlog.client.sync.record_buffer import Bunch, RecordBuffer
 from mirrorlog.commitlog.format.attributes import RecordOptions, asked_attributes
@@ -85,6 +86,10 @@ class BlockingProducer(ClosedFace[Producer]):
         self.queue = queue
         self._delivery_s = seconds(options, "delivery_timeout_ms", 30_000)
         self._thread = client.thread
+        options = dict(options)
+        self._serializer: Serializer | None = options.pop("serializer", None)
+        if not (self._serializer is None or callable(self._serializer)):
+            raise refuse("serializer", self._serializer, "a callable or None")
         of = client.made(lambda: client.awaited.producer(queue, **options), what="producer")
         self._buffer = RecordBuffer(of, self._thread, patience_s=self._delivery_s)
         self._record_bytes_max = self._batch_bytes_max = 0
@@ -120,7 +125,7 @@ class BlockingProducer(ClosedFace[Producer]):
     # --- sending ---
 
     @options_of(Producer.send)
-    def send(self, value: bytes | str | None, **options: Any) -> Receipt:
+    def send(self, value: Any, **options: Any) -> Receipt:
         """Send one record and wait for its confirm, behind all that was handed over before.
 
         `timestamp`: event time, datetime with a zone or µs UTC; `priority`, `ttl_ms` and `delay_ms` as of
@@ -130,13 +135,15 @@ class BlockingProducer(ClosedFace[Producer]):
 
     @options_of(Producer.send_nowait)
     def send_nowait(
-        self, value: bytes | str | None, *, key: Any = None, headers: Any = None, timestamp: Any = None, **asked: Any
+        self, value: Any, *, key: Any = None, headers: Any = None, timestamp: Any = None, **asked: Any
     ) -> BlockingDelivery:
         """Hand one record over; its Delivery has the `result`. While the window is full it waits for room.
 
         Raises RecordTooLarge, BadInput; Overloaded when no room comes within the delivery timeout; Closed.
         """
         options: RecordOptions = {}
+        if self._serializer is not None:  # by who sends, not on the loop's thread
+            value = serialized(self._serializer, value, f"queue {self.queue!r}")
         if asked:
             options, headers = parted(cast(SendOptions, asked), headers)
         if type(value) is not bytes or type(key) is str:

@@ -44,7 +44,7 @@ class BlockingPublisher(ClosedFace[Publisher]):
 
     publish = changes(Publisher.publish)
 
-    def publish_many(self, messages: Iterable[tuple[str, bytes | None]]) -> list[Published]:
+    def publish_many(self, messages: Iterable[tuple[str, Any]]) -> list[Published]:
         """Publish (routing key, value) pairs and wait for all their confirms. Raises the first error once all have
         ended."""
         publisher, pairs = self._awaited, list(messages)

@@ -17,6 +17,7 @@ from typing import Any, Final, Self, Unpack
 from mirrorlog.client.arguments import checked
 from mirrorlog.client.consumer.records import ConsumedRecord
 from mirrorlog.client.properties import RecordProperties, SendOptions
+from mirrorlog.client.serializers import Deserializer
 from mirrorlog.client.subscription.delivered import DeliveredRecord, DeliveredStretch
 from mirrorlog.client.subscription.subscription import Subscription
 from mirrorlog.client.subscription.unacked import Granted
@@ -48,7 +49,7 @@ class BlockingDeliveredBatch(DeliveredStretch[None]):
     __slots__ = ()
 
 
-@checked(internal=("settle", "settle_nowait", "answer", "origin"))
+@checked(internal=("settle", "settle_nowait", "answer", "origin", "deserializer"))
 class BlockingSubscription(ClosedFace[Subscription]):
     """Of one queue's group. Made by `Client.subscribe`; use it with `with`, from any number of threads: each record
     goes to one of them. One that is let go without `close` is closed, with a ResourceWarning."""
@@ -130,6 +131,11 @@ class BlockingSubscription(ClosedFace[Subscription]):
     def origin(self) -> Subscription:
         """For what it gives out: the subscription that has the grants."""
         return self._of
+
+    @property
+    def deserializer(self) -> Deserializer | None:
+        """For what it gives out."""
+        return self._of.deserializer
 
     @options_of(Subscription.settle)
     def settle(self, *records: Any, **how: Any) -> None:
