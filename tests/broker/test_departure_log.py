@@ -38,7 +38,8 @@ def holding(_: int, group: str, ranges: Sequence[Range]) -> ForwardingStarted:
 
 def log_of(ledger: Ledger) -> tuple[DeadLetterJournal, list[list[Change]]]:
     appended: list[list[Change]] = []
-    replica: Any = SimpleNamespace(groups=SimpleNamespace(get=lambda *_: ledger))
+    counters = SimpleNamespace(dead_lettered=lambda *_: None)
+    replica: Any = SimpleNamespace(groups=SimpleNamespace(get=lambda *_: ledger), counters=counters)
     publisher: Any = SimpleNamespace(append_settlement=lambda batch: appended.append(decode_changes(batch)))
     forwardings = SimpleNamespace(holding=holding)
     deliverer: Any = SimpleNamespace(dropped=lambda *_: None, stayed=lambda *_: None, forwardings=forwardings)

@@ -27,7 +27,8 @@ def keeper_of(leaving: set[int]) -> DeadLetterForwarder:
         helpers=SimpleNamespace(dead_letters=None, index=None),
         dead_letters=object(),
     )
-    return DeadLetterForwarder(replica, publisher, SimpleNamespace(), host)  # type: ignore[arg-type]
+    anything: Any = SimpleNamespace()
+    return DeadLetterForwarder(replica, publisher, anything, host, anything)
 
 
 def test_a_queue_behind_many_that_hang_has_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:

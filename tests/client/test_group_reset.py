@@ -78,8 +78,8 @@ def test_resets_in_step(shared_cluster: Cluster, queue: str) -> None:
         with client.consumer(queue, group="s") as consumer:
             consumer.seek(8)
             consumer.commit()
-        with pytest.raises(InUse, match=r"1 records leased.*heard"):
-            client.admin.reset_groups(queue, to=5)
+            with pytest.raises(InUse, match=r"1 records leased.*heard"):
+                client.admin.reset_groups(queue, to=5)
         assert targets(client.admin.reset_groups(queue, to=5, dry_run=True)) == {"g": 5, "s": 5}
         assert targets(client.admin.reset_groups(queue, to=5, force=True)) == {"g": 5, "s": 5}
         assert targets(client.admin.reset_groups(queue, ["g"], to=datetime(2020, 1, 1, tzinfo=UTC))) == {"g": 0}

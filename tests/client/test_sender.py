@@ -268,7 +268,7 @@ async def test_what_goes_alone_is_checked_and_counted_as_the_others() -> None:
     node = Node()
     producer = await producer_on(node).start()
     with pytest.raises(BadInput):
-        await producer.send(cast(bytes, "text"))
+        await producer.send(cast(bytes, 5))
     with pytest.raises(RecordTooLarge, match="max_record_bytes"):
         await producer.send(bytes(MIB + 1))
     with pytest.raises(RecordTooLarge, match="max_batch_bytes"):

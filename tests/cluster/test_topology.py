@@ -223,7 +223,7 @@ def test_a_chain_of_exchanges_that_delete_themselves_goes_however_long_it_is(how
         command = deleted(names[-1]) if how == "delete" else Unbound(virtual_host="/", binding=last)
         after = topology_rules.changed(before, command, ("q",))
     assert after.virtual_hosts["/"] == VirtualHost(2)
-    assert perf_counter() - began < 2, "one look at each binding"
+    assert perf_counter() - began < 20, "one look at each binding: with more it would be minutes"
 
 
 def test_many_bindings_of_one_exchange_go_without_a_copy_for_each() -> None:

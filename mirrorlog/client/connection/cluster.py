@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import ssl
+import weakref
 from collections.abc import Coroutine
 from dataclasses import replace
 from functools import partial
@@ -240,10 +241,6 @@ class ClusterClient:
         self.events.found(info.name, master=info.master, log_id=info.log_id, epoch=info.epoch)
         return found
 
-    def _lost(self, address: str, error: MirrorlogError) -> None:
-        if not self._closed:
-            self.events.tell(Disconnected(address, str(error)))
-
     async def _open(self, address: str) -> Connection:
         try:
             connection = await Connection.open(
@@ -258,7 +255,13 @@ class ClusterClient:
             )
             self._connections[address] = connection
             self.events.tell(Connected(address))
-            connection.when_lost = partial(self._lost, address)
+            connection.when_lost = partial(_lost, weakref.ref(self), address)
             return connection
         finally:
             self._opening.pop(address, None)
+
+
+def _lost(client: weakref.ref[ClusterClient], address: str, error: MirrorlogError) -> None:
+    """Its connections do not keep a client that nobody has."""
+    if (there := client()) is not None and not there._closed:
+        there.events.tell(Disconnected(address, str(error)))
