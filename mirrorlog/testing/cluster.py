@@ -55,6 +55,8 @@ class Cluster:
     - `tls`: "server" or "mutual": client ports and gRPC doors speak TLS, by certificates made with trustme. Then the
       property `tls` is what a `Client` is given, and `certificates` has the files.
     - `segment_bytes`: of a segment file.
+    - `first_port`: for clients of the first node, if it is free, with its other ports behind it; the next node's ten
+      behind. 0: any that are free.
 
     The nodes never outlive the process that started them, unless `close(keep_running=True)` lets them go.
     """
@@ -73,12 +75,14 @@ class Cluster:
         tls: str | None = None,
         segment_bytes: int = 64 * _MIB,
         name: str = "testing",
+        first_port: int = 0,
     ) -> None:
         if not 1 <= copies <= COPIES_MAX:
             raise BadInput(f"a test cluster has 1 to {COPIES_MAX} copies, not {copies}")
         if tls is not None and tls not in MODES:
             raise BadInput(f"tls is one of {', '.join(MODES)}, not {tls!r}")
         self.name = name
+        self._first_port = first_port
         self.nodes: dict[str, Node] = {}
         self._node_ids = [f"n{number}" for number in range(1, copies + 1)]
         self._logs = [self._assignment({"min_in_sync": min_in_sync, "flush": flush, **log}) for log in logs]
@@ -309,7 +313,8 @@ class Cluster:
             known: dict[str, dict[str, str]] = json.loads(self._addresses_file.read_text())
             if known.keys() == set(self._node_ids):
                 return _with_all_ports(known)
-        ports = iter(free_ports(len(_PORTS) * len(self._node_ids)))
+        rather = [self._first_port + 10 * at + door for at in range(len(self._node_ids)) for door in range(len(_PORTS))]
+        ports = iter(free_ports(len(rather), rather=rather if self._first_port else ()))
         return {node_id: {name: f"{HOST}:{next(ports)}" for name in _PORTS} for node_id in self._node_ids}
 
     @property

@@ -12,6 +12,7 @@ from typing import Annotated, Final
 
 import typer
 
+from mirrorlog.config import CLIENT_PORT
 from mirrorlog.errors import DirectoryInUse
 from mirrorlog.testing.cluster import Cluster
 
@@ -39,7 +40,9 @@ def dev(
         data = home / "cluster"
         if fresh:
             shutil.rmtree(data, ignore_errors=True)
-        with Cluster(nodes, data_dir=data, grpc=True, http=True, logs=(), name="dev") as cluster:
+        with Cluster(
+            nodes, data_dir=data, grpc=True, http=True, logs=(), name="dev", first_port=CLIENT_PORT
+        ) as cluster:
             cluster.wait_in_sync()
             pages = [f"http://{node.http}/page/" for node in cluster.nodes.values()]
             text = told(cluster.servers, pages, data)

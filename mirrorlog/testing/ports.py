@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import random
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -23,21 +24,25 @@ _EPHEMERAL_DEFAULT: Final = 32_768
 _ATTEMPTS_PER_PORT: Final = 50
 
 
-def free_ports(count: int) -> list[int]:
-    """`count` different ports that nobody has bound just now. Raises PortTaken when too few are found.
+def free_ports(count: int, *, rather: Sequence[int] = ()) -> list[int]:
+    """`count` different ports that nobody has bound just now, those of `rather` in their places where they are free.
+    Raises PortTaken when too few are found.
 
     Another process may take one before it is used: who starts a server on it tries again with others.
     """
     candidates = range(_LOWEST, _ephemeral_begin())
     found: list[int] = []
     with contextlib.ExitStack() as held:
+        tried: set[int] = set()
         for _ in range(count * _ATTEMPTS_PER_PORT):
             if len(found) == count:
                 break
+            wanted = next((each for each in rather[len(found) : len(found) + 1] if each not in tried), 0)
+            tried.add(wanted)
             probe = held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
             # A port below the range is tried as it is; with none below, the kernel chooses.
             with contextlib.suppress(OSError):
-                probe.bind((HOST, random.choice(candidates) if candidates else 0))
+                probe.bind((HOST, wanted or (random.choice(candidates) if candidates else 0)))
                 found.append(probe.getsockname()[1])
     if len(found) < count:
         raise PortTaken(f"{count} free ports on {HOST} are needed, {len(found)} were found")

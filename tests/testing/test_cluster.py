@@ -133,7 +133,7 @@ def test_a_port_taken_in_between_costs_another_attempt(monkeypatch: pytest.Monke
     with socket.create_server((HOST, 0)) as holder:
         taken = holder.getsockname()[1]
         offers = iter([[taken, *free_ports(3)], free_ports(4)])
-        monkeypatch.setattr(cluster, "free_ports", lambda count: next(offers))
+        monkeypatch.setattr(cluster, "free_ports", lambda count, **_: next(offers))
         with Cluster(1, **SMALL) as one:
             assert not one.master.client.endswith(f":{taken}")
             assert one.master.running

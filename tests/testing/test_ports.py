@@ -22,6 +22,15 @@ def test_ports_differ_and_can_be_bound() -> None:
         listener.close()
 
 
+def test_ports_that_are_wished_for_are_given_where_they_are_free() -> None:
+    """Goal: what a page names is there. One of three is taken: another one stands in its place."""
+    wished = ports.free_ports(3)
+    with bind(wished[1]):
+        found = ports.free_ports(4, rather=wished)
+    assert (found[0], found[2], len(set(found))) == (wished[0], wished[2], 4)
+    assert found[1] not in wished
+
+
 def test_ports_lie_below_those_of_outgoing_connections() -> None:
     """Goal: no outgoing connection takes a dead node's port. Method: compare with the kernel's range."""
     assert max(ports.free_ports(12)) < ports._ephemeral_begin()
