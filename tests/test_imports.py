@@ -271,7 +271,7 @@ CAPS = {
     "files in a folder": 15,
     "lines of a file": 500,
     "public class names that occur twice": 0,
-    "files of one importer and at most 130 lines": 21,
+    "files of one importer and at most 130 lines": 22,
     "lines of the package": 120_000,
     "private names that tests reach for": 368,
     "monkeypatches of tests": 294,

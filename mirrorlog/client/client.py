@@ -33,7 +33,7 @@ from mirrorlog.client.producer.record import Headers
 from mirrorlog.client.properties import SendOptions
 from mirrorlog.client.serializers import Deserializer, Serializer
 from mirrorlog.client.subscription.lease_receipts import LeaseReceipt
-from mirrorlog.errors import MirrorlogError
+from mirrorlog.errors import MirrorlogError, MissingDependency
 from mirrorlog.wire.messages.groups import Subscribe
 from mirrorlog.wire.messages.queues import Position
 from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST
@@ -55,7 +55,7 @@ _MIB: Final = 1024 * 1024
 DELIVERY_TIMEOUT_MS: Final = 30_000
 _USERS: Final = {"servers", "closed", "connected", "connect_timeout_ms", "request_timeout_ms"}
 _INTERNAL: Final = frozenset(
-    {*dir(ClusterClient), "background", "kept", "leasing", "requests", "asking"} - {*_USERS, *dir(object)}
+    {*dir(ClusterClient), "background", "kept", "leasing", "requests", "asking", "traced"} - {*_USERS, *dir(object)}
 )
 
 
@@ -75,7 +75,8 @@ class Client(ClusterClient):
     storage, as the package deltalake takes them.
 
     `user`, `password`: for a cluster that has users; sent over TLS, or to this machine. `on_event`: called with what
-    happens between calls (`mirrorlog.client.events`), on the client's loop. Raises BadRequest.
+    happens between calls (`mirrorlog.client.events`), on the client's loop. `tracing`: spans of OpenTelemetry
+    (`mirrorlog.client.tracing`, needs `mirrorlog[otel]`). Raises BadRequest, MissingDependency.
 
     One that is let go without `close`, with all that it made, closes its connections, with a ResourceWarning.
     """
@@ -99,6 +100,7 @@ class Client(ClusterClient):
         user: str | None = None,
         password: str = "",
         on_event: OnEvent | None = None,
+        tracing: bool = False,
     ) -> None:
         super().__init__(
             *servers,
@@ -111,6 +113,8 @@ class Client(ClusterClient):
             login=None if user is None else (user, password),
             on_event=on_event,
         )
+        self.traced = _tracing() if tracing else None
+        """The kinds of what it makes that have spans; None without."""
         self._tiers = TierOptions.of(tiers, tier_options, has_login=user is not None)
         self._producers: WeakSet[Producer] = WeakSet()
         self._publishers: WeakSet[Publisher] = WeakSet()
@@ -230,20 +234,15 @@ class Client(ClusterClient):
         Raises BadRequest naming the option that is wrong.
         """
         options = ProducerOptions(
-            level=None if confirm is None else parse_level(confirm),
-            durability=parse_durability(durability),
-            batch_bytes=batch_bytes,
-            linger_ms=linger_ms,
-            window_bytes=window_bytes,
-            max_in_flight=max_in_flight,
-            delivery_timeout_ms=delivery_timeout_ms,
-            idempotent=idempotent,
-            codec=parse_compression(compression),
+            level=None if confirm is None else parse_level(confirm), durability=parse_durability(durability),
+            batch_bytes=batch_bytes, linger_ms=linger_ms, window_bytes=window_bytes, max_in_flight=max_in_flight,
+            delivery_timeout_ms=delivery_timeout_ms, idempotent=idempotent, codec=parse_compression(compression),
             serializer=serializer,
-        )
+        )  # fmt: skip
         from mirrorlog.client.producer.producer import Producer
 
-        producer = Producer(self, queue, options, pool=self._pool)
+        kind = Producer if self.traced is None else self.traced.TracedProducer
+        producer: Producer = kind(self, queue, options, pool=self._pool)
         self._producers.add(producer)
         return producer
 
@@ -264,7 +263,8 @@ class Client(ClusterClient):
         """
         from mirrorlog.client.publisher.publisher import Publisher
 
-        publisher = Publisher(
+        kind = Publisher if self.traced is None else self.traced.TracedPublisher
+        publisher: Publisher = kind(
             self,
             exchange,
             virtual_host=virtual_host,
@@ -386,7 +386,8 @@ class Client(ClusterClient):
         )  # fmt: skip
         from mirrorlog.client.subscription.subscription import Subscription
 
-        subscription = Subscription(
+        kind = Subscription if self.traced is None else self.traced.TracedSubscription
+        subscription: Subscription = kind(
             self,
             message,
             make_consumer=self.consumer,
@@ -420,15 +421,9 @@ class Client(ClusterClient):
         answer that is lost, and these come again behind the end of their lease.
         """
         return await self.leasing.lease(
-            queue,
-            group,
-            max_records=max_records,
-            lease_ms=lease_ms,
-            wait_ms=wait_ms,
-            holder=holder,
-            ordered_by=ordered_by or "",
-            read_from=read_from,
-        )
+            queue, group, max_records=max_records, lease_ms=lease_ms, wait_ms=wait_ms, holder=holder,
+            ordered_by=ordered_by or "", read_from=read_from,
+        )  # fmt: skip
 
     async def request(
         self,
@@ -495,3 +490,11 @@ class Client(ClusterClient):
 
     def _flushed_at_close(self) -> list[Subscription | Publisher | Producer]:
         return [*self._subscriptions, *self._publishers, *self._producers]
+
+
+def _tracing() -> Any:
+    try:
+        from mirrorlog.client import tracing
+    except ModuleNotFoundError as error:
+        raise MissingDependency(f"tracing needs {error.name}: pip install 'mirrorlog[otel]'") from None
+    return tracing

@@ -7,7 +7,7 @@ batches. Whoever stops waiting takes nothing from the others.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 from mirrorlog.attempts import outcome_of
@@ -31,6 +31,14 @@ class Delivery:
         """The receipt of a delivery that is done. Raises what its batch ended with, BadRequest before the end."""
         return self._batch.receipt(self._index)
 
+    def when_ended(self, call: Callable[[Receipt | MirrorlogError], object]) -> None:
+        """Have it called with what becomes of the record, now or at its end; an error is not heard by that."""
+        batch = self._batch
+        if batch.outcome is None:
+            batch.waiters.append(_EndCall(self, call))
+        else:
+            call(batch.outcome if isinstance(batch.outcome, MirrorlogError) else batch.receipt(self._index))
+
     def __await__(self) -> Generator[Any, None, Receipt]:
         batch = self._batch
         if batch.outcome is None:
@@ -43,6 +51,22 @@ class Delivery:
             finally:
                 batch.listeners -= 1
         return batch.receipt(self._index)
+
+
+class _EndCall:
+    """An `EndWaiter`, for `when_ended`."""
+
+    __slots__ = ("_call", "_delivery")
+
+    def __init__(self, delivery: Delivery, call: Callable[[Receipt | MirrorlogError], object]) -> None:
+        self._delivery = delivery
+        self._call = call
+
+    def done(self) -> bool:
+        return False
+
+    def set_result(self, result: None, /) -> None:
+        self._delivery.when_ended(self._call)
 
 
 class BulkDelivery:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,6 +94,15 @@ class Publication:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self.waiters.append(waiter)
             await waiter
+
+    def when_ended(self, call: Callable[[Published | MirrorlogError], object]) -> None:
+        """Have it called with what becomes of the message, now or at its end; an error is not heard by that."""
+        if self.outcome is not None:
+            call(self.outcome)
+            return
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiter.add_done_callback(lambda _: self.outcome is not None and call(self.outcome))
+        self.waiters.append(waiter)
 
     def leads_nowhere(self) -> bool:
         """By the routing that it was held against last."""

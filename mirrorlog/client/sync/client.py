@@ -113,7 +113,12 @@ class BlockingClient(Calls):
         """
         from mirrorlog.client.sync.producer import BlockingProducer
 
-        producer = BlockingProducer(self, queue, options)
+        kind: type[BlockingProducer] = BlockingProducer
+        if self.awaited.traced is not None:
+            from mirrorlog.client.sync.tracing import TracedBlockingProducer
+
+            kind = TracedBlockingProducer
+        producer = kind(self, queue, options)
         self._producers.add(producer)
         return producer
 
@@ -138,7 +143,12 @@ class BlockingClient(Calls):
         """
         from mirrorlog.client.sync.subscription import BlockingSubscription
 
-        subscription = BlockingSubscription(self, queue, group, options)
+        kind: type[BlockingSubscription] = BlockingSubscription
+        if self.awaited.traced is not None:
+            from mirrorlog.client.sync.tracing import TracedBlockingSubscription
+
+            kind = TracedBlockingSubscription
+        subscription = kind(self, queue, group, options)
         self._subscriptions.add(subscription)
         return subscription
 
