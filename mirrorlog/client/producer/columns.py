@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mirrorlog.client.producer.record import as_headers, as_timestamp_us, headers_size
+from mirrorlog.client.properties import as_bytes
 from mirrorlog.commitlog.format.body import Bools, Int32s, Int64s
 from mirrorlog.commitlog.format.drafts import Part
 from mirrorlog.commitlog.format.header import NO_TIMESTAMP
@@ -175,7 +176,7 @@ def binary_entries(given: Any, what: str) -> BinaryEntries:
         return _from_numpy(given, what)
     if _is_arrow(given):
         return _from_arrow(given, what)
-    raise BadInput(f"{what} are {type(given).__name__}; give a list of bytes or None, a numpy or a pyarrow array")
+    raise BadInput(f"{what} are {type(given).__name__}; give a list of bytes, text or None, a numpy or a pyarrow array")
 
 
 def timestamp_entries(given: Any) -> TimestampEntries:
@@ -235,11 +236,13 @@ def _from_list(given: Sequence[bytes | None], what: str) -> BinaryEntries:
     for first in range(0, len(entries), _BLOCK):
         block = entries[first : first + _BLOCK]
         if countOf(map(type, block), bytes) != len(block):
-            if strange := set(map(type, block)) - {bytes, type(None)}:
+            kinds = set(map(type, block))
+            if strange := kinds - {bytes, str, type(None)}:
                 _refuse(what, " and ".join(sorted(kind.__name__ for kind in strange)))
-            present = np.ones(len(entries), dtype=bool) if present is None else present
-            present[first : first + _BLOCK] = [entry is not None for entry in block]
-            entries[first : first + _BLOCK] = block = [entry or b"" for entry in block]
+            if type(None) in kinds:
+                present = np.ones(len(entries), dtype=bool) if present is None else present
+                present[first : first + _BLOCK] = [entry is not None for entry in block]
+            entries[first : first + _BLOCK] = block = [as_bytes(entry) or b"" for entry in block]
         # Often all have one size, and to find that out takes less time than an array of sizes.
         even = even and countOf(map(len, block), len(block[0])) == len(block)
         sizes[first : first + _BLOCK] = (
@@ -393,6 +396,6 @@ def _arrow_offsets() -> dict[Any, str]:
 
 def _refuse(what: str, found: str) -> NoReturn:
     raise BadInput(
-        f"{what} are {found}; give bytes or None in a list, a one-dimensional numpy array of dtype S, V or object, "
-        "rows of uint8, or a pyarrow array of binary or string"
+        f"{what} are {found}; give bytes, text or None in a list, a numpy array of one dimension and dtype S, V or "
+        "object, rows of uint8, or a pyarrow array of binary or string"
     )
