@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from mirrorlog.commitlog.format.attributes import Attributes, attributes_of
-from mirrorlog.commitlog.format.body import Header, parse_batch_body
+from mirrorlog.commitlog.format.body import Header
+from mirrorlog.commitlog.format.body_reader import parse_batch_body
 from mirrorlog.commitlog.format.header import HEADER_SIZE, BatchHeader, Kind, is_envelope, read_header
 from mirrorlog.queues.changes import (
     Addressed,

@@ -28,8 +28,8 @@ from sim.world import World
 
 CAPS: Final = {
     "send": (360, 40),
-    "ack": (535, 54),
-    "failover": (3_060, 111),
+    "ack": (535, 55),
+    "failover": (3_060, 112),
 }
 """Calls and files at most, of the client and of all nodes together."""
 _SLACK: Final = 0.05

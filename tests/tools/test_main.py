@@ -57,7 +57,7 @@ def test_every_verb_of_a_noun_has_help_whose_example_is_its_own(noun: str, verb:
     for example in examples:
         words = shlex.split(example.partition(" < ")[0])
         assert words[1:3] == [noun, verb] or old not in words, example
-        assert RUNNER.invoke(app, [*words[1:], "--help"]).exit_code == 0
+        assert RUNNER.invoke(app, [*words[1:], "--help"]).exit_code == 0, example
 
 
 def test_every_command_has_a_noun_but_for_those_of_the_tool_itself() -> None:

@@ -86,7 +86,6 @@ def test_records_that_were_printed_are_routed_by_their_keys(mqtool: Tool, tmp_pa
     ("options", "why"),
     [
         ((), "give a queue, or an exchange"),
-        (("q", "--exchange", "e"), "give a queue, or an exchange"),
         (("q", "--mandatory"), "--mandatory is for --exchange"),
         (("--exchange", "e", "--records", "-", "--key", "k"), "leave those options out"),
         (("q", "--records", "-", "--ttl-ms", "5"), "leave those options out"),

@@ -121,6 +121,10 @@ class Deliverer:
             if waiter.receiver is receiver:
                 self.leasing.leave(number)
 
+    def unread_floors(self) -> dict[int, int]:
+        """See `PushedTable.unread_floors`: what is settled, and is to be had for a moment all the same."""
+        return self._pushed.unread_floors()
+
     # --- records that end, or leave ---
 
     def stayed(self, queue_id: int, group: str, ranges: Sequence[Range]) -> None:

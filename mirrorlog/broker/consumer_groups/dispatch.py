@@ -234,7 +234,7 @@ class DeliverFrames:
         if endpoint.meter is not None:
             endpoint.meter.read(size)
         if pushed.unread is not None:
-            pushed.unread.sent(sum(each.next - each.first for each in grants), size)
+            pushed.unread.sent(grants, size)
             pushed.work.delivery.subscribers.hold(number, pushed.held)
         if not endpoint.takes_records:
             self._hold_all(pushed)

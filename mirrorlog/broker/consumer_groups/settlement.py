@@ -7,7 +7,7 @@ what. Whoever has settled all that he had, and takes no more, leaves the table o
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, NamedTuple
@@ -26,7 +26,7 @@ from mirrorlog.errors import BadRequest, MirrorlogError, Overloaded
 from mirrorlog.queues.changes import Change, Watermark
 from mirrorlog.queues.delivery.group import Settlement
 from mirrorlog.wire.endpoint import Endpoint
-from mirrorlog.wire.frames import FrameType, How, SentBefore, frame
+from mirrorlog.wire.frames import FrameType, Grant, How, SentBefore, frame
 from mirrorlog.wire.messages.base import Message
 from mirrorlog.wire.messages.codec import encode
 from mirrorlog.wire.messages.groups import SubscriptionEnded
@@ -47,20 +47,29 @@ from mirrorlog.wire.messages.groups import SubscriptionEnded
 
 @dataclass(slots=True)
 class Unread:
-    """`records_max`, `bytes_max`: the prefetch; `size`: bytes that were sent for `records`."""
+    """`records_max`, `bytes_max`: the prefetch; `size`: bytes that were sent for `records`. `grants`: first queue
+    offset and number of records of each, in the order in which they were sent."""
 
     records_max: int
     bytes_max: int
     records: int = 0
     size: int = 0
+    grants: deque[tuple[int, int]] = field(default_factory=deque)
 
     @property
     def full(self) -> bool:
         """Whether nothing more is to be sent; never while there is nothing."""
         return self.records >= self.records_max or (self.records > 0 and self.size >= self.bytes_max)
 
-    def sent(self, records: int, size: int) -> None:
-        self.records += records
+    @property
+    def first(self) -> int | None:
+        """The lowest queue offset that its program may still come for."""
+        return min((first for first, _ in self.grants), default=None)
+
+    def sent(self, grants: Iterable[Grant], size: int) -> None:
+        added = [(each.first, each.next - each.first) for each in grants]
+        self.grants += added
+        self.records += sum(records for _, records in added)
         self.size += size
 
     def taken(self, records: int) -> None:
@@ -70,6 +79,11 @@ class Unread:
         if records > 0:
             self.size -= self.size * records // self.records
             self.records -= records
+        while records > 0:
+            first, there = self.grants.popleft()
+            if there > records:
+                self.grants.appendleft((first + records, there - records))
+            records -= there
 
 
 @dataclass(slots=True)
@@ -104,6 +118,15 @@ class PushedTable:
 
     def items(self) -> list[tuple[int, Pushed]]:
         return list(self._pushed.items())
+
+    def unread_floors(self) -> dict[int, int]:
+        """Of queues with subscriptions with auto-ack: the lowest queue offset that was sent and is not taken."""
+        floors: dict[int, int] = {}
+        for pushed in self._pushed.values():
+            if pushed.unread is not None and (first := pushed.unread.first) is not None:
+                queue_id = pushed.work.key[0]
+                floors[queue_id] = min(first, floors.get(queue_id, first))
+        return floors
 
     def add(self, number: int, pushed: Pushed) -> None:
         self._pushed[number] = pushed

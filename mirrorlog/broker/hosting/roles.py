@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from typing import Final, Protocol
@@ -163,7 +163,6 @@ class MasterRole:
             tell=host.tell,
         )
         self._state = StateKeeper(replica, self.publisher, batch_bytes_max=settings.limits.max_batch_bytes)
-        self.retention = _retention(host, replica, self.publisher)
         self.holds = HoldKeeper(
             replica, self.publisher, hold_bytes=settings.log.hold_bytes, past_helper=host.helpers.index, tell=host.tell
         )
@@ -188,6 +187,7 @@ class MasterRole:
             batch_at=reader.batch_at,
             helper=host.helpers.read,
         )
+        self.retention = _retention(host, replica, self.publisher, self.deliverer.unread_floors)
         self.lengths = QueueLengths(replica, self.publisher, self.deliverer, host)
         self.publisher.admit = self.lengths.admit
         self.publisher.leaving = self.lengths.leaving
@@ -413,7 +413,9 @@ def _greeting(host: Host) -> Hello:
     )
 
 
-def _retention(host: Host, replica: Replica, publisher: LogPublisher) -> Retention:
+def _retention(
+    host: Host, replica: Replica, publisher: LogPublisher, unread: Callable[[], Mapping[int, int]]
+) -> Retention:
     queues = QueueRetention(
         replica,
         publisher,
@@ -423,6 +425,7 @@ def _retention(host: Host, replica: Replica, publisher: LogPublisher) -> Retenti
         read_helper=host.helpers.read,
         now=asyncio.get_running_loop().time,
         now_us=now_us,
+        unread=unread,
     )
     return Retention(replica, publisher, limits=_limits_of(host.settings), now_us=now_us, queues=queues)
 

@@ -3,6 +3,8 @@ them, and logs that their queues have gone to. On the node that masters the log.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 from mirrorlog.broker.log.replica import Replica
 from mirrorlog.commitlog.retention import Queues
 from mirrorlog.queues.arguments import tier_keep_us
@@ -12,10 +14,12 @@ ALL_DEAD = 2**63 - 1
 
 
 class KeptRecords:
-    """Of one log. Nothing is remembered: all is asked of the log's states as they are."""
+    """Of one log. Nothing is remembered: all is asked of the log's states as they are. `unread`: by queue, the lowest
+    record that was settled as it was sent, and that nobody has taken yet: its client may still come for its bytes."""
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica: Replica, unread: Callable[[], Mapping[int, int]]) -> None:
         self._replica = replica
+        self._unread = unread
 
     @property
     def any(self) -> bool:
@@ -52,10 +56,10 @@ class KeptRecords:
     def floors(self) -> dict[int, int]:
         """The smallest queue offset that a landing holds, or that is not settled in a queue which keeps such."""
         replica, works = self._replica, self.works
-        floors, settled = replica.holds.floors(), replica.groups.floors(works)
+        floors, settled, unread = replica.holds.floors(), replica.groups.floors(works), self._unread()
         for queue_id in works:
             # Nobody has had anything of a queue without a group.
-            floor = settled.get(queue_id, 0)
+            floor = min(settled.get(queue_id, 0), unread.get(queue_id, ALL_DEAD))
             floors[queue_id] = min(floor, floors.get(queue_id, floor))
         # What queues have left here stays until the log that they are in says where they begin.
         begins = replica.queues.start_offsets

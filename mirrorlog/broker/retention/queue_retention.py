@@ -58,8 +58,9 @@ _T = TypeVar("_T")
 
 
 class QueueRetention:
-    """One log that this node masters. `copy_share` and `copy_bytes`: see `log.retention_copy_percent` and
-    `log.retention_copy_bytes`. `past_helper`: the one that has the past for itself; `read_helper`: for cold reads."""
+    """One log that this node masters. `unread`: see `KeptRecords`. `copy_share` and `copy_bytes`: see
+    `log.retention_copy_percent` and `log.retention_copy_bytes`. `past_helper`: the one that has the past for itself;
+    `read_helper`: for cold reads."""
 
     def __init__(
         self,
@@ -72,8 +73,9 @@ class QueueRetention:
         read_helper: Executor,
         now: Callable[[], float],
         now_us: Callable[[], int],
+        unread: Callable[[], Mapping[int, int]] = dict,
     ) -> None:
-        self.kept = KeptRecords(replica)
+        self.kept = KeptRecords(replica, unread)
         self._replica = replica
         self._publisher = publisher
         self._copy_share = copy_share

@@ -39,7 +39,7 @@ def restore(
     start this node, then others with --join, each with a blank disk. Queue offsets, headers, times, groups and what
     they have not settled, exchanges, users, policies are as they were. Nothing that is there is written over.
 
-    Example: mqtool restore /srv/backups/main --data-dir /var/lib/mirrorlog --node-id n1
+    Example: mqtool restore backups/main --data-dir data --node-id n1
     """
     source = Folder(folder)
     with source.held():

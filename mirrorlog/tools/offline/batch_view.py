@@ -43,6 +43,7 @@ _STATES: Final = {
         "QueueState",
         *("queue_id", "name", "incarnation", "arguments", "next_queue_offset", "positions", "declared_at", "used_at"),
         "governed",
+        "kept_by_use",
     ),
     "H": ("QueueHolds", "queue_id", "holds"),
     "A": ("GroupState", "queue_id", "group", "floor", "watermark", "void"),
@@ -60,7 +61,7 @@ _STATES: Final = {
     "E": ("CheckpointEnded", "began_at", "producer_epoch_floor"),
 }
 """By letter: the name, then those of the items behind the letter."""
-_ADDED: Final = {"QueueState": 1, "QueueGaps": 1}
+_ADDED: Final = {"QueueState": 2, "QueueGaps": 1}
 """How many of the last items software of before did not write."""
 _COUNTED: Final = {"QueueState": "queues", "ProducerState": "producers"}
 

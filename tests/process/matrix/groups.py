@@ -33,7 +33,7 @@ async def purge(world: World) -> AsyncGenerator[None]:
 async def group_reset(world: World) -> AsyncGenerator[None]:
     """A group that is reset begins anew: nothing above is settled, flagged or counted; all move or none."""
     queue, admin = "reset", world.client.admin
-    await world.declare(queue)
+    await world.declare(queue, retention="limits")  # the second group comes when the first one has settled all
     await world.publish(queue, 10)
     yield
     for group in ("one", "two"):
