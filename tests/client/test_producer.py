@@ -281,7 +281,7 @@ async def test_a_column_is_taken_whole_or_not_at_all(client: Client, queue: str)
         with pytest.raises(Overloaded, match="window_bytes"):
             producer.send_many_nowait([b"y"])
         with pytest.raises(BadInput):
-            producer.send_many_nowait([b"y", "text"])
+            producer.send_many_nowait([b"y", 5])
         assert len(await large) == 1_000
         assert producer.stats.sent == 1_000
         assert (await producer.send_many([b"z"]))[0].queue_offset == 1_000

@@ -158,7 +158,7 @@ def test_a_bulk_waits_for_room_and_is_refused_in_the_call(client: Client, queue:
     with client.producer(queue, window_bytes=100_000) as producer:
         bulks = [producer.send_many_nowait([bytes(10_000)] * 6) for _ in range(5)]
         with pytest.raises(BadInput, match="values"):
-            producer.send_many_nowait([b"good", "text"])
+            producer.send_many_nowait([b"good", 5])
         offsets = [receipt.queue_offset for bulk in bulks for receipt in bulk.result()]
         assert offsets == list(range(30))
         assert producer.stats.sent == 30
