@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Coroutine, Sequence
 from datetime import datetime
-from typing import Any, Final, Unpack
+from typing import Any, Final
 
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, get_tracer, set_span_in_context
@@ -27,7 +27,6 @@ from mirrorlog.client.producer.batch import Receipt
 from mirrorlog.client.producer.deliveries import Delivery
 from mirrorlog.client.producer.producer import Producer
 from mirrorlog.client.producer.record import Headers, as_headers
-from mirrorlog.client.properties import SendOptions
 from mirrorlog.client.publisher.publications import Publication, Published
 from mirrorlog.client.publisher.publisher import Publisher
 from mirrorlog.client.subscription.delivered import Delivered
@@ -121,34 +120,18 @@ class TracedProducer(Producer):
         super().__init__(*given, **options)
         self.spans = SendSpans(self.queue)
 
-    async def send(
-        self,
-        value: Any,
-        *,
-        key: bytes | str | None = None,
-        headers: Headers | None = None,
-        timestamp: datetime | int | None = None,
-        **asked: Unpack[SendOptions],
-    ) -> Receipt:
+    async def send(self, value: Any, *, headers: Headers | None = None, **more: Any) -> Receipt:
         pairs, parent = self.spans.begin(headers)
         try:
-            return await super().send(value, key=key, headers=pairs, timestamp=timestamp, **asked)
+            return await super().send(value, headers=pairs, **more)
         except BaseException as error:
             self.spans.end(parent, error)  # what was not handed over, or is not waited for
             raise
 
-    def send_nowait(
-        self,
-        value: Any,
-        *,
-        key: bytes | str | None = None,
-        headers: Headers | None = None,
-        timestamp: datetime | int | None = None,
-        **asked: Unpack[SendOptions],
-    ) -> Delivery:
+    def send_nowait(self, value: Any, *, headers: Headers | None = None, **more: Any) -> Delivery:
         pairs, parent = self.spans.begin(headers)
         try:
-            return super().send_nowait(value, key=key, headers=pairs, timestamp=timestamp, **asked)
+            return super().send_nowait(value, headers=pairs, **more)
         except MirrorlogError as error:
             if parent is None and not isinstance(error, Overloaded):  # begun elsewhere, and not tried again there
                 parent = dict(pairs).get(_PARENT)
