@@ -46,16 +46,20 @@ class KeptRecords:
             for queue_id in holds.tiered()
             if queues.has_id(queue_id)
         }
+        works = self.works
         # What all groups have settled is as dead as what a table has that needs no time.
-        tiers.update(dict.fromkeys(self.works, 0))
+        tiers.update(dict.fromkeys(works, 0))
         known = None
         if queues.any_gone:
             known = {*queues.queue_ids(), *queues.leaving_ids(), *queues.left_ids()}
-        return Queues(dict(queues.limits), dict(queues.start_offsets), self.floors(), tiers, known)
+        return Queues(dict(queues.limits), dict(queues.start_offsets), self._floors(works), tiers, known)
 
     def floors(self) -> dict[int, int]:
         """The smallest queue offset that a landing holds, or that is not settled in a queue which keeps such."""
-        replica, works = self._replica, self.works
+        return self._floors(self.works)
+
+    def _floors(self, works: set[int]) -> dict[int, int]:
+        replica = self._replica
         floors, settled, unread = replica.holds.floors(), replica.groups.floors(works), self._unread()
         for queue_id in works:
             # Nobody has had anything of a queue without a group.
