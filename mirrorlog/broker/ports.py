@@ -22,6 +22,7 @@ from mirrorlog.queues.policies import Effective
 from mirrorlog.queues.queue_table import Queue
 from mirrorlog.wire.endpoint import Endpoint
 from mirrorlog.wire.frames import Credit, Settle
+from mirrorlog.wire.messages.groups import SetPrefetch
 from mirrorlog.wire.messages.queues import QueueOutage
 from mirrorlog.wire.messages.status import ClusterStatus
 from mirrorlog.wire.routing import RoutingTable
@@ -236,6 +237,8 @@ class ServesSubscriptions(Protocol):
     def gone(self, number: int) -> None: ...
 
     def unsubscribe(self, number: int) -> None: ...
+
+    def set_prefetch(self, message: SetPrefetch) -> None: ...
 
     def queue_of(self, number: int) -> int: ...
 

@@ -110,7 +110,7 @@ class ConsumerOptions:
             check_timeout("outage_timeout_ms", self.outage_timeout_ms)
 
 
-def check_subscribing(*, prefetch: int, prefetch_bytes: int, priority: int, settle_timeout_ms: int) -> None:
+def check_subscribing(*, prefetch: int, prefetch_bytes: int, priority: int = 0, settle_timeout_ms: int = 1) -> None:
     """A subscription's. Raises BadRequest naming the one that is out of range, or no int."""
     _check("prefetch", prefetch, 0, _PREFETCH_MAX)
     _check("prefetch_bytes", prefetch_bytes, 0, _BYTES_MAX)

@@ -39,6 +39,7 @@ from mirrorlog.wire.messages.groups import (
     Lease,
     Leases,
     LeasesSettled,
+    SetPrefetch,
     SettleLease,
     Subscribe,
     Subscribed,
@@ -82,6 +83,7 @@ class Giver(Node):
     owed: list[Callable[[], None]] = field(default_factory=list)
     last: int = 0
     subscribes: list[Subscribe] = field(default_factory=list)
+    prefetches: list[SetPrefetch] = field(default_factory=list)
     settled: list[Settled] = field(default_factory=list)
     asked_of_leases: list[Message] = field(default_factory=list)
     leases: Leases | None = None
@@ -154,6 +156,9 @@ class GiverLink(Link):
         message = decode(frame.payload) if frame.type == FrameType.REQUEST else None
         if isinstance(message, Subscribe):
             self._subscribe(message, frame.correlation_id)
+        elif isinstance(message, SetPrefetch):
+            self.node.prefetches.append(message)
+            self._respond(Done(), frame.correlation_id)
         elif isinstance(message, Unsubscribe):
             self._unsubscribe(message, frame.correlation_id)
         elif frame.type == FrameType.SETTLE:

@@ -125,6 +125,7 @@ class Node:
     known: int | None = None
     current: bool = True
     any_copy: bool = False
+    start_id: str = "s"
     taken: int = 0
     asked: int = 0
     fetches: int = 0
@@ -279,7 +280,12 @@ class Link:
     def _welcome(self) -> None:
         limits = NodeLimits(max_record_bytes=MIB, max_batch_bytes=2 * MIB)
         welcome = Welcome(
-            version=1, cluster_id="c", cluster_name="c", node_id=self.node.node_id, start_id="s", limits=limits
+            version=1,
+            cluster_id="c",
+            cluster_name="c",
+            node_id=self.node.node_id,
+            start_id=self.node.start_id,
+            limits=limits,
         )
         self.endpoint.send([frame(FrameType.WELCOME, encode(welcome))])
 

@@ -23,7 +23,7 @@ TAKES = {
 """Where nonsense of a kind may be none: by words in the hint; the rest is nonsense everywhere but where anything is."""
 GIVEN: dict[str, Any] = {
     "timeout_ms": 10, "queue_offset": 0, "lease_ms": 10, "time": 0, "records_max": 1, "arguments": {}, "bindings": [],
-    "definition": {}, "position": Position(log_id="", epoch=0, queue_offset=0),
+    "prefetch": 1, "definition": {}, "position": Position(log_id="", epoch=0, queue_offset=0),
 }  # fmt: skip
 
 

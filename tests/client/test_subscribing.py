@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
+from mirrorlog import versions
 from mirrorlog.client import Client, Delivered, Subscription
 from mirrorlog.client.connection.liveness import KeepAlive
 from mirrorlog.errors import (
@@ -25,6 +26,7 @@ from mirrorlog.errors import (
     Refused,
     SettledOtherwise,
     SubscriptionCancelled,
+    UnsupportedVersion,
 )
 from mirrorlog.wire.frames import DELIVER, GRANT, GRANT_REDELIVERED, FrameType, Grant, How, Level, frame
 from tests.client.scripted_delivery import Giver, givers, stored
@@ -602,6 +604,43 @@ async def test_whoever_comes_back_names_the_subscription_whose_place_it_takes(no
         await until(lambda: n1.last == 3, "nobody subscribed")
     told = [(each.replaces, each.secret, each.create) for each in n1.subscribes]
     assert told == [(0, "", True), (1, "secret of n1 1", True), (2, "secret of n1 2", False)]
+
+
+async def test_a_prefetch_that_was_set_holds_at_each_node_that_comes_later(nodes: Nodes) -> None:
+    """Goal: a failover forgets neither a new prefetch nor a pause. Method: set while it is served, and while the node
+    has not answered yet; the connection is cut between."""
+    n1 = giver(nodes)
+    n1.start_id = versions.run_id("s")
+    async with Client(*nodes.servers) as client, client.subscribe(QUEUE, prefetch=7) as subscription:
+        await subscription.set_prefetch(3, 50)
+        await subscription.pause()
+        asked = [(each.prefetch_records, each.prefetch_bytes, each.paused) for each in n1.prefetches]
+        assert asked == [(3, 50, False), (3, 50, True)]
+        n1.late = True
+        n1.drop()
+        await until(lambda: n1.last == 2, "nobody subscribed")
+        again = n1.subscribes[1]
+        assert (again.prefetch_records, again.prefetch_bytes, again.paused) == (3, 50, True)
+        await subscription.set_prefetch(9)
+        await subscription.resume()
+        n1.catch_up()
+        await until(lambda: len(n1.prefetches) == 3, "it was not told what was set meanwhile")
+        assert (n1.prefetches[2].prefetch_records, n1.prefetches[2].paused) == (9, False)
+        with pytest.raises(BadRequest, match="prefetch"):
+            await subscription.set_prefetch(-1)
+
+
+async def test_a_node_that_knows_no_new_prefetch_is_not_asked(nodes: Nodes) -> None:
+    """Goal: the connection lasts, and nothing changes. Method: software of the version before."""
+    n1 = giver(nodes)
+    n1.start_id = versions.run_id("s", versions.PREFETCH - 1)
+    async with Client(*nodes.servers) as client, client.subscribe(QUEUE, prefetch=7) as subscription:
+        for change in (subscription.set_prefetch(3), subscription.pause()):
+            with pytest.raises(UnsupportedVersion, match="a prefetch that changes"):
+                await change
+        n1.drop()
+        await until(lambda: n1.last == 2, "nobody subscribed")
+    assert (n1.prefetches, n1.subscribes[1].prefetch_records, n1.subscribes[1].paused) == ([], 7, False)
 
 
 async def test_closing_the_client_closes_its_subscriptions(nodes: Nodes) -> None:

@@ -71,6 +71,51 @@ async def test_prefetch_bounds_what_is_in_hand(client: Client, queue: str) -> No
         assert numbers(await take(subscription, 1)) == [3]
 
 
+async def given(client: Client, queue: str, count: int) -> None:
+    """Wait until its node has given so many of a hundred."""
+    async with asyncio.timeout(10):
+        while (await client.admin.groups(queue)).groups[0].ready != 100 - count:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+async def test_the_prefetch_changes_while_it_is_subscribed(client: Client, queue: str) -> None:
+    """Goal: nothing is taken back, and what there is room for comes at once. Method: up, paused, resumed, down."""
+    await publish(client, queue, 100)
+    async with client.subscribe(queue, prefetch=3) as subscription:
+        await given(client, queue, 3)
+        await subscription.set_prefetch(5)
+        await given(client, queue, 5)
+        await subscription.pause()
+        for record in await take(subscription, 5):
+            await record.ack()
+        await given(client, queue, 5)
+        await subscription.resume()
+        await given(client, queue, 10)
+        await subscription.set_prefetch(1)
+        for record in await take(subscription, 4):
+            await record.ack()
+        await given(client, queue, 10)
+        [record] = await take(subscription, 1)
+        await record.ack()
+        await given(client, queue, 11)
+
+
+async def test_a_pause_holds_with_auto_ack(client: Client, queue: str) -> None:
+    """Goal: nothing is settled that nobody wants now. Method: all that came is taken while it is paused."""
+    await publish(client, queue, 100)
+    async with client.subscribe(queue, prefetch=3, auto_ack=True) as subscription:
+        await given(client, queue, 3)
+        await subscription.pause()
+        await take(subscription, 3)
+        assert await subscription.receive(1, timeout_ms=50) == []
+        await subscription.set_prefetch(4)
+        await given(client, queue, 3)
+        await subscription.resume()
+        await given(client, queue, 7)
+        await take(subscription, 4)
+        await given(client, queue, 11)
+
+
 async def test_who_asks_for_more_than_the_prefetch_does_not_wait_for_it(client: Client, queue: str) -> None:
     """Goal: no second is lost where nothing more can come. Method: ask for ten with a prefetch of three and a time that
     the test does not have; again, once these are settled."""

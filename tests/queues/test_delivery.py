@@ -200,6 +200,36 @@ def test_prefetch_counts_records_and_bytes_and_lets_one_large_record_through() -
     assert [len(records(it.given, number)) for number in (1, 2, 3)] == [3, 6, 1]
 
 
+def test_a_prefetch_that_changes_takes_nothing_back_and_gives_at_once_what_it_has_room_for() -> None:
+    """Down: nothing until it is below the new bound. Up: at once. None: it is paused."""
+    it = stage(40)
+    it.subscribe(1, 10)
+
+    def pump() -> int:
+        it.move_watermark()
+        it.confirm()
+        return len(records(it.pump()))
+
+    assert pump() == 10
+    subscribers = it.delivery.subscribers
+    subscribers.bound(1, 4, 1000 * RECORD_BYTES)
+    assert subscribers.room == 0
+    it.settle(1, 0, 6)
+    assert pump() == 0
+    it.settle(1, 6, 8)
+    assert pump() == 2
+    subscribers.bound(1, 14, 1000 * RECORD_BYTES)
+    assert subscribers.room == 10
+    assert pump() == 10
+    subscribers.bound(1, 0, 1000 * RECORD_BYTES)
+    it.settle(1, 8, 22)
+    assert (pump(), subscribers.room) == (0, 0)
+    subscribers.bound(1, 1000, 3 * RECORD_BYTES)
+    assert pump() == 3
+    with pytest.raises(NoSuchSubscription):
+        subscribers.bound(2, 1, 1)
+
+
 def _flat(offsets: list[int]) -> list[int]:
     return [border for each in offsets for border in (each, each + 1)]
 

@@ -22,7 +22,7 @@ from mirrorlog.queues.delivery.subscribers import Subscriber, SubscriberOptions
 from mirrorlog.queues.groups.ledger import LeaseRow, Ledger
 from mirrorlog.wire.endpoint import Endpoint
 from mirrorlog.wire.frames import SETTLE_AGAIN, How, SentBefore, Settle, settled_frame
-from mirrorlog.wire.messages.groups import ConsumerInfo, LeaseInfo, Subscribe, Subscribed
+from mirrorlog.wire.messages.groups import ConsumerInfo, LeaseInfo, SetPrefetch, Subscribe, Subscribed
 
 NAME_CHARS_MAX: Final = 255
 
@@ -74,6 +74,15 @@ class Subscribing:
             prefetch_records=facts.prefetch_records,
             prefetch_bytes=facts.prefetch_bytes,
         )
+
+    def set_prefetch(self, message: SetPrefetch) -> None:
+        """It may have more from now on, or less: then nothing is taken back. Raises BadRequest, NoSuchSubscription."""
+        records, size = self._prefetch(message)
+        pushed = self._pushed[message.subscription]
+        pushed.work.delivery.subscribers.bound(message.subscription, records, size)
+        if pushed.unread is not None:
+            pushed.unread.records_max, pushed.unread.bytes_max = records, size
+        self.writable(message.subscription)
 
     def unsubscribe(self, number: int) -> None:
         """It is given nothing more; what it has it may settle. Raises NoSuchSubscription."""
@@ -184,8 +193,7 @@ class Subscribing:
 
     def _facts(self, message: Subscribe) -> SubscriberOptions:
         """What is asked for, with a number, and the prefetch as it holds. Raises BadRequest."""
-        records = _within(message.prefetch_records, self._limits.max_unsettled_records, "prefetch_records")
-        size = _within(message.prefetch_bytes, self._limits.max_unsettled_bytes, "prefetch_bytes")
+        records, size = self._prefetch(message)
         ordered = check_ordered(message.ordered_by)
         if ordered and message.auto_ack:
             raise BadRequest("ordered_by needs acknowledgements: with auto_ack a key would have no consumer of its own")
@@ -200,6 +208,12 @@ class Subscribing:
             since_us=self._clock(),
             ordered=ordered,
         )
+
+    def _prefetch(self, message: Subscribe | SetPrefetch) -> tuple[int, int]:
+        """Records and bytes, as they hold; no record while it is paused. Raises BadRequest."""
+        records = _within(message.prefetch_records, self._limits.max_unsettled_records, "prefetch_records")
+        size = _within(message.prefetch_bytes, self._limits.max_unsettled_bytes, "prefetch_bytes")
+        return 0 if message.paused else records, size
 
     def _check(self, settle: Settle) -> None:
         """Raises BadRequest."""
@@ -270,7 +284,7 @@ def consumers_of(
         return found.peer if found is not None else "?"
 
     def name(each: Subscriber) -> str:
-        return f"{peer(each)} ({len(each.unacked)} in hand)"
+        return f"{peer(each)} ({'' if each.facts.prefetch_records else 'paused, '}{len(each.unacked)} in hand)"
 
     held_back = [each for each in there if alone and each.facts.number != alone]
     able = [each for each in there if each not in held_back]

@@ -49,6 +49,7 @@ from mirrorlog.wire.messages.groups import (
     ListGroups,
     PurgeGroup,
     Redrive,
+    SetPrefetch,
     SettleLease,
     Subscribe,
     Unsubscribe,
@@ -95,7 +96,7 @@ DEFAULT_EXCHANGE: Final = "amq.default"
 """What the default exchange, which has no name, is called where rights are asked for; as in RabbitMQ."""
 
 _FOR_LOOKERS: Final = (GetStatus, GetEvents, ListVirtualHosts, ListPolicies)
-_FOR_ALL: Final = (GetMetadata, ListMoves, ListConnections, Unsubscribe)
+_FOR_ALL: Final = (GetMetadata, ListMoves, ListConnections, SetPrefetch, Unsubscribe)
 _FOR_DOORS: Final = (GetMetadata, GetStatus)
 _LOCAL: Final = (
     *_FOR_LOOKERS, *_FOR_ALL, GetRouting, ListUsers, FindOffset, FetchPosition, CommitPosition, ListHolds, SetHold,

@@ -45,6 +45,7 @@ from mirrorlog.wire.messages.groups import (
     PurgeGroup,
     Redrive,
     ResetGroups,
+    SetPrefetch,
     SettleLease,
     Subscribe,
     Unsubscribe,
@@ -259,13 +260,16 @@ class GroupRequests:
                 self._readers.note(message.queue, message.group, receiver, time.monotonic())
 
     def handles(self, message: Message) -> bool:
-        return isinstance(message, _OfQueue | Unsubscribe)
+        return isinstance(message, _OfQueue | SetPrefetch | Unsubscribe)
 
     def handle(self, message: Message, receiver: Receiver, respond: Respond) -> None:
         """Answer through `respond`, now or later. Raises MirrorlogError as the answer."""
         if isinstance(message, Unsubscribe):
             deliverer = self._book.deliverer(message.subscription, receiver)
             (deliverer.gone if message.leaves else deliverer.unsubscribe)(message.subscription)
+            respond(Done())
+        elif isinstance(message, SetPrefetch):
+            self._book.deliverer(message.subscription, receiver).set_prefetch(message)
             respond(Done())
         elif isinstance(message, Subscribe):
             self._at_once(message, respond, lambda log, queue: self._subscribe(message, log, queue, receiver, respond))

@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 
 from msgspec.structs import replace as changed
 
+from mirrorlog import versions
 from mirrorlog.client.connection.connection import Connection
 from mirrorlog.client.connection.finder import HEAD_START_S, Finder, first_answer, noted
 from mirrorlog.client.connection.queue_metadata import FoundQueue
@@ -265,3 +266,10 @@ def _lost(client: weakref.ref[ClusterClient], address: str, error: MirrorlogErro
     """Its connections do not keep a client that nobody has."""
     if (there := client()) is not None and not there._closed:
         there.events.tell(Disconnected(address, str(error)))
+
+
+def check_software(connection: Connection, needed: int, what: str) -> None:
+    """Raises UnsupportedVersion when its node's software has no `what`, which came with version `needed`."""
+    older = versions.too_old(versions.version_of(connection.welcome.start_id), needed, what)
+    if older is not None:
+        raise older

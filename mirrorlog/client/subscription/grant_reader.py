@@ -12,61 +12,20 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final
 
-from mirrorlog.client.connection.cluster import ClusterClient
 from mirrorlog.client.consumer.records import ConsumedBatch, ConsumedRecord
 from mirrorlog.client.subscription.grant_buffer import GrantedBytes
-from mirrorlog.client.subscription.resumption import Resumption
-from mirrorlog.client.subscription.session import GrantSession
+from mirrorlog.client.subscription.standing import SubscriptionState
 from mirrorlog.client.subscription.unacked import Granted, Range, Unacked, count, joined
-from mirrorlog.errors import Closed, ConnectionLost, MirrorlogError, OffsetOutOfRange, UnreadableBatch
+from mirrorlog.errors import ConnectionLost, MirrorlogError, OffsetOutOfRange, UnreadableBatch
 from mirrorlog.wire.frames import How
 
 logger = logging.getLogger(__name__)
 
-NOT_STARTED: Final = "the subscription is not started; use it with `async with`, or call start()"
 _TOLD_RECORDS_MAX: Final = 1_000
 _IN_A_ROW_MAX: Final = 100
 
 _RECORD = tuple[Granted, ConsumedRecord]
 _PIECE = tuple[Granted, ConsumedBatch]
-
-
-class SubscriptionState:
-    """The state of a subscription, for whoever gives out and whoever settles. `session`: where it is served; None while
-    that is being looked for. `resumption`: None before the start."""
-
-    def __init__(self, client: ClusterClient) -> None:
-        self.session: GrantSession | None = None
-        self.resumption: Resumption | None = None
-        self.closed = False
-        self._client = client
-        self._waiters: dict[asyncio.Future[None], None] = {}
-
-    def check(self) -> None:
-        """Raises why nothing is given out."""
-        if self.resumption is None:
-            raise Closed(NOT_STARTED)
-        self._client.check_open()
-        if self.closed:
-            raise Closed("the subscription is closed")
-        trouble = self.resumption.trouble(asyncio.get_running_loop().time())
-        if trouble is not None:
-            raise type(trouble)(trouble.message, **trouble.details)
-
-    async def change(self) -> None:
-        """Wait until there may be something else to give out, or to tell."""
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters[waiter] = None
-        try:
-            await waiter
-        finally:
-            self._waiters.pop(waiter, None)
-
-    def changed(self) -> None:
-        """Wake whoever waits for a change."""
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
 
 
 class GrantReader:
@@ -87,13 +46,17 @@ class GrantReader:
         self._unacked = unacked
         self._bytes = content
         self._auto_ack = auto_ack
-        self._prefetch = 0 if auto_ack else prefetch
         self._reading = asyncio.Lock()
         # What is given out record by record now.
         self._giving: tuple[Granted, Iterator[ConsumedRecord]] | None = None
         self._in_a_row = 0
         # With auto-ack: what was given out and the node was not told of.
         self._untold: list[Range] = []
+        self.bound(prefetch)
+
+    def bound(self, prefetch: int) -> None:
+        """So many records from now on; 0 for the node's limit."""
+        self._prefetch = 0 if self._auto_ack else prefetch
         self._untold_step = max(1, min(prefetch or _TOLD_RECORDS_MAX, _TOLD_RECORDS_MAX) // 2)
 
     def stop(self) -> None:

@@ -17,7 +17,8 @@ from mirrorlog.client.subscription.grant_buffer import BODY_BYTES_MIN, SentBatch
 from mirrorlog.client.subscription.unacked import RANGES_MAX, Range, flat
 from mirrorlog.errors import BadBatch, MirrorlogError, NotMaster, ProtocolError, RequestTimeout, SubscriptionCancelled
 from mirrorlog.wire.frames import Deliver, Grant, How, Level, read_grants
-from mirrorlog.wire.messages.groups import Subscribe, Subscribed
+from mirrorlog.wire.messages.groups import SetPrefetch, Subscribe, Subscribed
+from mirrorlog.wire.messages.queues import Done
 
 
 class Owner(Protocol):
@@ -37,7 +38,7 @@ class Owner(Protocol):
 
 class GrantSession:
     """One session. `number`: of the subscription at its node; `epoch`, `log_id`: of its grants; `secret`: lets the next
-    one take its place. `over` is done when it has ended."""
+    one take its place. `message`: what was asked for, last. `over` is done when it has ended."""
 
     def __init__(self, connection: Connection, message: Subscribe, owner: Owner) -> None:
         self.connection = connection
@@ -46,7 +47,7 @@ class GrantSession:
         self.log_id = ""
         self.secret = ""
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._message = message
+        self.message = message
         # Not kept by it: who let go of his subscription wants nothing more.
         self._owner_of: Callable[[], Owner | None] = ref(owner)
         self._left = False
@@ -59,12 +60,23 @@ class GrantSession:
 
     async def begin(self, *, timeout_ms: int) -> None:
         """Ask, and wait for the answer. Raises what the node answers, ConnectionLost, RequestTimeout."""
-        self.connection.subscribe(self._message, self)
+        self.connection.subscribe(self.message, self)
         try:
             await self._within(self._began, timeout_ms)
         except BaseException:
             self.leave()
             raise
+
+    async def set_prefetch(self, message: Subscribe, *, timeout_ms: int) -> None:
+        """Have so much granted as that one asks for. Raises what the node answers, ConnectionLost, RequestTimeout."""
+        self.message = message
+        asked = SetPrefetch(
+            subscription=self.number,
+            prefetch_records=message.prefetch_records,
+            prefetch_bytes=message.prefetch_bytes,
+            paused=message.paused,
+        )
+        await self.connection.request(asked, Done, timeout_ms=timeout_ms)
 
     async def stop(self, *, timeout_ms: int) -> None:
         """Have no more granted; what was on its way has come then. Raises what the node answers, ConnectionLost,
@@ -124,7 +136,7 @@ class GrantSession:
         self._batches = SentBatches(
             answer.log_id,
             body_bytes_max=max(limits.max_batch_bytes, BODY_BYTES_MIN),
-            kept_bytes=answer.prefetch_bytes if self._message.ordered_by else 0,
+            kept_bytes=answer.prefetch_bytes if self.message.ordered_by else 0,
         )
         try:
             owner.began(self)
@@ -204,7 +216,7 @@ class GrantSession:
             done(error)
 
     def _return_unwanted(self, epoch: int, grants: list[Grant]) -> None:
-        if grants and not self._message.auto_ack and self.connection.usable:
+        if grants and not self.message.auto_ack and self.connection.usable:
             self.give_back(How.RELEASE, sorted((grant.first, grant.next) for grant in grants), epoch=epoch)
 
 

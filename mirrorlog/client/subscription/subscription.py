@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
@@ -31,10 +30,9 @@ import msgspec
 
 from mirrorlog import versions
 from mirrorlog.client.arguments import checked
-from mirrorlog.client.connection.backoff import Backoff
 from mirrorlog.client.connection.buffers import BufferPool
-from mirrorlog.client.connection.cluster import ClusterClient
-from mirrorlog.client.connection.liveness import SILENCE_S, StallWatch
+from mirrorlog.client.connection.cluster import ClusterClient, check_software
+from mirrorlog.client.connection.liveness import StallWatch
 from mirrorlog.client.connection.outages import read_on
 from mirrorlog.client.connection.queue_metadata import FoundQueue, check_same
 from mirrorlog.client.connection.unclosed import on_loop, warn_unclosed
@@ -43,12 +41,13 @@ from mirrorlog.client.options import check_delay, check_subscribing, check_timeo
 from mirrorlog.client.serializers import Deserializer
 from mirrorlog.client.subscription.delivered import Delivered, DeliveredBatch
 from mirrorlog.client.subscription.grant_buffer import GrantedBytes, Sources
-from mirrorlog.client.subscription.grant_reader import NOT_STARTED, GrantReader, SubscriptionState
+from mirrorlog.client.subscription.grant_reader import GrantReader
 from mirrorlog.client.subscription.resumption import Resumption
 from mirrorlog.client.subscription.session import GrantSession
 from mirrorlog.client.subscription.settlement import SettlementSender
+from mirrorlog.client.subscription.standing import NOT_STARTED, SubscriptionState, run
 from mirrorlog.client.subscription.unacked import Granted, Unacked
-from mirrorlog.errors import BadRequest, Closed, ConnectionLost, InternalError, MirrorlogError
+from mirrorlog.errors import BadRequest, Closed, ConnectionLost, MirrorlogError, NoSuchSubscription
 from mirrorlog.wire.frames import Grant, How
 from mirrorlog.wire.messages.groups import Subscribe
 from mirrorlog.wire.messages.queues import QueueInfo
@@ -59,8 +58,10 @@ _T = TypeVar("_T")
 
 _FETCH_BYTES_MIN: Final = 64 * 1024
 _KEPT_BYTES: Final = 16 * 1024 * 1024
+_CREDIT: Final = ("prefetch_records", "prefetch_bytes", "paused")
+_PREFETCH: Final = "a prefetch that changes"
 _INTERNAL: Final = (
-    *("settle", "settle_nowait", "began", "granted", "lost", "room", "wake", "read_on"),
+    *("settle", "settle_nowait", "began", "granted", "lost", "room", "wake", "read_on", "subscribed_anew"),
     *("origin", "session", "client", "reader", "unacked", "kept", "deserializer"),
 )
 
@@ -153,7 +154,7 @@ class Subscription:
             auto_ack=self._message.auto_ack,
             changed=self._standing.changed,
         )
-        self._task = asyncio.ensure_future(_run(ref(self), resumption, self._settling))
+        self._task = asyncio.ensure_future(run(ref(self), resumption, self._settling))
         try:
             while self._standing.session is None:
                 self._standing.check()
@@ -268,6 +269,40 @@ class Subscription:
         """Waits for a record; with it come those that are there at once, `records_max` together at most."""
         return [Delivered(self, *each) for each in await self.reader.records(records_max)]
 
+    # --- what may be with it ---
+
+    async def set_prefetch(self, prefetch: int, prefetch_bytes: int | None = None) -> None:
+        """So many records, and bytes, at most are with this subscription and not settled from now on, as of
+        `Client.subscribe`; also at a master that comes later. Nothing is taken back: when it has more, it gets nothing
+        until enough is settled. None: as many bytes as before. Raises UnsupportedVersion for a node of older software.
+        """
+        size = self._message.prefetch_bytes if prefetch_bytes is None else prefetch_bytes
+        check_subscribing(prefetch=prefetch, prefetch_bytes=size)
+        await self._change_prefetch(prefetch_records=prefetch, prefetch_bytes=size)
+
+    async def pause(self) -> None:
+        """Have nothing more given, until `resume`; what is here already is read and settled as ever. Raises as
+        `set_prefetch`."""
+        await self._change_prefetch(paused=True)
+
+    async def resume(self) -> None:
+        """Have records given again, behind a `pause`."""
+        await self._change_prefetch(paused=False)
+
+    async def _change_prefetch(self, **changed: int) -> None:
+        session = self._standing.session
+        if session is not None:
+            check_software(session.connection, versions.PREFETCH, _PREFETCH)
+        self._message = msgspec.structs.replace(self._message, **changed)
+        self.reader.bound(self._message.prefetch_records)
+        if session is not None:
+            await self._tell_prefetch(session)
+
+    async def _tell_prefetch(self, session: GrantSession) -> None:
+        """One that has ended meanwhile is followed by one that begins with it."""
+        with suppress(ConnectionLost, NoSuchSubscription):
+            await session.set_prefetch(self._message, timeout_ms=self.client.request_timeout_ms)
+
     # --- settling ---
 
     def settle(
@@ -372,23 +407,27 @@ class Subscription:
     def room(self, size: int) -> memoryview:
         return self._buffers.take(size)
 
-    # --- inside: staying subscribed ---
+    # --- staying subscribed ---
 
-    async def _subscribe(self) -> tuple[GrantSession, FoundQueue]:
+    async def subscribed_anew(self) -> tuple[GrantSession, FoundQueue]:
+        """At the queue's master."""
         client = self.client
         connection, found = await client.master_of(self.queue)
         check_same(self.queue, self._found, found.info)
         self._found = found.info
+        # A node of older software would take no notice.
         if self._message.ordered_by:
-            node = versions.version_of(connection.welcome.start_id)
-            if (older := versions.too_old(node, versions.ORDERED_GROUPS, "groups that are ordered by key")) is not None:
-                raise older  # it would take no notice
+            check_software(connection, versions.ORDERED_GROUPS, "groups that are ordered by key")
+        if self._message.paused:
+            check_software(connection, versions.PREFETCH, _PREFETCH)
         assert self._standing.resumption is not None
         self._standing.resumption.sees(found.info.log_id, found.info.epoch)
         session = GrantSession(connection, self._next_message(), self)
         reason = f"{connection.address} answered nothing, and is no longer master of queue {self.queue!r}"
         async with StallWatch(partial(client.has_moved, found), reason=reason):
             await session.begin(timeout_ms=client.request_timeout_ms)
+            if any(getattr(self._message, name) != getattr(session.message, name) for name in _CREDIT):
+                await self._tell_prefetch(session)  # it was set meanwhile
         return session, found
 
     def _next_message(self) -> Subscribe:
@@ -445,55 +484,3 @@ class Subscription:
         if self._settling is not None and (leaves or session is None):
             self._settling.end(error)
         self._standing.changed()
-
-
-# --- Staying subscribed, for as long as somebody has the subscription -------------------------------------------------
-
-
-async def _run(
-    subscription: Callable[[], Subscription | None], resumption: Resumption, settling: SettlementSender
-) -> None:
-    """Whatever ends this ends the subscription: nobody waits for what does not come."""
-    try:
-        await _stay(subscription, resumption, settling)
-    except MirrorlogError as error:
-        resumption.end(error)
-    except Exception as error:
-        resumption.end(InternalError(f"the client failed: {type(error).__name__}: {error}"))
-        raise
-    finally:
-        if (own := subscription()) is not None:
-            if resumption.error is not None and not own.closed:
-                settling.end(resumption.error)
-            own.wake()
-
-
-async def _stay(
-    subscription: Callable[[], Subscription | None], resumption: Resumption, settling: SettlementSender
-) -> None:
-    """It is held while it subscribes, and not while it waits."""
-    backoff = Backoff(random.random)
-    while not resumption.over and (own := subscription()) is not None:
-        try:
-            session, found = await own._subscribe()
-        except MirrorlogError as error:
-            resumption.refused(error, asyncio.get_running_loop().time())
-            own.wake()
-            del own
-            if not resumption.over:
-                await asyncio.sleep(backoff.next_s())
-        else:
-            backoff.reset()
-            client = own.client
-            del own
-            await _hold(client, session, found, settling)
-
-
-async def _hold(client: ClusterClient, session: GrantSession, found: FoundQueue, settling: SettlementSender) -> None:
-    """Until it is over. A node that is silent may have been replaced, and say nothing of it."""
-    while not session.over.done():
-        await asyncio.wait({session.over}, timeout=SILENCE_S)
-        doubtful = session.connection.owes_answer or settling.waits(SILENCE_S)
-        if not session.over.done() and doubtful and await client.has_moved(found):
-            address = session.connection.address
-            session.end(ConnectionLost(f"{address} is silent, and no longer master of queue {found.queue!r}"))

@@ -125,6 +125,19 @@ class BlockingSubscription(ClosedFace[Subscription]):
                 )
         return [BlockingDelivered(self, *each) for each in found]
 
+    @options_of(Subscription.set_prefetch)
+    def set_prefetch(self, *args: Any, **asked: Any) -> None:
+        """As of `mirrorlog.client.Subscription`."""
+        self._patiently(partial(self._of.set_prefetch, *args, **asked), what="the prefetch")
+
+    def pause(self) -> None:
+        """As of `mirrorlog.client.Subscription`."""
+        self._patiently(self._of.pause, what="the pause")
+
+    def resume(self) -> None:
+        """As of `mirrorlog.client.Subscription`."""
+        self._patiently(self._of.resume, what="the end of the pause")
+
     # --- settling ---
 
     @property

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 from typing import Any, Final
 
@@ -131,8 +131,9 @@ _GENERATIONS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class SubscriberOptions:
-    """What somebody subscribes with. `prefetch_records`, `prefetch_bytes`: unacknowledged at most, above 0; a single
-    record may be larger. `name`: for people; `since_us`: when it came, µs UTC. `ordered`: by key, see `keys`."""
+    """What somebody subscribes with. `prefetch_records`, `prefetch_bytes`: unacknowledged at most; a single record
+    may be larger. No records: it is paused. `name`: for people; `since_us`: when it came, µs UTC.
+    `ordered`: by key, see `keys`."""
 
     number: int
     prefetch_records: int
@@ -165,7 +166,7 @@ class Subscriber:
         has = self.unacked.count
         if self.held or self.closing or (has and self.unacked_bytes >= self.facts.prefetch_bytes):
             return 0
-        return self.facts.prefetch_records - has
+        return max(0, self.facts.prefetch_records - has)
 
     @property
     def room_bytes(self) -> int:
@@ -334,6 +335,12 @@ class Subscribers:
         subscriber.closing = True
         self._open.discard(number)
         self.auto_ack.discard(number)
+        self.look(subscriber)
+
+    def bound(self, number: int, records: int, size: int) -> None:
+        """So many records and bytes at most from now on; what it has it keeps. Raises NoSuchSubscription."""
+        subscriber = self.find(number)
+        subscriber.facts = replace(subscriber.facts, prefetch_records=records, prefetch_bytes=size)
         self.look(subscriber)
 
     def hold(self, number: int, held: bool) -> None:

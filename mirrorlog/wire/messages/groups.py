@@ -25,7 +25,8 @@ class Subscribe(Message, frozen=True):
     first, as if its connection were gone, which the node may not have noticed. One that has ended is no error.
 
     `ordered_by`: `key`: of each key one record at a time is with anybody, in order; all who consume the group say so,
-    or none: else ExclusiveTaken. Nodes of software before version 8 take no notice.
+    or none: else ExclusiveTaken. `paused`: as of SetPrefetch. Nodes of software before version 8 take no notice of
+    these two.
     """
 
     queue: str
@@ -40,6 +41,7 @@ class Subscribe(Message, frozen=True):
     replaces: int = 0
     secret: str = ""
     ordered_by: str = ""
+    paused: bool = False
 
 
 class Subscribed(Message, frozen=True):
@@ -53,6 +55,16 @@ class Subscribed(Message, frozen=True):
     prefetch_records: int
     prefetch_bytes: int
     secret: str = ""
+
+
+class SetPrefetch(Message, frozen=True):
+    """From now on so much is granted and not settled, at most; as of Subscribe. What is granted stays so. `paused`:
+    nothing more is granted, whatever there is room for. Answered with Done. Since version 8."""
+
+    subscription: int
+    prefetch_records: int = 0
+    prefetch_bytes: int = 0
+    paused: bool = False
 
 
 class Unsubscribe(Message, frozen=True):
