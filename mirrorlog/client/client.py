@@ -207,6 +207,7 @@ class Client(ClusterClient):
         idempotent: bool = True,
         compression: str = "none",
         serializer: Serializer | None = None,
+        retry_full: bool = True,
     ) -> Producer:
         """A producer for `queue`; use it with `async with`.
 
@@ -221,12 +222,11 @@ class Client(ClusterClient):
         Overloaded.
 
         `delivery_timeout_ms`: by then a record that was handed over has ended: confirmed, refused (nothing was
-        stored) or OutcomeUnknown (stored perhaps). Until then the producer tries again by itself. It also bounds how
-        long `send` waits for room, before the record is handed over.
+        stored) or OutcomeUnknown (stored perhaps). Until then the producer tries again by itself; without `retry_full`
+        not what a full queue refuses: QueueFull at once. It also bounds how long `send` waits for room.
 
         `idempotent`: batches are numbered, so one that is sent again lands once, in order. Without it nothing is sent
-        again that may have been stored, and order is not kept on refusals: a batch that was refused lands behind those
-        that were in flight with it.
+        again that may have been stored, and what was refused lands behind what was in flight with it.
 
         `compression`: none, lz4 or zstd, of each batch as a whole; one that gets no smaller leaves as it is.
         `serializer`: what makes bytes or text of each value that is sent alone, as `json.dumps`.
@@ -237,7 +237,7 @@ class Client(ClusterClient):
             level=None if confirm is None else parse_level(confirm), durability=parse_durability(durability),
             batch_bytes=batch_bytes, linger_ms=linger_ms, window_bytes=window_bytes, max_in_flight=max_in_flight,
             delivery_timeout_ms=delivery_timeout_ms, idempotent=idempotent, codec=parse_compression(compression),
-            serializer=serializer,
+            serializer=serializer, retry_full=retry_full,
         )  # fmt: skip
         from mirrorlog.client.producer.producer import Producer
 

@@ -77,6 +77,7 @@ class ProducerOptions:
     idempotent: bool = True
     codec: Codec = Codec.NONE
     serializer: Serializer | None = None
+    retry_full: bool = True
 
     def __post_init__(self) -> None:
         _check("max_in_flight", self.max_in_flight, 1, _IN_FLIGHT_MAX, ", what a node remembers for retries")

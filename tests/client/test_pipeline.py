@@ -27,6 +27,7 @@ from mirrorlog.errors import (
     NotMaster,
     OutcomeUnknown,
     OutOfSequence,
+    QueueFull,
     QueueMoving,
     Refused,
     SentToDeadLetters,
@@ -49,8 +50,14 @@ def batch_of(*numbers: int, deadline: float = DELIVERY_S) -> PendingBatch:
     return batch
 
 
-def pipeline_of(*, idempotent: bool = True, max_in_flight: int = 4) -> Pipeline:
-    return Pipeline(idempotent=idempotent, max_in_flight=max_in_flight, stats=ProducerStats(), jitter=lambda: 1.0)
+def pipeline_of(*, idempotent: bool = True, max_in_flight: int = 4, retry_full: bool = True) -> Pipeline:
+    return Pipeline(
+        idempotent=idempotent,
+        max_in_flight=max_in_flight,
+        stats=ProducerStats(),
+        jitter=lambda: 1.0,
+        retry_full=retry_full,
+    )
 
 
 def confirm_of(base: int, *, duplicate: bool = False) -> Confirm:
@@ -338,6 +345,28 @@ def test_followers_of_a_refused_batch_wait_and_go_again_in_order() -> None:
     assert take_all(pipeline, 2.1) == [(0, 0)], "one goes ahead: the others would only be refused with it"
     pipeline.confirmed(first, confirm_of(0), 2.2)
     assert take_all(pipeline, 2.2) == [(0, 1), (0, 2)]
+
+
+def test_what_a_full_queue_refuses_ends_at_once_for_who_wants_that() -> None:
+    """Goal: told, and what follows goes on without a pause. Method: three in flight of which the first and the third
+    are refused as full; one that may be stored by a lost attempt is not said to be refused."""
+    pipeline = pipeline_of(retry_full=False)
+    first, second, third = batch_of(0), batch_of(1), batch_of(2)
+    assert send_all(pipeline, first, second, third) == [(0, 0), (0, 1), (0, 2)]
+    pipeline.failed(first, QueueFull("full"), 0.1)
+    assert isinstance(first.outcome, QueueFull)
+    pipeline.failed(second, OutOfSequence("behind it", last=5), 0.1)
+    pipeline.failed(third, QueueFull("full"), 0.1)
+    assert isinstance(third.outcome, QueueFull)
+    assert take_all(pipeline, 0.1) == [(1, 0)]
+    pipeline.failed(second, ConnectionLost("gone"), 0.2)
+    assert take_all(pipeline, 5.0) == [(1, 0)]
+    pipeline.failed(second, QueueFull("full"), 5.1)
+    assert isinstance(second.outcome, OutcomeUnknown)
+    again, fourth = pipeline_of(), batch_of(3)
+    send_all(again, fourth)
+    again.failed(fourth, QueueFull("full"), 0.1)
+    assert fourth.outcome is None
 
 
 def test_backoff_grows_by_tenths_and_a_confirm_resets_it() -> None:

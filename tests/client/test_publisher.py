@@ -18,6 +18,7 @@ from mirrorlog.errors import (
     Closed,
     NoSuchExchange,
     NoSuchVirtualHost,
+    QueueFull,
     Refused,
     RequestTimeout,
     StaleRouting,
@@ -347,6 +348,26 @@ async def test_a_stale_batch_is_refused_and_stores_nothing(client: Client, other
         producer.routed_by(0)
         await producer.send(b"not routed")
     assert await values(client, queue) == [b"now", b"not routed"]
+
+
+async def test_a_full_queue_is_told_at_once_to_who_does_not_want_to_wait(client: Client, new_name: Names) -> None:
+    """Goal: reject-publish is an answer. Method: one record fits; others of a producer and a publisher are refused long
+    before their delivery timeout, in a row and together, and what comes when there is room again lands."""
+    limits = {"x-max-length": 1, "x-overflow": "reject-publish"}
+    queue = (await client.admin.declare(new_name(), limits)).name
+    async with (
+        asyncio.timeout(20),
+        client.producer(queue, retry_full=False) as producer,
+        client.publisher("", retry_full=False) as publisher,
+    ):
+        await producer.send(b"fits")
+        for _ in range(3):
+            refused = await asyncio.gather(
+                publisher.publish(queue, b"x"), producer.send(b"y"), producer.send(b"z"), return_exceptions=True
+            )
+            assert [type(each) for each in refused] == [QueueFull] * 3
+        await client.admin.purge(queue)
+        await producer.send(b"fits again")
 
 
 async def test_an_exchange_that_is_not_there_internal_or_gone_is_told(client: Client, new_name: Names) -> None:

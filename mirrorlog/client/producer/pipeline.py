@@ -45,6 +45,7 @@ from mirrorlog.errors import (
     OutcomeUnknown,
     OutOfSequence,
     Overloaded,
+    QueueFull,
     Refused,
     RequestTimeout,
     SentToDeadLetters,
@@ -156,15 +157,23 @@ UNLIMITED = Allowance(0, 0, confirms_tell=True)
 
 
 class Pipeline:
-    """The unresolved batches of one producer and queue, oldest first. `jitter()` gives 0..1."""
+    """The unresolved batches of one producer and queue, oldest first. `jitter()` gives 0..1.
+    `retry_full`: whether what a full queue refuses is tried again, too."""
 
     def __init__(
-        self, *, idempotent: bool, max_in_flight: int, stats: ProducerStats, jitter: Callable[[], float]
+        self,
+        *,
+        idempotent: bool,
+        max_in_flight: int,
+        stats: ProducerStats,
+        jitter: Callable[[], float],
+        retry_full: bool = True,
     ) -> None:
         self.producer_epoch = 0
         self._idempotent = idempotent
         self._max_in_flight = max_in_flight
         self._stats = stats
+        self._retry_full = retry_full
         self._batches: list[PendingBatch] = []
         # The first `_numbered` batches have a number of this producer epoch; those before `_cursor` have left.
         self._numbered = 0
@@ -274,7 +283,7 @@ class Pipeline:
             self._took()
         elif leaves_doubt(error):
             self._maybe_stored(batch, error)
-        elif isinstance(error, Refused) and error.retriable:
+        elif isinstance(error, Refused) and error.retriable and (self._retry_full or not isinstance(error, QueueFull)):
             self._stats.refused_attempts += 1
             self._break(error)
         elif isinstance(error, OutOfSequence) and self._broken:

@@ -93,8 +93,9 @@ class Producer(WithBlock):
             options.window_bytes, step_bytes=options.batch_bytes, open_bytes=lambda: accumulator.open_bytes
         )
         pipeline = Pipeline(
-            idempotent=options.idempotent, max_in_flight=options.max_in_flight, stats=self.stats, jitter=random.random
-        )
+            idempotent=options.idempotent, max_in_flight=options.max_in_flight, retry_full=options.retry_full,
+            stats=self.stats, jitter=random.random,
+        )  # fmt: skip
         self._sender = Sender(
             client, queue, options, pipeline=pipeline, producer_id=self.producer_id, window=self._window
         )
