@@ -139,34 +139,38 @@ class RoutingTable:
             if (matcher := self._matchers.get(binding.source)) is not None:
                 matcher.add(binding, _target(binding))
 
-    def route(self, exchange: str, key: str, headers: Mapping[str, Any] = _NO_HEADERS) -> tuple[str, ...]:
-        """The queues, each once, in the order in which they were found; none when it is unroutable.
+    def route(
+        self, exchange: str, key: str, headers: Mapping[str, Any] = _NO_HEADERS, *, also: tuple[str, ...] = ()
+    ) -> tuple[str, ...]:
+        """The queues, each once, in the order in which they were found; none when it is unroutable. `also`: further
+        keys: a queue that any of them leads to has it once, and an alternate exchange gets what none leads anywhere.
 
         Raises NoSuchExchange.
         """
         if not exchange:
-            return (key,)
-        found = self._kept.get((exchange, key))
+            return tuple(dict.fromkeys((key, *also))) if also else (key,)
+        found = None if also else self._kept.get((exchange, key))
         if found is not None:
             return found
         if exchange not in self.exchanges:
             raise no_such_exchange(exchange)
-        queues, keeps = self._walk(exchange, key, headers)
-        if keeps:
+        queues, keeps = self._walk(exchange, (key, *also), headers)
+        if keeps and not also:
             if len(self._kept) >= KEPT_MAX:
                 self._kept.clear()
             self._kept[exchange, key] = queues
         return queues
 
-    def _walk(self, exchange: str, key: str, headers: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
-        """(queues, whether the key alone decided)."""
+    def _walk(self, exchange: str, keys: tuple[str, ...], headers: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
+        """(queues, whether the keys alone decided)."""
         queues: dict[str, None] = {}
         asked, waiting, keeps = {exchange}, [exchange], True
         while waiting:
             name = waiting.pop()
             facts = self.exchanges[name]
             keeps = keeps and facts.kind != HEADERS
-            targets = self._matchers[name].targets(key, headers)
+            matcher = self._matchers[name]
+            targets = [target for key in keys for target in matcher.targets(key, headers)]
             # Whether anything matched here decides, not whether a queue was found behind it.
             further = [] if targets or not facts.alternate else [facts.alternate]
             for to_exchange, destination in targets:

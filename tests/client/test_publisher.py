@@ -14,6 +14,7 @@ from mirrorlog.client.publisher.routes import FRESH_S
 from mirrorlog.client.sync import Client as SyncClient
 from mirrorlog.errors import (
     AccessRefused,
+    BadInput,
     BadRequest,
     Closed,
     NoSuchExchange,
@@ -348,6 +349,29 @@ async def test_a_stale_batch_is_refused_and_stores_nothing(client: Client, other
         producer.routed_by(0)
         await producer.send(b"not routed")
     assert await values(client, queue) == [b"now", b"not routed"]
+
+
+async def test_a_message_with_several_keys_is_once_in_each_queue(client: Client, new_name: Names) -> None:
+    """Goal: CC and BCC. Method: keys that meet in a queue, by an exchange, by the default one, and in a transaction."""
+    log = {"x-log-group": new_name()}
+    one, two, three = [(await client.admin.declare(new_name(), log)).name for _ in range(3)]
+    exchange = new_name()
+    await client.admin.topology.declare_exchange(exchange, "direct")
+    for queue, key in ((one, "a"), (one, "b"), (two, "b")):
+        await client.admin.topology.bind(exchange, queue, key)
+    async with client.publisher(exchange, mandatory=True) as publisher, client.publisher("") as default:
+        published = await publisher.publish("a", b"1", also_keys=["b", "nowhere"])
+        assert sorted(published.receipts) == sorted((one, two))
+        with pytest.raises(Unroutable, match="'c' or 'd'"):
+            await publisher.publish("c", b"2", also_keys=["d"])
+        assert sorted((await default.publish(one, b"3", also_keys=(two, one, ""))).receipts) == sorted((one, two))
+        with pytest.raises(BadInput, match="also_keys"):
+            await publisher.publish("a", b"4", also_keys="b")
+    async with client.transaction() as transaction:
+        transaction.publish(exchange, "a", b"5", also_keys=["b"])
+        transaction.send(three, b"6")
+    assert await values(client, one) == [b"1", b"3", b"5"]
+    assert await values(client, two) == [b"1", b"3", b"5"]
 
 
 async def test_a_full_queue_is_told_at_once_to_who_does_not_want_to_wait(client: Client, new_name: Names) -> None:

@@ -134,6 +134,19 @@ def test_what_goes_nowhere_goes_to_the_alternate_exchange() -> None:
     assert routes.route("dangling", "x") == ()
 
 
+def test_of_several_keys_each_queue_gets_it_once() -> None:
+    """Goal: as RabbitMQ's CC: the alternate exchange gets only what no key leads anywhere. Method: keys that meet, one
+    that leads nowhere, all that do; the default exchange; what is kept of one key is not that of several."""
+    exchanges = {"e": Exchange("topic", alternate="spare"), "spare": Exchange("direct")}
+    bindings = [to("e", "a", "x.#"), to("e", "b", "y"), to("e", "a", "y"), to("spare", "c", "z")]
+    routes = table(bindings, **exchanges)
+    assert routes.route("e", "x", also=("y", "x.1", "z")) == ("a", "b")
+    assert routes.route("e", "x") == ("a",)
+    assert routes.route("e", "n", also=("z",)) == ("c",)
+    assert routes.route("e", "n", also=("m",)) == ()
+    assert routes.route("", "q", also=("r", "q")) == ("q", "r")
+
+
 def test_a_match_that_leads_to_no_queue_is_a_match() -> None:
     """Goal: as RabbitMQ: the alternate exchange is for what no binding matches. Method: a bound exchange without
     bindings of its own."""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from mirrorlog.client.arguments import is_text, refuse
 from mirrorlog.client.producer.batch import Receipt
 from mirrorlog.client.producer.deliveries import Delivery
 from mirrorlog.client.producer.producer import Producer
 from mirrorlog.commitlog.format.attributes import Attributes
 from mirrorlog.commitlog.format.body import Header
 from mirrorlog.errors import BadRequest, MirrorlogError, OutcomeUnknown, SentToDeadLetters, StaleRouting, Unroutable
+from mirrorlog.wire.names import check_routing_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,7 @@ class QueuedMessage:
     timestamp: int | None
     attributes: Attributes | None
     mandatory: bool
+    also_keys: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -116,12 +119,7 @@ class Publication:
             return self.not_routed
         if self.receipts or not self.message.mandatory:
             return Published(self.receipts)
-        key = self.message.routing_key
-        return Unroutable(
-            f"no binding of exchange {exchange!r} leads key {key!r} to a queue; nothing was stored",
-            exchange=exchange,
-            key=key,
-        )
+        return unroutable(exchange, self.message.routing_key, self.message.also_keys, "nothing was stored")
 
     def resolve(self, outcome: Published | MirrorlogError) -> None:
         self.outcome = outcome
@@ -129,6 +127,23 @@ class Publication:
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
+
+
+def checked_keys(keys: Sequence[str]) -> tuple[str, ...]:
+    """Further routing keys of a message. Raises BadInput."""
+    if isinstance(keys, str) or not all(map(is_text, keys)):
+        raise refuse("also_keys", keys, "a list of str")
+    for key in keys:
+        check_routing_key(key)
+    return tuple(keys)
+
+
+def unroutable(exchange: str, key: str, also: Sequence[str], outcome: str) -> Unroutable:
+    """What a mandatory message ends with that leads nowhere."""
+    keys = " or ".join(map(repr, (key, *also)))
+    return Unroutable(
+        f"no binding of exchange {exchange!r} leads key {keys} to a queue; {outcome}", exchange=exchange, key=key
+    )
 
 
 def version_of(error: StaleRouting) -> int:

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from math import inf
@@ -39,7 +39,14 @@ from mirrorlog.client.producer.deliveries import Delivery
 from mirrorlog.client.producer.producer import Producer
 from mirrorlog.client.producer.record import Headers, as_headers, as_timestamp_us, record_size
 from mirrorlog.client.properties import SendOptions, as_bytes, parted
-from mirrorlog.client.publisher.publications import Publication, Published, PublisherStats, QueuedMessage, version_of
+from mirrorlog.client.publisher.publications import (
+    Publication,
+    Published,
+    PublisherStats,
+    QueuedMessage,
+    checked_keys,
+    version_of,
+)
 from mirrorlog.client.publisher.queue_producers import StartedProducers
 from mirrorlog.client.publisher.routes import PublishRoutes
 from mirrorlog.client.serializers import Serializer, serialized
@@ -169,6 +176,7 @@ class Publisher(WithBlock):
         headers: Headers | None = None,
         timestamp: datetime | int | None = None,
         mandatory: bool | None = None,
+        also_keys: Sequence[str] = (),
         **asked: Unpack[SendOptions],
     ) -> Published:
         """Publish one message and await its confirm from every queue that it is routed to.
@@ -176,13 +184,14 @@ class Publisher(WithBlock):
         `key`: of the record; the routing key, unless it is given. `headers`: also what a headers exchange looks at.
         `priority`, `ttl_ms`, `delay_ms` and the properties: as of `Producer.send`, in every queue.
         `mandatory`: raise Unroutable when it leads to no queue, which drops and counts it else; by default as of the
-        publisher. Raises Unroutable, Refused (nothing was stored), OutcomeUnknown or BadInput; details `queue`.
+        publisher. `also_keys`: routed by these, too; a queue that several lead to has it once, and its place says
+        nothing of them. Raises Unroutable, Refused (nothing was stored), OutcomeUnknown or BadInput; details `queue`.
         """
-        return await (
-            await self.hand_over(
-                routing_key, value, key=key, headers=headers, timestamp=timestamp, mandatory=mandatory, **asked
-            )
-        )
+        publication = await self.hand_over(
+            routing_key, value, key=key, headers=headers, timestamp=timestamp, mandatory=mandatory,
+            also_keys=also_keys, **asked,
+        )  # fmt: skip
+        return await publication
 
     async def hand_over(
         self,
@@ -193,6 +202,7 @@ class Publisher(WithBlock):
         headers: Headers | None = None,
         timestamp: datetime | int | None = None,
         mandatory: bool | None = None,
+        also_keys: Sequence[str] = (),
         **asked: Unpack[SendOptions],
     ) -> Publication:
         """As `publish`, without awaiting the confirm: await the Publication for that. It waits for room only, for the
@@ -218,6 +228,7 @@ class Publisher(WithBlock):
             as_timestamp_us(timestamp),
             asked_attributes(**options),
             self._mandatory if mandatory is None else mandatory,
+            checked_keys(also_keys) if also_keys else (),
         )
         handed_over_at = self._loop.time()
         while len(self._outstanding) >= _OUTSTANDING_MAX:
@@ -282,11 +293,12 @@ class Publisher(WithBlock):
 
     def _find(self, message: QueuedMessage) -> tuple[str, ...]:
         if not self.exchange:
-            return (message.routing_key,) if message.routing_key else ()
+            found = self._routes.table.route("", message.routing_key, also=message.also_keys)
+            return tuple(filter(None, found))
         if self.exchange not in self._routes.table.exchanges:
             return ()  # gone since the start; before that is said, the routing is fetched
         headers = dict(message.headers) if message.headers else {}
-        return self._routes.table.route(self.exchange, message.routing_key, headers)
+        return self._routes.table.route(self.exchange, message.routing_key, headers, also=message.also_keys)
 
     def _check_exchange(self) -> None:
         """Raises NoSuchExchange, AccessRefused."""

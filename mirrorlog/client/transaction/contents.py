@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mirrorlog.client.producer.batch import Receipt
-from mirrorlog.client.publisher.publications import Published
+from mirrorlog.client.publisher.publications import Published, unroutable
 from mirrorlog.client.subscription.settlements import FINAL
 from mirrorlog.client.subscription.subscription import Subscription
 from mirrorlog.client.subscription.unacked import Granted, Range, joined
@@ -30,6 +30,7 @@ class Routed:
     exchange: str
     routing_key: str
     mandatory: bool
+    also_keys: tuple[str, ...] = ()
     _published: Published | None = None
 
     def result(self) -> Published:
@@ -44,12 +45,7 @@ class Routed:
 
     def unroutable(self) -> Unroutable:
         """What a mandatory one ends with that leads nowhere."""
-        exchange, key = self.exchange, self.routing_key
-        return Unroutable(
-            f"no binding of exchange {exchange!r} leads key {key!r} to a queue; nothing of the transaction was stored",
-            exchange=exchange,
-            key=key,
-        )
+        return unroutable(self.exchange, self.routing_key, self.also_keys, "nothing of the transaction was stored")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,7 +92,7 @@ def routed_by(table: RoutingTable, sent: SentRecord) -> tuple[str, ...]:
     assert message is not None
     if message.exchange not in table.exchanges:
         return ()  # that is said when it is known to be so
-    return table.route(message.exchange, message.routing_key, dict(headers) if headers else {})
+    return table.route(message.exchange, message.routing_key, dict(headers) if headers else {}, also=message.also_keys)
 
 
 def receipts_of(

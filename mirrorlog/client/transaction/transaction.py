@@ -8,6 +8,7 @@ nothing. The commit is one frame, and one envelope in the log.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Self, Unpack
 
@@ -16,6 +17,7 @@ from mirrorlog.client.options import check_delay
 from mirrorlog.client.producer.batch import Receipt
 from mirrorlog.client.producer.record import Headers, as_headers, as_timestamp_us
 from mirrorlog.client.properties import SendOptions, as_bytes, parted
+from mirrorlog.client.publisher.publications import checked_keys
 from mirrorlog.client.subscription.delivered import Settleable
 from mirrorlog.client.subscription.subscription import Subscription
 from mirrorlog.client.transaction.commit import Commit, Transactor
@@ -78,6 +80,7 @@ class Transaction:
         timestamp: datetime | int | None = None,
         mandatory: bool = False,
         virtual_host: str = DEFAULT_VIRTUAL_HOST,
+        also_keys: Sequence[str] = (),
         **asked: Unpack[SendOptions],
     ) -> Routed:
         """A message to an exchange, routed by the bindings that there are when it is committed; the result says where
@@ -99,7 +102,7 @@ class Transaction:
         options, headers = parted(asked, headers)
         named = routing_key.encode() if key is None else as_bytes(key)
         record = Record(as_bytes(value), named, list(as_headers(headers)), as_timestamp_us(timestamp))
-        routed = Routed(exchange, routing_key, mandatory)
+        routed = Routed(exchange, routing_key, mandatory, checked_keys(also_keys))
         self._sent.append(SentRecord(record, asked_attributes(**options) if options else None, routed=routed))
         self._virtual_host = virtual_host
         return routed
