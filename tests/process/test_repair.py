@@ -48,7 +48,7 @@ def value(number: int) -> bytes:
 
 def filled(cluster: Cluster, records: int = RECORDS) -> QueueInfo:
     """A queue with so many confirmed records, everywhere."""
-    queue = declare(cluster.servers[0], "q")
+    queue = declare(cluster.servers[0], "q", retention="limits")  # also when a group has settled them
     with at_master(cluster) as raw:
         for number in range(records):
             raw.produce(batch_of([value(number)], queue, producer_id=7, sequence=number))

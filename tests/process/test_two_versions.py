@@ -25,9 +25,9 @@ from tests.process.growing import Growing, join
 from tests.process.traffic import Traffic, number_of
 
 ROOT = Path(__file__).parents[2]
-COMMIT_BEFORE = "9a90900"
+COMMIT_BEFORE = "0141942"
 """The last one of the version before this software's."""
-BEFORE, NOW = 6, 7
+BEFORE, NOW = 7, 8
 RATE = 50
 NAMES = ["n1", "n2", "n3"]
 
@@ -178,37 +178,38 @@ def segments(node: Node) -> dict[str, bytes]:
 
 
 def move_one(update: Update) -> None:
-    """A queue goes to another log with its record left behind, in a cluster of the version before: to sync it is
-    refused, by a master of this version."""
+    """A queue goes to another log, and the record that it left behind is copied there: between masters of both
+    versions."""
     with Client(*update.servers) as client:
         first = client.admin.declare("moved").log_id
         with client.producer("moved") as producer:
             producer.send(b"left behind")
         client.admin.alter("moved", {"flush": "disk"})
 
-        def moved() -> bool:
+        def met(what: Callable[[], bool]) -> bool:
             with contextlib.suppress(MirrorlogError):
-                return client.admin.metadata(["moved"]).queues[0].log_id != first
+                return what()
             return False
 
-        wait_for(lambda: moved() or None, timeout=10, what=lambda: f"the move; {update.growing.said()}")
-        names = [traffic.queue for traffic in update.traffic]
-        of_n1 = next(info.name for info in client.admin.metadata(names).queues if info.master == "n1")
-        with pytest.raises(UnsupportedVersion, match="update all nodes"):
-            client.admin.sync_queue(of_n1)
-
-
-def sync_one(update: Update) -> None:
-    """What that queue has left behind is copied, in a cluster of this version."""
-    with Client(*update.servers) as client:
-        assert client.admin.queue_sync("moved").spans
-        client.admin.sync_queue("moved")
+        def moved() -> bool:
+            return client.admin.metadata(["moved"]).queues[0].log_id != first
 
         def synced() -> bool:
             sync = client.admin.queue_sync("moved")
             return not sync.wished and not sync.spans
 
-        wait_for(lambda: synced() or None, timeout=10, what=lambda: f"the sync; {update.growing.said()}")
+        wait_for(lambda: met(moved) or None, timeout=10, what=lambda: f"the move; {update.growing.said()}")
+        assert client.admin.queue_sync("moved").spans
+        client.admin.sync_queue("moved")
+        wait_for(lambda: met(synced) or None, timeout=10, what=lambda: f"the sync; {update.growing.said()}")
+
+
+def consume_in_order(update: Update) -> bytes | None:
+    """The first record of a queue, by a group that is ordered by key: what came with this version."""
+    with Client(*update.servers) as client, client.subscribe("q0", group="ordered", ordered_by="key") as subscription:
+        delivery = next(subscription)
+        delivery.ack()
+        return delivery.value
 
 
 @pytest.mark.long
@@ -216,8 +217,8 @@ def sync_one(update: Update) -> None:
 def test_a_cluster_is_updated_node_by_node_and_not_back(update: Update, tmp_path: Path) -> None:
     """Goal: two adjacent versions are one cluster, and there is a way back until all nodes are updated. Method: under
     publishing each node in turn is stopped and goes on with the new software; the first goes back in between. Masters
-    of either version have mirrors of the other. The cluster's version rises with the last; only then a queue that has
-    moved may be synced, and is. Then the old software is refused: on the disk of a node that was updated, on a disk
+    of either version have mirrors of the other. A queue is moved between them. The cluster's version rises with the last; only then
+    a group may be ordered by key, and is. Then the old software is refused: on the disk of a node that was updated, on a disk
     from before, and on a blank one. All that was published is there once, no copy was made anew, copies are equal."""
     one, two, three = update.nodes
     assert versions.OWN == NOW, "the software before is two versions behind: let this test begin with the one before"
@@ -233,6 +234,8 @@ def test_a_cluster_is_updated_node_by_node_and_not_back(update: Update, tmp_path
     update.whole()
     update.goes_on()  # a master of this version, mirrors of the one before
     move_one(update)
+    with pytest.raises(UnsupportedVersion, match="update all nodes"):
+        consume_in_order(update)
 
     update.restart(one, BEFORE)
     update.goes_on()
@@ -245,10 +248,10 @@ def test_a_cluster_is_updated_node_by_node_and_not_back(update: Update, tmp_path
     update.restart(three, NOW, between=lambda: shutil.copytree(three.data_dir, disk_of_before))
     update.check(software=(NOW, NOW, NOW), cluster=NOW)
     update.goes_on()
-    sync_one(update)
+    assert consume_in_order(update) is not None
     refusal = (
-        "the cluster runs at version 7, and software of version 6 works in clusters of version 5 and 6 only: start the "
-        "node with software of version 7 or 8"
+        "the cluster runs at version 8, and software of version 7 works in clusters of version 6 and 7 only: start the "
+        "node with software of version 8 or 9"
     )
 
     assert three.stop() == 0

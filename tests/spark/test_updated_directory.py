@@ -23,8 +23,8 @@ from tests.process.test_two_versions import COMMIT_BEFORE, ROOT, software
 from tests.spark.queues import every_kind_of_record, publish
 from tests.spark.test_land import assert_is_the_log
 
-BEFORE_PLACEMENTS = "eec4e7f"
-"""The last commit of cluster version 5."""
+SOFTWARE = {5: "eec4e7f", 6: "9a90900", 7: COMMIT_BEFORE}
+"""By cluster version, each one's last commit; the first is the one before placements."""
 COUNT = 400
 _LAND_S = 240
 
@@ -54,24 +54,26 @@ def land_by(source: Path, node: Node, table: Path) -> None:
 
 @pytest.mark.long
 def test_a_directory_and_a_table_from_before_placements_are_gone_on_with(spark: SparkSession, tmp_path: Path) -> None:
-    """Goal: nobody has to begin anew. Software of version 5 writes a queue and lands it; that of 6 goes on, and then
-    this one. The queue is moved, and landed into the same table by this software, which has each record once; so has a
-    new table of all of it, read from the nodes, and the log by its files when the node has stopped."""
-    before, between = (software(commit, tmp_path / commit) for commit in (BEFORE_PLACEMENTS, COMMIT_BEFORE))
+    """Goal: nobody has to begin anew. Software of version 5 writes a queue and lands it; that of each version since goes
+    on, and then this one. The queue is moved, and landed into the same table by this software, which has each record
+    once; so has a new table of all of it, read from the nodes, and the log by its files when the node has stopped."""
+    sources = {version: software(commit, tmp_path / commit) for version, commit in SOFTWARE.items()}
+    sources[versions.OWN] = ROOT
+    assert list(sources) == list(range(5, versions.OWN + 1)), "one version more has become a past one"
     table, anew = tmp_path / "table", tmp_path / "anew"
     records = every_kind_of_record(4 * COUNT)
     with Growing(tmp_path / "nodes") as growing:
         node = growing.node()
-        launch(growing, node, before, 5, *join(node))
+        launch(growing, node, sources[5], 5, *join(node))
         with Client(node.client) as client:
             first = client.admin.declare("q").log_id
             client.admin.declare("beside")
         publish([node.client], "q", records[:COUNT])
-        land_by(before, node, table)
+        land_by(sources[5], node, table)
         publish([node.client], "q", records[COUNT : 2 * COUNT])
-        for source, version in ((between, 6), (ROOT, versions.OWN)):
+        for version in range(6, versions.OWN + 1):
             assert node.stop() == 0
-            launch(growing, node, source, version)
+            launch(growing, node, sources[version], version)
         with Client(node.client) as client:
             client.admin.alter("q", {"flush": "disk"})
             eventually(lambda: client.admin.metadata(["q"]).queues[0].log_id != first, "q is in another log")
