@@ -24,7 +24,7 @@ DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 OUTSIDE = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")]
 MAX_BYTES = 15 * 1024
-LONG = {"reference/commands.md", "reference/format.md", "reference/metrics.md", "reference/wire.md"}
+LONG = {f"reference/{name}.md" for name in ("commands", "format", "metrics", "settings", "wire")}
 """Formats, and what is made of the code: looked up, and not read."""
 RECORDS = "contributing/decisions/"
 """Decisions are not rewritten, whatever their length."""

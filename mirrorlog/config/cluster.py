@@ -24,11 +24,11 @@ _NAMESPACE: Final = UUID("6d697272-6f72-6c6f-672e-636c75737465")  # "mirrorlog.c
 class Member(SettingsSection):
     """A node of the cluster with the addresses that others use to reach it (advertised)."""
 
-    id: Name
-    client: Address = f"127.0.0.1:{CLIENT_PORT}"
-    replication: Address = f"127.0.0.1:{REPLICATION_PORT}"
-    grpc: Address | None = None
-    http: Address | None = None
+    id: Name = Field(description="a name")
+    client: Address = Field(f"127.0.0.1:{CLIENT_PORT}", description="where clients reach it")
+    replication: Address = Field(f"127.0.0.1:{REPLICATION_PORT}", description="where mirrors reach it")
+    grpc: Address | None = Field(None, description="where gRPC clients reach it; absent: it runs no gRPC door")
+    http: Address | None = Field(None, description="where HTTP clients reach it; absent: it runs no HTTP door")
 
 
 class LogAssignment(SettingsSection):
@@ -39,13 +39,25 @@ class LogAssignment(SettingsSection):
     `copies`: how many there shall be as nodes come; by default as many as are named here.
     """
 
-    name: Name = "main"
-    number: int | None = Field(None, ge=0, le=LOG_NUMBER_MAX)
-    master: Name
-    mirrors: tuple[Name, ...] = ()
-    flush: Flush = "memory"
-    copies: int | None = Field(None, ge=1, le=COPIES_MAX)
-    min_in_sync: int | None = Field(None, ge=1)
+    name: Name = Field("main", description="unique in the cluster; the log's id is made from it")
+    number: int | None = Field(
+        None,
+        ge=0,
+        le=LOG_NUMBER_MAX,
+        description="0 to 255, the high byte of its queues' ids; absent: its place in the list",
+    )
+    master: Name = Field(description="the node that writes it first, its home")
+    mirrors: tuple[Name, ...] = Field((), description="the nodes that copy it first")
+    flush: Flush = Field("memory", description="`memory` or `disk`: what a confirm waits for on every copy")
+    copies: int | None = Field(
+        None, ge=1, le=COPIES_MAX, description="how many there shall be as nodes come; absent: as many as are named"
+    )
+    min_in_sync: int | None = Field(
+        None,
+        ge=1,
+        description="copies that must be there for a publish to be taken; absent: 1 with one or two copies, else "
+        "the majority",
+    )
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -78,31 +90,46 @@ class ClusterSettings(SettingsSection):
     not looked at again: from then on it decides itself. With `join` or multicast a node looks for one; with nothing it
     founds a cluster of one."""
 
-    name: Name = "mirrorlog"
-    id: UUID | None = Field(None, description="derived from the name when absent")
-    members: tuple[Member, ...] = ()
-    logs: tuple[LogAssignment, ...] = ()
+    name: Name = Field(
+        "mirrorlog", description="of the cluster; one that is given must be that of the cluster that is joined"
+    )
+    id: UUID | None = Field(
+        None,
+        description="of the cluster; absent: made from the name, and by chance for one that is founded by "
+        "`--bootstrap` or by nodes that join, unless a name is given",
+    )
+    members: tuple[Member, ...] = Field(
+        (), description="the nodes that found the cluster, a `[[cluster.members]]` table each; absent: this node alone"
+    )
+    logs: tuple[LogAssignment, ...] = Field(
+        (),
+        description="the logs that it begins with, a `[[cluster.logs]]` table each; absent: `main` on all "
+        "members, which the first is home to, and a home log for every other node",
+    )
     join: tuple[Address, ...] = Field(
         (),
         max_length=SEEDS_MAX,
-        description="replication addresses of some nodes, one of which lets this one in; when they all look for a "
-        "cluster, the first of them by text founds it. Not looked at by a node that is in one, but to see that it is "
-        "the same",
+        description="replication addresses of some nodes, as `--join`; not together with members",
     )
     discovery: Literal["seeds", "multicast"] = Field(
-        "seeds", description="multicast: members are asked for, and answer, by multicast too"
+        "seeds", description="`multicast`: members are found, and answer, by multicast too"
     )
     multicast_group: str = Field(MULTICAST_GROUP, description="an IPv4 multicast address")
     multicast_port: int = Field(MULTICAST_PORT, ge=1, le=65535, description="of UDP")
-    multicast_interface: str = Field("0.0.0.0", description="an IPv4 address of this machine; 0.0.0.0: it chooses")
+    multicast_interface: str = Field(
+        "0.0.0.0", description="an IPv4 address of this machine; 0.0.0.0: the system chooses"
+    )
     copies: int = Field(3, ge=1, le=COPIES_MAX, description="of each log, or as many as there are nodes")
     queue_master_locator: Locator = Field(
         "min-masters",
-        description="the node that masters a new queue: the one with the fewest queues, the one that the client asked, "
-        "or any",
+        description="who masters a new queue that does not say (`queue-master-locator`): `min-masters`, the node "
+        "with the fewest queues; `client-local`, the one that the client asked; `random`",
     )
     logs_per_node_max: int = Field(
-        64, ge=1, le=LOG_NUMBER_MAX + 1, description="a node is home to no more logs that queues are placed in"
+        64,
+        ge=1,
+        le=LOG_NUMBER_MAX + 1,
+        description="so many logs a node may be home to; then a queue goes to another home, or to a log that is there",
     )
     node_timeout_ms: int = Field(
         3_000, ge=100, description="a node that is silent for so long is down; one whose process is gone is so at once"
@@ -113,8 +140,8 @@ class ClusterSettings(SettingsSection):
     promote_always_after_ms: int = Field(
         15_000,
         ge=0,
-        description="how long those who have everything may be gone, before a copy is promoted that lacks something; "
-        "only where a policy says always (ha-promote-on-shutdown, ha-promote-on-failure)",
+        description="how long those who have everything may be gone, before a copy is promoted that lacks "
+        "something; only where a policy says always (ha-promote-on-shutdown, ha-promote-on-failure)",
     )
     mirror_lag_time_ms: int = Field(
         4_000,
@@ -128,16 +155,18 @@ class ClusterSettings(SettingsSection):
     move_bytes_per_s: int = Field(
         100 * 1024 * 1024,
         ge=0,
-        description="that a node sends to copies that are made because a log moves, all together; 0: no limit. Above "
-        "what is published to such a log, or its new copy never catches up",
+        description="that a node sends to copies that are made because a log moves, and gives and takes of what "
+        "queues have left behind (`mqtool sync-queue`), all together; 0: no limit. Above what is "
+        "published to such a log, or its new copy never catches up",
     )
     former_keep_ms: int = Field(
         86_400_000,
         ge=0,
-        description="a copy that its node is not named for any more is freed after so long; 0: only by command",
+        description="a copy that its node is not named for any more (replaced, retired, of a log that was "
+        "removed) is freed after so long; 0: only by `mqtool free-former`",
     )
     homes: bool = Field(
-        False, description="every node is home to a log of its own; always so when no [[cluster.logs]] are given"
+        False, description="every node is home to a log of its own; always so when no `[[cluster.logs]]` are given"
     )
     secret: SecretStr | None = Field(
         None, description="proven by nodes to each other on replication ports, the same on all; it is never shown"

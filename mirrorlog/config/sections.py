@@ -21,20 +21,24 @@ _GIB: Final = 1024 * _MIB
 class NodeSettings(SettingsSection):
     """This node."""
 
-    id: Name = "n1"
-    data_dir: Path = Path("mirrorlog-data")
-    witness: bool = Field(False, description="it votes and holds no messages")
+    id: Name = Field("n1", description="its name in the cluster")
+    data_dir: Path = Field(
+        Path("mirrorlog-data"), description="where its logs lie; its disk is the one that is measured"
+    )
+    witness: bool = Field(False, description="true: it votes and holds no messages")
     insecure: bool = Field(
         False,
-        description="it may be reached by other machines although it trusts whoever says that he is a node, and serves "
-        "whoever comes while the cluster has no users",
+        description="true: other machines may reach it although it trusts whoever says that he is a node, and it "
+        "serves whoever comes while there are no users",
     )
     first_admin: Name | None = Field(
         None, description="the administrator whom a cluster without users gets from this node"
     )
     first_admin_file: Path | None = Field(None, description="a file that holds his password and nothing else")
     log_format: Literal["text", "json"] = Field(
-        "text", description="json: what the node and its doors say of themselves is one JSON object a line"
+        "text",
+        description="json: what the node and its doors say of themselves on stderr is one JSON object a line: "
+        "`ts`, `level`, `logger`, `node`, `message`, and of most `event` and `fields`",
     )
 
     @model_validator(mode="after")
@@ -48,29 +52,39 @@ class ListenSettings(SettingsSection):
     """Where a port is bound, and where others reach it: each stands for the other. Absent both: as in
     [[cluster.members]]; without that table on the host of the replication port, and without that on 127.0.0.1."""
 
-    bind: Address | None = None
-    advertise: Address | None = Field(None, description="where others reach it; needed when `bind` is any address")
+    bind: Address | None = Field(
+        None,
+        description="where the port is bound; absent: at the address that others use, and no door where "
+        "`[[cluster.members]]` has none for it",
+    )
+    advertise: Address | None = Field(
+        None,
+        description="where others reach it; absent: as in `[[cluster.members]]`, else where it is bound; needed "
+        "when `bind` is any address",
+    )
 
 
 class GrpcSettings(ListenSettings):
     """The gRPC door of the node."""
 
-    enabled: bool = True
+    enabled: bool = Field(True, description="false: this node runs no gRPC door")
 
 
 class HttpSettings(ListenSettings):
     """The HTTP door of the node: health, metrics, lists, and the management API."""
 
-    enabled: bool = True
-    management: bool = Field(True, description="RabbitMQ's management API under /api, and the page under /page")
+    enabled: bool = Field(True, description="false: this node runs no HTTP door")
+    management: bool = Field(True, description="false: this door is without RabbitMQ's management API under `/api`")
     metrics: Literal["login", "open"] = Field(
-        "login", description="open: for everybody; login: where there are users, for those with a tag that may look"
+        "login",
+        description="who may read `/metrics` where the cluster has users: login: users with a tag that may look "
+        "(`monitoring`), who log in by Basic; open: everybody",
     )
     metrics_series: int = Field(
         1_000,
         ge=0,
-        description="so many queues, groups and landings, of each kind, have series of their own at /metrics; what is "
-        "beyond is one sum per log",
+        description="so many queues, groups and landings, of each kind, have series of their own at `/metrics`; "
+        "what is beyond is one sum per log, under empty names",
     )
 
 
@@ -86,12 +100,19 @@ class TlsSettings(SettingsSection):
         None, description="certificates of the authorities whose word is taken for nodes, and for clients where mutual"
     )
     client_ca: Path | None = Field(
-        None, description="and of others, whose word is taken for clients alone: not on replication ports"
+        None,
+        description="certificates of other authorities, whose word is taken for clients alone: on `mutual` "
+        "client, gRPC and HTTP ports beside `tls.ca`, never on replication ports",
     )
-    replication: Literal["off", "mutual"] = Field("off", description="the same on all nodes")
-    client: TlsMode = Field("off", description="the same on all nodes: doors reach other nodes as their own")
-    grpc: TlsMode = "off"
-    http: TlsMode = "off"
+    replication: Literal["off", "mutual"] = Field(
+        "off", description="`mutual`: nodes show each other certificates; the same on all nodes"
+    )
+    client: TlsMode = Field(
+        "off",
+        description="`server`: the client port speaks TLS; `mutual`: and asks for a certificate; the same on all nodes",
+    )
+    grpc: TlsMode = Field("off", description="likewise, of the gRPC door")
+    http: TlsMode = Field("off", description="likewise, of the HTTP door")
 
     @property
     def files(self) -> tuple[Path, Path, Path]:
@@ -120,8 +141,15 @@ class TlsSettings(SettingsSection):
 class LimitSettings(SettingsSection):
     """Named limits; what is above one is answered with its name."""
 
-    max_record_bytes: int = Field(4 * _MIB, ge=1, le=64 * _MIB, alias="maxMessageSize")
-    max_batch_bytes: int = Field(8 * _MIB, ge=64 * _KIB, le=256 * _MIB)
+    max_record_bytes: int = Field(
+        4 * _MIB, ge=1, le=64 * _MIB, alias="maxMessageSize", description="largest record, value, key and headers"
+    )
+    max_batch_bytes: int = Field(
+        8 * _MIB,
+        ge=64 * _KIB,
+        le=256 * _MIB,
+        description="largest batch, as it stands in the log; a segment holds one at least",
+    )
     max_connections: int = Field(
         4096, ge=1, description="of clients that are let in; less where the limit of open files is too low for so many"
     )
@@ -131,71 +159,115 @@ class LimitSettings(SettingsSection):
     max_strangers: int = Field(
         1024,
         ge=8,
-        description="connections that have not greeted, or not logged in where there are users, on each port; for one "
-        "more the oldest of the address that has most goes",
+        description="connections that have not greeted, or not logged in where there are users, on each port; for"
+        " one more the oldest of the address that has most goes",
     )
     max_strangers_per_address: int = Field(
         256, ge=4, description="and of one address (of IPv6: one /64); for one more its oldest goes"
     )
     unpacking_bytes: int = Field(
-        128 * _MIB, ge=_MIB, description="of compressed batches that wait to be opened before they are stored"
+        128 * _MIB,
+        ge=_MIB,
+        description="compressed batches that wait to be opened before they are stored; what is above a "
+        "connection's share is refused",
     )
-    max_queues: int = Field(100_000, ge=1)
-    max_groups_per_queue: int = Field(10_000, ge=1)
-    max_holds_per_queue: int = Field(64, ge=1, le=1000, description="of landings, ended ones among them")
+    max_queues: int = Field(100_000, ge=1, description="in one log")
+    max_groups_per_queue: int = Field(10_000, ge=1, description="groups that have a position in a queue")
+    max_holds_per_queue: int = Field(
+        64, ge=1, le=1000, description="holds of landings on a queue, ended ones among them"
+    )
     max_producers: int = Field(100_000, ge=1, description="remembered per log, with a queue each; the longest idle go")
     producer_expiry_ms: int = Field(
         24 * 3600 * 1000,
         ge=60_000,
         description="idle for longer, by the append times of its log, a producer is forgotten",
     )
-    max_waiting_fetches: int = Field(10_000, ge=1)
-    max_waiting_confirms: int = Field(100_000, ge=1)
+    max_waiting_fetches: int = Field(
+        10_000,
+        ge=1,
+        description="fetches of one log that wait for new records, and as many for the disk; one more is refused",
+    )
+    max_waiting_confirms: int = Field(
+        100_000,
+        ge=1,
+        description="publishes of one log that wait for their confirm; one more is refused before it is appended."
+        " Also so many batches of one log that are not confirmed by all copies in sync, whatever "
+        "their level",
+    )
     credit_bytes: int = Field(
-        64 * _MIB, ge=1, description="of one producer in one queue, not confirmed by all copies, and one batch more"
+        64 * _MIB,
+        ge=1,
+        description="what one producer may have in one queue that is not confirmed by all copies in sync, and one"
+        " batch more; what it sends beyond that is refused until they have caught up",
     )
     credit_batches: int = Field(4096, ge=1, description="and in so many batches")
     max_unconfirmed_bytes: int = Field(
-        1024 * _MIB, ge=64 * _KIB, description="of a whole log; producers are granted less from half of it on"
+        1024 * _MIB,
+        ge=64 * _KIB,
+        description="the same of a whole log: from half of it on producers are granted less, at all of it nothing",
     )
-    max_subscriptions: int = Field(100_000, ge=1, description="of all connections of the node")
+    max_subscriptions: int = Field(
+        100_000, ge=1, description="subscriptions of all connections of a node; one more is refused"
+    )
     max_unsettled_records: int = Field(
-        1_000_000, ge=1, description="given to one subscriber and not settled; a smaller prefetch counts"
+        1_000_000,
+        ge=1,
+        description="given to one subscriber and not settled by it; a subscriber that asks for a smaller prefetch"
+        " has that one",
     )
     attribute_runs_max: int = Field(
         1_000_000,
         ge=1,
-        description="per log: stretches of unsettled records with a priority, a time to live or a delay; some 50 bytes "
-        "of memory each",
+        description="stretches of unsettled records with a priority, a time to live or a delay, per log; some 50 "
+        "bytes of memory each. Above it publishes of such records are refused; one queue has at most "
+        "as many as are left",
     )
     max_unsettled_bytes: int = Field(256 * _MIB, ge=1024, description="and of so many bytes")
-    max_ranges_per_settle: int = Field(16_384, ge=1, le=1_000_000, description="in one settlement; send several")
+    max_ranges_per_settle: int = Field(
+        16_384,
+        ge=1,
+        le=1_000_000,
+        description="ranges in one settlement; one with more is refused, and sent as several",
+    )
     subscriber_return_ms: int = Field(
         30_000,
         ge=0,
-        description="a new master waits so long for subscribers of queues with auto-delete before their absence counts",
+        description="a new master waits so long for the subscribers of queues with `auto-delete` before their "
+        "absence counts",
     )
     hello_timeout_ms: int = Field(
         5_000, ge=1, description="a connection that has not greeted by then, or not logged in, is closed"
     )
     frame_timeout_ms: int = Field(30_000, ge=1, description="a frame once begun must be complete within this time")
     idle_timeout_ms: int = Field(120_000, ge=1, description="a client that sends nothing, not even PING, is closed")
-    outgoing_bytes_max: int = Field(64 * _MIB, ge=_MIB, description="per connection, queued to a slow reader")
+    outgoing_bytes_max: int = Field(
+        64 * _MIB,
+        ge=_MIB,
+        description="per connection, queued to a slow reader; above half of it no request is taken from it, above"
+        " it the connection is closed",
+    )
     outgoing_bytes_total: int = Field(
-        512 * _MIB, ge=_MIB, description="of all connections, read from disk and not taken; above half of it not more"
+        512 * _MIB,
+        ge=_MIB,
+        description="of all connections together, read from disk and not taken; above half of it nothing more is "
+        "read for who has not taken what it has, at all of it the connection that holds most is "
+        "closed when another one waits",
     )
     incoming_bytes_total: int = Field(
-        512 * _MIB, ge=_MIB, description="of all connections, of frames that were begun and are not complete"
+        512 * _MIB,
+        ge=_MIB,
+        description="of all connections together, of frames that were begun and are not complete; above it the "
+        "connection that has held most for longest is closed",
     )
     memory_bytes: int | None = Field(
         None,
         ge=_MIB,
-        description="that the node and its doors may have; absent: what the machine, or the container, has",
+        description="what the node and its doors may have; absent: all that the machine, or the container, has",
     )
     memory_high_percent: float = Field(
-        70, ge=0, le=100, description="of that; with more in use data is refused, acks and control go on; 0: never"
+        70, ge=0, le=100, description="with more of that in use data is refused; 0: never, and it is not measured"
     )
-    memory_low_percent: float = Field(60, ge=0, le=100, description="of that; below it data is taken again")
+    memory_low_percent: float = Field(60, ge=0, le=100, description="below it data is taken again")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -207,25 +279,33 @@ class LimitSettings(SettingsSection):
 class LogSettings(SettingsSection):
     """How logs lie on this node's disk."""
 
-    segment_bytes: int = Field(1024 * _MIB, ge=256 * _KIB, alias="mappedFileSizeCommitLog")
-    populate_bytes: int = Field(8 * _MIB, ge=0, description="window of writable pages ahead of the tail")
+    segment_bytes: int = Field(
+        1024 * _MIB, ge=256 * _KIB, alias="mappedFileSizeCommitLog", description="of one file of a log"
+    )
+    populate_bytes: int = Field(8 * _MIB, ge=0, description="writable pages ahead of the tail; a memory log only")
     prepare_bytes: int = Field(
         2048 * _MIB,
         ge=0,
-        description="how far ahead of the tail pages are brought into the page cache in spare time, at most: four "
-        "times what the log has taken of late",
+        description="how far ahead of the tail pages are brought into the page cache in spare time, at most: four"
+        " times what the log has taken of late",
     )
     prepare_at_rest_bytes: int = Field(
         8 * _MIB, ge=0, description="and how far in any case, all logs of a node together"
     )
     kept_mapped_bytes: int = Field(
-        256 * _MIB, ge=0, description="what is further behind the end is let go from memory and read from disk"
+        256 * _MIB,
+        ge=0,
+        description="what is further behind the end is let go from memory and read from disk; its queues are then"
+        " found by tables",
     )
     flush_interval_ms: int = Field(
         500, ge=1, alias="flushIntervalCommitLog", description="how often a log is flushed that nobody waits for"
     )
     flush_bytes: int = Field(
-        256 * _MIB, ge=_MIB, description="and how much at most is appended before it is flushed earlier"
+        256 * _MIB,
+        ge=_MIB,
+        description="so much at most is appended before it is flushed earlier: with the interval, what a power "
+        "loss takes from a memory log",
     )
     retention_ms: int | None = Field(
         None, ge=1000, description="segments whose last batch is older are freed; absent: kept for ever"
@@ -240,25 +320,23 @@ class LogSettings(SettingsSection):
         12.5,
         ge=0,
         le=50,
-        description="batches of queues with longer limits are appended once more, and their segments freed, where they "
-        "are at most so much of these; 0: never",
+        description="live batches are appended once more where they are at most so much of what becomes free",
     )
     retention_copy_bytes: int = Field(32 * _MIB, ge=64 * _KIB, description="and at most so much of them a second")
     hold_bytes: int = Field(
-        -1, ge=-1, description="a landing's hold that keeps more of the log is ended; -1: no limit, a full disk is one"
+        -1,
+        ge=-1,
+        description="a landing's hold that keeps more of the log, from its record to the log's end, is ended; -1:"
+        " no limit",
     )
     tier_locations: tuple[str, ...] | None = Field(
         None,
-        description="where tables of tiered landings may be, each a path or URL; absent: anywhere in a cluster without "
-        "users, nowhere in one with",
+        description="where tables of tiered landings may be, each a path or URL; absent: anywhere in a cluster "
+        "without users, nowhere in one with",
     )
-    disk_low_percent: float = Field(
-        10, ge=0, le=99, description="of the disk; with less free, or no room for another segment, it is warned"
-    )
+    disk_low_percent: float = Field(10, ge=0, le=99, description="of the disk; with less free it is warned")
     disk_low_bytes: int = Field(32 * _GIB, ge=0, description="never more than this must be free")
-    disk_full_percent: float = Field(
-        2, ge=0, le=99, description="of the disk; with less free data is refused, acks and control go on"
-    )
+    disk_full_percent: float = Field(2, ge=0, le=99, description="of the disk; with less free data is refused")
     disk_full_bytes: int = Field(4 * _GIB, ge=0, description="never more than this must be free")
     reserve_bytes: int = Field(
         8 * _MIB,
@@ -268,7 +346,11 @@ class LogSettings(SettingsSection):
     copies_aside_max: int = Field(
         4, ge=1, description="former copies of a log that a mirror keeps; with so many it does not begin anew again"
     )
-    send_at_once_bytes: int = Field(2 * _MIB, ge=4 * _KIB, description="largest batch run read at once for a consumer")
+    send_at_once_bytes: int = Field(
+        2 * _MIB,
+        ge=4 * _KIB,
+        description="largest answer to one fetch, unless one batch is larger; a fetch may ask for less",
+    )
 
     @property
     def reserve(self) -> int:
@@ -287,28 +369,45 @@ class LogSettings(SettingsSection):
 class HaSettings(SettingsSection):
     """Replication. Names and defaults are RocketMQ's where they mean the same."""
 
-    send_heartbeat_interval_ms: int = Field(5_000, ge=1, alias="haSendHeartbeatInterval")
-    housekeeping_interval_ms: int = Field(20_000, ge=1, alias="haHousekeepingInterval")
+    send_heartbeat_interval_ms: int = Field(
+        5_000,
+        ge=1,
+        alias="haSendHeartbeatInterval",
+        description="so long without a write a link is silent before a heartbeat goes out, in both directions",
+    )
+    housekeeping_interval_ms: int = Field(
+        20_000,
+        ge=1,
+        alias="haHousekeepingInterval",
+        description="a link on which nothing was read for so long is closed",
+    )
     transfer_batch_bytes: int = Field(
         _MIB,
         ge=1024,
         alias="haTransferBatchSize",
-        description="RocketMQ's 32 KiB would cut our batches of 256 KiB; a frame carries whole batches",
+        description="largest frame to a mirror, unless one batch is larger; RocketMQ's 32 KiB would cut whole batches",
     )
-    sync_flush_timeout_ms: int = Field(5_000, ge=1, alias="syncFlushTimeout")
+    sync_flush_timeout_ms: int = Field(
+        5_000,
+        ge=1,
+        alias="syncFlushTimeout",
+        description="so long a publish waits for its copies, or less if its producer says so",
+    )
     start: Literal["begin", "last-segment"] = Field(
         "begin",
-        description="where an empty mirror begins; at the last segment it is in sync only once older records are gone",
+        description="where an empty mirror begins: `begin` or `last-segment`; in the second case it is in sync "
+        "only once older records are gone",
     )
     reconnect_interval_ms: int = Field(
         500,
         ge=1,
-        description="the longest wait between two attempts of a mirror, the first is 20 ms; RocketMQ always waits 5 s",
+        description="the longest wait between two attempts of a mirror to reach its master; the first is 20 ms. "
+        "RocketMQ always waits 5 s",
     )
     in_flight_bytes_max: int = Field(32 * _MIB, ge=_KIB, description="sent to one mirror and not yet acked")
     slave_fall_behind_bytes_max: int = Field(
         256 * _MIB,
         ge=1,
         alias="haMaxGapNotInSync",
-        description="a mirror further behind is shown as not caught up; the static in-sync set never shrinks",
+        description="a mirror further behind is shown as not caught up; nothing else follows",
     )

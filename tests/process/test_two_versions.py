@@ -217,9 +217,10 @@ def consume_in_order(update: Update) -> bytes | None:
 def test_a_cluster_is_updated_node_by_node_and_not_back(update: Update, tmp_path: Path) -> None:
     """Goal: two adjacent versions are one cluster, and there is a way back until all nodes are updated. Method: under
     publishing each node in turn is stopped and goes on with the new software; the first goes back in between. Masters
-    of either version have mirrors of the other. A queue is moved between them. The cluster's version rises with the last; only then
-    a group may be ordered by key, and is. Then the old software is refused: on the disk of a node that was updated, on a disk
-    from before, and on a blank one. All that was published is there once, no copy was made anew, copies are equal."""
+    of either version have mirrors of the other. A queue is moved between them. The cluster's version rises with the
+    last; only then a group may be ordered by key, and is. Then the old software is refused: on the disk of a node that
+    was updated, on a disk from before, and on a blank one. All that was published is there once, no copy was made anew,
+    copies are equal."""
     one, two, three = update.nodes
     assert versions.OWN == NOW, "the software before is two versions behind: let this test begin with the one before"
 

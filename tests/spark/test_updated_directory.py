@@ -54,9 +54,10 @@ def land_by(source: Path, node: Node, table: Path) -> None:
 
 @pytest.mark.long
 def test_a_directory_and_a_table_from_before_placements_are_gone_on_with(spark: SparkSession, tmp_path: Path) -> None:
-    """Goal: nobody has to begin anew. Software of version 5 writes a queue and lands it; that of each version since goes
-    on, and then this one. The queue is moved, and landed into the same table by this software, which has each record
-    once; so has a new table of all of it, read from the nodes, and the log by its files when the node has stopped."""
+    """Goal: nobody has to begin anew. Software of version 5 writes a queue and lands it; that of each version since
+    goes on, and then this one. The queue is moved, and landed into the same table by this software, which has each
+    record once; so has a new table of all of it, read from the nodes, and the log by its files when the node has
+    stopped."""
     sources = {version: software(commit, tmp_path / commit) for version, commit in SOFTWARE.items()}
     sources[versions.OWN] = ROOT
     assert list(sources) == list(range(5, versions.OWN + 1)), "one version more has become a past one"

@@ -79,7 +79,7 @@ def _seconds(time_us: int | None) -> float | None:
 # --- The table --------------------------------------------------------------------------------------------------------
 
 # fmt: off
-_TABLE: Final[Sequence[Families[Any]]] = (
+FAMILIES: Final[Sequence[Families[Any]]] = (
     Families[NodeReport](("cluster", "cluster_id", "node", "start_id", "version"), of.node, [
         ("mirrorlog_node_info", lambda _: 1.0,
          "Who the node is; always 1. A new start id is a new start of its process"),
@@ -363,4 +363,4 @@ class _Collected(Collector):
         self._series_max = series_max
 
     def collect(self) -> Iterator[Metric]:
-        return (metric for group in _TABLE for metric in group.metrics(self._answer, self._series_max))
+        return (metric for group in FAMILIES for metric in group.metrics(self._answer, self._series_max))
