@@ -15,7 +15,13 @@ from mirrorlog.client.arguments import checked
 from mirrorlog.client.connection.cluster import ClusterClient
 from mirrorlog.client.connection.copies import Copies
 from mirrorlog.client.connection.copy_refusals import NO_ANSWER
-from mirrorlog.client.connection.masters import ask_master, ask_placed_at, ask_until_placed, change_at_master
+from mirrorlog.client.connection.masters import (
+    ask_master,
+    ask_placed_at,
+    ask_until_placed,
+    change_at_master,
+    remove_at_master,
+)
 from mirrorlog.client.operator_admin import OperatorAdmin
 from mirrorlog.client.producer.record import as_timestamp_us
 from mirrorlog.client.publisher.topology import Topology
@@ -25,6 +31,8 @@ from mirrorlog.errors import (
     InSyncReplicasNotEnough,
     MasterChanged,
     MirrorlogError,
+    NoSuchGroup,
+    NoSuchHold,
     NoSuchQueue,
     NotLeader,
     NotMaster,
@@ -165,7 +173,13 @@ class Admin(OperatorAdmin):
         return await change_at_master(self._client, name, CancelMove(name=name), Stays)
 
     async def delete_queue(
-        self, name: str, *, if_unused: bool = False, if_empty: bool = False, force: bool = False
+        self,
+        name: str,
+        *,
+        if_unused: bool = False,
+        if_empty: bool = False,
+        force: bool = False,
+        missing_ok: bool = False,
     ) -> int:
         """Delete a queue with its records, groups, positions and bindings; how many records its own group had not
         settled. Returns when all copies have that, and its name is free. Who publishes to it, reads it or is subscribed
@@ -174,7 +188,7 @@ class Admin(OperatorAdmin):
         `if_unused`: only while nobody is subscribed to any of its groups, nor waits for its records at its master;
         `if_empty`: only when every group that acks has settled everything, without such a group only while it has no
         records; `force`: also when a landing holds records. Raises InUse naming what keeps it, NoSuchQueue, Refused or
-        OutcomeUnknown. Asked again after a lost answer it may find nothing to be deleted any more: then it gives 0.
+        OutcomeUnknown. It gives 0 where there is no such queue with `missing_ok`, or asked again after a lost answer.
         """
         message = DeleteQueue(name=name, if_unused=if_unused, if_empty=if_empty, force=force)
         attempts, deleted = Attempts(), None
@@ -201,7 +215,7 @@ class Admin(OperatorAdmin):
 
         with attempts.request():
             answer = await ask_until_placed(self._client, ask)
-            if isinstance(answer, NoSuchQueue) and attempts.in_doubt:
+            if isinstance(answer, NoSuchQueue) and (missing_ok or attempts.in_doubt):
                 return 0
             if isinstance(answer, MirrorlogError):
                 raise answer
@@ -277,11 +291,13 @@ class Admin(OperatorAdmin):
         )
         return given.hold
 
-    async def end_hold(self, queue: str, name: str, *, holder: str = "") -> None:
-        """Forget a landing's hold, if there is one; confirmed when this returns. With `holder` only that one's: raises
-        HoldTaken otherwise. Raises as `set_hold`."""
-        message = EndHold(queue=queue, name=name, holder=holder)
-        await change_at_master(self._client, queue, message, Done, awaits_copies=True, telling=(HoldTaken,))
+    async def end_hold(self, queue: str, name: str, *, holder: str = "", missing_ok: bool = False) -> None:
+        """Forget a landing's hold; confirmed when this returns. With `holder` only that one's: raises HoldTaken
+        otherwise. Raises NoSuchHold where there is none, unless `missing_ok`; and as `set_hold`."""
+        message = EndHold(queue=queue, name=name, holder=holder, must_exist=not missing_ok)
+        await remove_at_master(
+            self._client, queue, message, NoSuchHold, missing_ok=missing_ok, awaits_copies=True, telling=(HoldTaken,)
+        )
 
     async def holds(self, queue: str) -> list[HoldInfo]:
         """The holds of a queue, those that ended by themselves too, as its master knows them."""
@@ -328,8 +344,9 @@ class Admin(OperatorAdmin):
         run has told them. Where that is no record's place it is the nearest there is. `dry_run`: only tell. `force`:
         also while somebody is at a group: its subscriptions end (SubscriptionCancelled), and its leases.
 
-        Raises InUse naming who is at it, NoSuchGroup, OffsetOutOfRange for a queue offset that is no place, BadRequest,
-        NoSuchQueue, Refused, ConnectionLost or OutcomeUnknown; for a dry run RequestTimeout.
+        Raises InUse naming who is at it, NoSuchGroup (of streams, before the first commit: `commit_position` makes it),
+        OffsetOutOfRange for a queue offset that is no place, BadRequest, NoSuchQueue, Refused,
+        ConnectionLost or OutcomeUnknown; for a dry run RequestTimeout.
         """
         message = ResetGroups(
             queue=queue, groups=None if groups is None else list(groups), dry_run=dry_run, force=force,
@@ -346,10 +363,12 @@ class Admin(OperatorAdmin):
             return await self._ask_current(queue, message, GroupsReset)
         return await change_at_master(self._client, queue, message, GroupsReset, awaits_copies=True)
 
-    async def delete_group(self, queue: str, group: str) -> None:
-        """Forget a group of either kind, if there is one; its subscriptions end. Returns when all copies have that.
-        Raises BadRequest for the queue's own group, NoSuchQueue, Refused, ConnectionLost or OutcomeUnknown."""
-        await change_at_master(self._client, queue, DeleteGroup(queue=queue, group=group), Done)
+    async def delete_group(self, queue: str, group: str, *, missing_ok: bool = False) -> None:
+        """Forget a group of either kind; its subscriptions end. Returns when all copies have that. Raises NoSuchGroup
+        where there is none, unless `missing_ok`; BadRequest for the queue's own group, NoSuchQueue, Refused,
+        ConnectionLost or OutcomeUnknown."""
+        message = DeleteGroup(queue=queue, group=group)
+        await remove_at_master(self._client, queue, message, NoSuchGroup, missing_ok=missing_ok)
 
     async def _ask_current(self, queue: str, message: Message, expect: type[_M]) -> _M:
         """A question to the queue's master, as soon as it knows what is confirmed."""

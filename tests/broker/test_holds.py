@@ -20,7 +20,15 @@ from mirrorlog.broker.retention.holds import HoldKeeper
 from mirrorlog.client import Client
 from mirrorlog.commitlog.retention import Decision
 from mirrorlog.config import HaSettings, Settings
-from mirrorlog.errors import BadRequest, HoldTaken, NoSuchQueue, NotMaster, OffsetOutOfRange, UnsupportedVersion
+from mirrorlog.errors import (
+    BadRequest,
+    HoldTaken,
+    NoSuchHold,
+    NoSuchQueue,
+    NotMaster,
+    OffsetOutOfRange,
+    UnsupportedVersion,
+)
 from mirrorlog.wire.messages.queues import HoldGranted, HoldInfo, QueueInfo, SetHold, TierInfo
 from tests.broker.hosting import KIB, hand_over, running_all, small, take_over
 from tests.ha.nodes import Node, cluster_settings, hosted_by, replica_of, until
@@ -114,7 +122,9 @@ def test_a_landing_registers_renews_and_ends(tmp_path: Path) -> None:
             assert [hold.queue_offset for hold in await it.admin.holds("q")] == [7]
             await it.admin.end_hold("q", "lake", holder="x")
             assert await it.admin.holds("q") == []
-            await it.admin.end_hold("q", "lake")
+            with pytest.raises(NoSuchHold, match="queue q has no landing 'lake'"):
+                await it.admin.end_hold("q", "lake")
+            await it.admin.end_hold("q", "lake", missing_ok=True)
 
     run(test)
 

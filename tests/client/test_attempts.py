@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final
 
 import pytest
@@ -21,6 +22,8 @@ from mirrorlog.errors import (
     InUse,
     LimitReached,
     MirrorlogError,
+    NoSuchGroup,
+    NoSuchHold,
     NoSuchQueue,
     NotLeader,
     NotMaster,
@@ -194,6 +197,21 @@ async def test_what_is_deleted_for_a_caller_whose_answer_was_lost_is_deleted() -
     async with scripted(2) as nodes, connected(nodes) as client:
         nodes["n1"].cuts, nodes["n1"].refusal = 1, NoSuchQueue("no queue 'q'")
         assert await client.admin.delete_queue(QUEUE) == 0
+        for name, gone in (("delete group", NoSuchGroup("no group 'g'")), ("end hold", NoSuchHold("no landing 'l'"))):
+            nodes["n1"].cuts, nodes["n1"].refusal = 1, gone
+            assert await _outcome(ALL[name](client)) is None
+
+
+async def test_what_is_not_there_to_be_deleted_is_told_unless_that_is_well() -> None:
+    async with scripted(1) as nodes, connected(nodes) as client:
+        for gone, delete in (
+            (NoSuchQueue("no queue 'q'"), partial(client.admin.delete_queue, QUEUE)),
+            (NoSuchGroup("no group 'g'"), partial(client.admin.delete_group, QUEUE, "g")),
+            (NoSuchHold("no landing 'l'"), partial(client.admin.end_hold, QUEUE, "l")),
+        ):
+            nodes["n1"].refusal = gone
+            assert type(await _outcome(delete())) is type(gone)
+            assert await _outcome(delete(missing_ok=True)) is None
 
 
 async def test_records_are_not_redriven_twice_for_one_call() -> None:

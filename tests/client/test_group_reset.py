@@ -7,10 +7,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from mirrorlog.client import Client
 from mirrorlog.client.sync import Client as SyncClient
-from mirrorlog.errors import BadRequest, InUse, SubscriptionCancelled
+from mirrorlog.errors import BadRequest, InUse, NoSuchGroup, SubscriptionCancelled
 from mirrorlog.testing import Cluster
 from mirrorlog.wire.messages.groups import GroupsReset, ResetGroups
 from tests.client.test_subscription import publish, take
@@ -66,6 +67,20 @@ async def test_what_is_no_target_is_refused(client: Client, queue: str, options:
     """Goal: nothing is guessed. Method: none, two, and unknown ones."""
     with pytest.raises(BadRequest):
         await client.admin.reset_groups(queue, **options)
+
+
+async def test_a_stream_group_stands_somewhere_from_its_first_commit_on(client: Client, queue: str) -> None:
+    """Goal: a reset makes no group: of which kind would be a guess. Method: one that is read, and has committed
+    nothing; it is told what makes it, and whoever wants it to begin elsewhere stores that."""
+    await publish(client, queue, 10)
+    async with client.consumer(queue, group="s") as consumer:
+        assert len(await consumer.read(3, timeout_ms=10_000)) == 3
+        with pytest.raises(NoSuchGroup, match="or the first commit one of a stream"):
+            await client.admin.reset_groups(queue, ["s"], to=5, force=True)
+        place = consumer.position
+    await client.admin.commit_position(queue, "s", replace(place, queue_offset=5))
+    async with client.consumer(queue, group="s") as consumer:
+        assert [each.queue_offset for each in await consumer.read(1, timeout_ms=10_000)] == [5]
 
 
 def test_resets_in_step(shared_cluster: Cluster, queue: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 from mirrorlog.client import Client, Delivered, Subscription
 from mirrorlog.client.connection.connection import Connection
 from mirrorlog.client.sync import Client as SyncClient
-from mirrorlog.errors import BadRequest, ExclusiveTaken, MirrorlogError, NotGranted, ReceiptStale
+from mirrorlog.errors import BadRequest, ExclusiveTaken, MirrorlogError, NoSuchGroup, NotGranted, ReceiptStale
 from mirrorlog.testing import Cluster
 from mirrorlog.wire.frames import Deliver, How, Level, read_grants
 from mirrorlog.wire.messages.groups import Subscribe, Subscribed
@@ -165,6 +165,9 @@ async def test_named_groups_have_each_record_each(client: Client, queue: str) ->
     assert (kinds["one"], kinds["two"]) == (("acking", 3), ("acking", 3))
     await client.admin.delete_group(queue, "two")
     assert "two" not in {each.group for each in (await client.admin.groups(queue)).groups}
+    with pytest.raises(NoSuchGroup, match="this queue has no group 'two'"):
+        await client.admin.delete_group(queue, "two")
+    await client.admin.delete_group(queue, "two", missing_ok=True)
     with pytest.raises(BadRequest):
         await client.admin.delete_group(queue, "")
 

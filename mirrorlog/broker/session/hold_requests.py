@@ -15,12 +15,13 @@ from mirrorlog.broker.log.refusals import not_master
 from mirrorlog.broker.ports import ClusterView
 from mirrorlog.broker.retention.holds import HoldKeeper
 from mirrorlog.broker.session.queue_requests import FOLLOW_LOOK_S, FOLLOW_S, Handler, Requests, Respond, loop_time
-from mirrorlog.errors import LogUnavailable, MirrorlogError, UnsupportedVersion
+from mirrorlog.errors import LogUnavailable, MirrorlogError, NoSuchHold, UnsupportedVersion
 from mirrorlog.queues.changes import HoldEnded, encode_change
 from mirrorlog.queues.limits.holds import RELEASED, Hold, HoldRequest, gone, taken
 from mirrorlog.queues.queue_table import Queue
 from mirrorlog.wire.messages.base import Message
 from mirrorlog.wire.messages.queues import Done, EndHold, HoldGranted, HoldsFound, ListHolds, SetHold
+from mirrorlog.wire.names import shown
 
 
 class HoldRequests:
@@ -116,7 +117,9 @@ class HoldRequests:
         hold = holds.newest(queue.queue_id).get(message.name)
         change = holds.end(queue.queue_id, message.name, RELEASED, holder=message.holder)
         if change is None or hold is None:
-            log.publisher.when_confirmed(lambda error: respond(error or Done()))
+            missing = NoSuchHold(f"queue {shown(queue.name)} has no landing {message.name!r}")
+            answer = missing if message.must_exist else Done()
+            log.publisher.when_confirmed(lambda error: respond(error or answer))
             return
         ended: HoldEnded = change
 

@@ -29,6 +29,7 @@ from mirrorlog.errors import (
     RequestTimeout,
 )
 from mirrorlog.wire.messages.base import Message
+from mirrorlog.wire.messages.queues import Done
 
 MOVED: Final = (ConnectionLost, RequestTimeout, NotMaster, MasterChanged)
 """After these the master is looked for again."""
@@ -73,6 +74,7 @@ async def change_at_master(
     awaits_copies: bool = False,
     wait_ms: int = 0,
     telling: tuple[type[MirrorlogError], ...] = (),
+    attempts: Attempts | None = None,
 ) -> _M:
     """As `ask_master` that insists, of what changes something, and bears being asked twice; else `once`: it is not
     asked again when an attempt may have counted.
@@ -81,7 +83,7 @@ async def change_at_master(
     the node may keep its answer, beyond the time that any has; `telling`: see `Attempts.request`. Raises what the last
     one answered, NoSuchQueue, NotMaster, or ConnectionLost when none was reached: nothing was done; or OutcomeUnknown.
     """
-    attempts, awaited = Attempts(), _awaited(awaits_copies)
+    attempts, awaited = attempts or Attempts(), _awaited(awaits_copies)
     request = _Request(client, queue, message, attempts, client.request_timeout_ms + wait_ms, once=once)
 
     def passes(error: MirrorlogError) -> bool:
@@ -89,6 +91,28 @@ async def change_at_master(
 
     with attempts.request(telling=telling):
         return await request.answer(expect, passes)
+
+
+async def remove_at_master(
+    client: ClusterClient,
+    queue: str,
+    message: Message,
+    missing: type[MirrorlogError],
+    *,
+    missing_ok: bool,
+    awaits_copies: bool = False,
+    telling: tuple[type[MirrorlogError], ...] = (),
+) -> None:
+    """As `change_at_master`, of what takes something away. Raises `missing` when that is not there, unless
+    `missing_ok`; not where an attempt without an answer may have taken it away."""
+    attempts, telling = Attempts(), (missing, *telling)
+    try:
+        await change_at_master(
+            client, queue, message, Done, awaits_copies=awaits_copies, telling=telling, attempts=attempts
+        )
+    except missing:
+        if not missing_ok and not attempts.in_doubt:
+            raise
 
 
 def _awaited(awaits_copies: bool) -> tuple[type[MirrorlogError], ...]:

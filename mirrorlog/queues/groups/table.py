@@ -315,8 +315,9 @@ class GroupTable:
 
 
 def no_such_group(group: str) -> NoSuchGroup:
-    what = f"no group {group!r} acknowledges" if group else "nobody has ever subscribed to"
-    return NoSuchGroup(f"{what} this queue; the first subscription or lease makes it", group=group)
+    what = f"this queue has no group {group!r}" if group else "nobody has ever subscribed to this queue"
+    made = "the first subscription or lease makes it" + (", or the first commit one of a stream" if group else "")
+    return NoSuchGroup(f"{what}; {made}", group=group)
 
 
 def _follow(update: LedgerUpdate, change: _Update, logged_at: int) -> None:

@@ -181,11 +181,13 @@ class HoldGranted(Message, frozen=True, tag="HoldGiven"):
 
 class EndHold(Message, frozen=True):
     """Forget a hold. Answered with Done once that is confirmed, or when there is none. `holder`: only if that one has
-    it, else HoldTaken; empty: whoever has it."""
+    it, else HoldTaken; empty: whoever has it. `must_exist`: NoSuchHold when there is none; a node that does not know
+    of that answers Done."""
 
     queue: str
     name: str
     holder: str = ""
+    must_exist: bool = False
 
 
 class ListHolds(Message, frozen=True):
