@@ -21,7 +21,7 @@ parse = cache(ast.parse)
 ROOT = Path(__file__).parent.parent
 PACKAGE = "mirrorlog"
 
-BOTTOM = {"attempts", "errors", "config", "freed_memory", "log_lines", "pb", "versions"}
+BOTTOM = {"attempts", "errors", "config", "freed_memory", "lazy_names", "log_lines", "pb", "versions"}
 BATCHES = {"commitlog.format"}
 SERVER = ["commitlog", "wire", "ha", "cluster", "queues", "broker"]
 """From the bottom up: each may import those before it."""

@@ -6,8 +6,9 @@ neither founds one of itself. Whatever becomes of nodes and logs is decided by t
 Each is loaded when it is asked for: clients and tools need the addresses, and not what checks settings.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from mirrorlog.lazy_names import loaded_late
 
 if TYPE_CHECKING:
     from mirrorlog.config.addresses import CLIENT_PORT as CLIENT_PORT
@@ -36,22 +37,15 @@ if TYPE_CHECKING:
     from mirrorlog.config.values import Flush as Flush
     from mirrorlog.config.values import Locator as Locator
 
-_HOMES = {
-    "addresses": "CLIENT_PORT COPIES_MAX split_address",
-    "cluster": "ClusterSettings LOG_NUMBER_MAX LogAssignment Member SEEDS_MAX",
-    "loading": "ENVIRONMENT_PREFIX Loaded check_private load load_settings",
-    "sections": "GrpcSettings HaSettings HttpSettings LimitSettings ListenSettings LogSettings NodeSettings "
-    "TlsSettings",
-    "settings": "Settings",
-    "values": "Flush Locator PATTERN_WORDS",
-}
-"""By file, what it has for others."""
-
-
-def __getattr__(name: str) -> Any:
-    for module, names in _HOMES.items():
-        if name in names.split():
-            found = getattr(importlib.import_module(f"{__name__}.{module}"), name)
-            globals()[name] = found
-            return found
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__, __dir__ = loaded_late(
+    __name__,
+    {
+        "addresses": "CLIENT_PORT COPIES_MAX split_address",
+        "cluster": "ClusterSettings LOG_NUMBER_MAX LogAssignment Member SEEDS_MAX",
+        "loading": "ENVIRONMENT_PREFIX Loaded check_private load load_settings",
+        "sections": "GrpcSettings HaSettings HttpSettings LimitSettings ListenSettings LogSettings NodeSettings "
+        "TlsSettings",
+        "settings": "Settings",
+        "values": "Flush Locator PATTERN_WORDS",
+    },
+)

@@ -7,8 +7,9 @@ with Client("127.0.0.1:7401") as client:
 Each is loaded when it is asked for, as of `mirrorlog.client`.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from mirrorlog.lazy_names import loaded_late
 
 if TYPE_CHECKING:
     from mirrorlog.client.sync.admin import BlockingAdmin as Admin
@@ -41,27 +42,17 @@ __all__ = [
     "Transaction",
 ]
 
-_HOMES = {
-    "admin": "Admin Topology",
-    "client": "Client",
-    "consumer": "Consumer",
-    "leases": "Leased",
-    "producer": "BulkDelivery Delivery Producer",
-    "publisher": "Publisher",
-    "subscription": "Delivered DeliveredBatch Subscription",
-    "transaction": "Transaction",
-}
-"""By file, what it has for others, each there with `Blocking` before its name."""
-
-
-def __getattr__(name: str) -> Any:
-    for module, names in _HOMES.items():
-        if name in names.split():
-            found = getattr(importlib.import_module(f"{__name__}.{module}"), f"Blocking{name}")
-            globals()[name] = found
-            return found
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = loaded_late(
+    __name__,
+    {
+        "admin": "Admin Topology",
+        "client": "Client",
+        "consumer": "Consumer",
+        "leases": "Leased",
+        "producer": "BulkDelivery Delivery Producer",
+        "publisher": "Publisher",
+        "subscription": "Delivered DeliveredBatch Subscription",
+        "transaction": "Transaction",
+    },
+    prefix="Blocking",
+)
