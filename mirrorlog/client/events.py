@@ -14,31 +14,29 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, fields
 from typing import Final
+
+from msgspec import Struct
 
 logger = logging.getLogger(__name__)
 
 _QUEUES_MAX: Final = 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class Connected:
+class Connected(Struct, frozen=True):
     """To a node. `node_address`: `host:port`."""
 
     node_address: str
 
 
-@dataclass(frozen=True, slots=True)
-class Disconnected:
+class Disconnected(Struct, frozen=True):
     """From a node, though the client was not closed; it connects again by itself."""
 
     node_address: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class FailedOver:
+class FailedOver(Struct, frozen=True):
     """The queue has another master than before, or the same one in a later epoch. `node`: its id."""
 
     queue: str
@@ -46,16 +44,14 @@ class FailedOver:
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class Blocked:
+class Blocked(Struct, frozen=True):
     """Records for the queue have waited here for a moment because the node grants no more (flow control)."""
 
     queue: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Unblocked:
+class Unblocked(Struct, frozen=True):
     """Records for the queue leave again."""
 
     queue: str
@@ -73,7 +69,7 @@ class ClientEvents:
         self._masterships: dict[str, tuple[str, int]] = {}
 
     def tell(self, event: ClientEvent) -> None:
-        facts = " ".join(f"{each.name}={getattr(event, each.name)!r}" for each in fields(event))
+        facts = " ".join(f"{name}={getattr(event, name)!r}" for name in event.__struct_fields__)
         logger.info("client_%s %s", type(event).__name__.lower(), facts)
         if self._on_event is None:
             return

@@ -3,9 +3,10 @@ when wrong: what slips through would fail where nobody waits for it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, TypeGuard
+
+from msgspec import Struct
 
 from mirrorlog.client.serializers import Deserializer, Serializer
 from mirrorlog.commitlog.format.header import Codec
@@ -62,8 +63,7 @@ def parse_level(confirm: str | int) -> int:
     return level
 
 
-@dataclass(frozen=True, slots=True)
-class ProducerOptions:
+class ProducerOptions(Struct, frozen=True):
     """How a producer sends; see `Client.producer`. `level`: None for the queue's (`level_for`). Raises BadRequest
     naming the one that is out of range, or no int."""
 
@@ -87,8 +87,7 @@ class ProducerOptions:
         check_timeout("delivery_timeout_ms", self.delivery_timeout_ms)
 
 
-@dataclass(frozen=True, slots=True)
-class ConsumerOptions:
+class ConsumerOptions(Struct, frozen=True):
     """What a consumer reads, and how; see `Client.consumer`. Raises BadRequest naming the one that is out of range, or
     no int."""
 

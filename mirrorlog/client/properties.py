@@ -7,11 +7,13 @@ that never have one pay nothing, and every reader, of whatever language, finds t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from mirrorlog.client.arguments import is_text, refuse
 from mirrorlog.commitlog.format.attributes import RecordOptions
-from mirrorlog.commitlog.format.body import Header
+
+if TYPE_CHECKING:
+    from mirrorlog.commitlog.format.body import Header
 
 PREFIX: Final = "amqp."
 

@@ -17,7 +17,6 @@ connections that each had sent one large frame kept 1.7 GiB.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import ssl
 import time
@@ -477,6 +476,8 @@ def _http_answer() -> bytes:
 def _is_here(peer: Any, own: Any) -> bool:
     """Whether the addresses of both ends, as a transport tells them, are this machine's: loopback, or the same one,
     which no packet from outside may have. IPv4 may stand within IPv6."""
+    import ipaddress  # for passwords over plain connections alone
+
     try:
         there, here = (ipaddress.ip_address(each[0]) for each in (peer, own))
     except (ValueError, TypeError, IndexError):

@@ -9,10 +9,12 @@ from __future__ import annotations
 import logging
 import ssl
 import time
-from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from mirrorlog.errors import ConfigError
+
+if TYPE_CHECKING:  # a program that connects without files of certificates needs none
+    from pathlib import Path
 
 logger = logging.getLogger(__name__)
 

@@ -6,11 +6,10 @@ Knows some servers, finds the rest by metadata, and keeps one connection per nod
 from __future__ import annotations
 
 import asyncio
-import secrets
+import os
 import ssl
 import weakref
 from collections.abc import Coroutine
-from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -58,7 +57,7 @@ class ClusterClient:
         self._stale_reads = stale_reads
         self.connect_timeout_ms = connect_timeout_ms
         self._tls = tls
-        self._client_id = secrets.token_hex(16)
+        self._client_id = os.urandom(16).hex()
         self._login = login
         self._connections: dict[str, Connection] = {}
         self._opening: dict[str, asyncio.Task[Connection]] = {}
@@ -182,7 +181,7 @@ class ClusterClient:
         if not answer.heard:
             raise NotMaster(f"{found.address} was started and has not heard its cluster yet; ask again")
         attributes = any(info.attributes for info in answer.queues if info.name == found.queue)
-        return replace(found, info=changed(found.info, attributes=attributes))
+        return changed(found, info=changed(found.info, attributes=attributes))
 
     async def newer_master(self, than: FoundQueue) -> FoundQueue | None:
         """The queue's master, when a node knows of another one that was named after `than`. Raises Closed when

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 from typing import Any, Final, Generic, Protocol, TypeVar
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from mirrorlog.client.connection.queue_metadata import (
     FoundQueue,
@@ -41,8 +43,7 @@ _T = TypeVar("_T")
 Ask = Callable[[], Coroutine[Any, Any, _T]]
 
 
-@dataclass(slots=True)
-class Heard(Generic[_T]):
+class Heard(Struct, Generic[_T]):
     """What nodes have answered. `answers`: in the order in which they came; `failures`: by the number of the one who
     was asked."""
 

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from types import TracebackType
 from typing import ClassVar, Final, Self
+
+from msgspec import Struct
 
 from mirrorlog.errors import ConnectionLost, MirrorlogError
 
@@ -79,8 +80,7 @@ _QUIET_S: Final = 0.5
 _HELD_S: Final = 5.0
 
 
-@dataclass(slots=True)
-class KeepAlive:
+class KeepAlive(Struct):
     """Decides when a silent node is pinged, and given up. Times are of one monotonic clock, s. `last_read`: when the
     node said something; `pinged_at`: when it was asked for a sign of life that has not come; `held_until`: so long it
     holds its user to his limits, as far as is known."""

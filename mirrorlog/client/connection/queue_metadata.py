@@ -9,16 +9,15 @@ the epoch of their copy.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from mirrorlog.errors import LogUnavailable, MirrorlogError, NoSuchQueue, NotCurrent, NotMaster
 from mirrorlog.wire.messages.queues import Metadata, QueueInfo, QueueOutage
 
 
-@dataclass(frozen=True, slots=True)
-class FoundQueue:
+class FoundQueue(Struct, frozen=True):
     """A queue as one node, `told_by`, described it at a `version` of the cluster.
 
     `address`: where its master is reached; empty while that node names none. `outage`: why there will be none. `heard`:

@@ -11,11 +11,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from msgspec import Struct, field
+
 from mirrorlog.errors import BadRequest, MirrorlogError, MissingDependency, OffsetOutOfRange, TierNotAllowed
-from mirrorlog.wire.locations import below, check_place, is_within
 from mirrorlog.wire.messages.queues import QueueInfo, TierInfo
 
 if TYPE_CHECKING:
@@ -32,8 +32,7 @@ TierChoice = bool | Mapping[str, str] | Sequence[str] | None
 here; None: all, or with a login none."""
 
 
-@dataclass(frozen=True, slots=True)
-class TierOptions:
+class TierOptions(Struct, frozen=True):
     """Which tables a reader follows. `used`: False reads logs alone. `allowed`: the places of the tables that are
     followed, None for any: a location is the word of another user of the cluster, and is opened with this program's
     rights. `places`: where some of them are from here. `storage`: options of their storage, as deltalake takes them."""
@@ -53,11 +52,15 @@ class TierOptions:
             return cls(used=tiers, storage=options)
         if isinstance(tiers, str) or not isinstance(tiers, Mapping | Sequence):
             raise BadRequest(f"tiers {tiers!r:.80} is neither True, False, a list of places nor a mapping of them")
+        from mirrorlog.wire.locations import check_place  # with its patterns and urllib: for those who name places
+
         places = dict(tiers) if isinstance(tiers, Mapping) else {}
         return cls(allowed=tuple(check_place(each) for each in tiers), places=places, storage=options)
 
     def located(self, location: str) -> str:
         """Where the table of that location is, as seen from here. Raises TierNotAllowed."""
+        from mirrorlog.wire.locations import below, is_within
+
         if self.allowed is not None and not is_within(location, self.allowed):
             raise TierNotAllowed(
                 f"older records are said to be in the table {location:.256}, and this reader follows no location that "

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import re
 import zlib
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from mirrorlog.errors import BadRequest
 
@@ -21,8 +22,7 @@ _TEXT: Final = re.compile(r"(0|[1-9]\d{0,19})-(0|[1-9]\d{0,19})-([0-9a-f]{8})", 
 _NUMBER_MAX: Final = 2**63 - 1
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseReceipt:
+class LeaseReceipt(Struct, frozen=True):
     """One record under one lease."""
 
     queue: str

@@ -18,8 +18,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 LIGHT_PART: Final = 0.05
 """Who uses less of the loop's time than this, over time, is served before the others."""
@@ -29,8 +28,7 @@ HEAVY_S_MAX: Final = 1.0
 """After so long without work everybody is light again, whatever it did."""
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
+class Budget(NamedTuple):
     """Of a class. `turn_s`: of one turn of its line, for all in it; `slice_s` and `frames`: of one connection at once;
     `pause_s`: between two turns, 0 for no longer than a turn of the loop."""
 
