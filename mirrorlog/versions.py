@@ -97,6 +97,9 @@ ORDERED_GROUPS: Final = 8
 """Since then groups are consumed in order by key. Software before would take no notice of that wish, and give records
 of one key to several."""
 
+EXCHANGE_ARGUMENTS: Final = 8
+"""Since then exchanges have arguments. Software before would lose them with a snapshot."""
+
 PREFETCH: Final = 8
 """Since then a subscription's prefetch changes while it lives. Software before would end the connection of who asks."""
 

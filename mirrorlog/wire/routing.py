@@ -19,14 +19,20 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final, Protocol
 
 import msgspec
+from msgspec.structs import asdict
 
-from mirrorlog.errors import NoSuchExchange
+from mirrorlog.errors import BadRequest, NoSuchExchange
 
 DIRECT: Final = "direct"
 FANOUT: Final = "fanout"
 TOPIC: Final = "topic"
 HEADERS: Final = "headers"
 KINDS: Final = (DIRECT, FANOUT, TOPIC, HEADERS)
+
+DELAYED: Final = "x-delayed-message"
+DELAYED_TYPE: Final = "x-delayed-type"
+"""RabbitMQ's exchanges whose messages may ask for a delay, and the argument that says how one routes. Every exchange
+here gives messages with a delay; so this is a name that is kept, for who looks for it."""
 
 X_MATCH: Final = "x-match"
 ALL: Final = "all"
@@ -46,14 +52,57 @@ _NO_HEADERS: Final[Mapping[str, Any]] = {}
 
 
 class Exchange(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`kind`: direct, fanout, topic or headers; `internal`: only other exchanges may give it messages; `alternate`: the
-    exchange that gets what this one sends nowhere, empty for none."""
+    """`kind`: direct, fanout, topic or headers: how it routes; `internal`: only other exchanges may give it messages;
+    `alternate`: the exchange that gets what this one sends nowhere, empty for none. `arguments`: since
+    `versions.EXCHANGE_ARGUMENTS`, and only `x-delayed-type`, which says the same as `kind`."""
 
     kind: str
     durable: bool = True
     auto_delete: bool = False
     internal: bool = False
     alternate: str = ""
+    arguments: Mapping[str, Any] = {}
+
+    @property
+    def type(self) -> str:
+        """As it was declared: so who reads `kind`, of whatever age, routes by it."""
+        return DELAYED if DELAYED_TYPE in self.arguments else self.kind
+
+
+def exchange_as(
+    type_: str,
+    *,
+    durable: bool = True,
+    auto_delete: bool = False,
+    internal: bool = False,
+    alternate: str = "",
+    arguments: Mapping[str, Any] | None = None,
+) -> Exchange:
+    """As it is declared. Raises BadRequest for a delayed one that does not say how it routes."""
+    given = dict(arguments or {})
+    kind = given.get(DELAYED_TYPE) if type_ == DELAYED else type_
+    if not isinstance(kind, str) or (type_ != DELAYED and DELAYED_TYPE in given):
+        raise BadRequest(f"argument {DELAYED_TYPE!r} goes with exchanges of type {DELAYED}, and says how they route")
+    return Exchange(kind, durable, auto_delete, internal, alternate, given)
+
+
+def check_exchange(name: str, exchange: Exchange) -> None:
+    """Raises BadRequest for a kind that there is not, or an argument."""
+    if exchange.kind not in KINDS:
+        raise BadRequest(
+            f"exchange {name!r}: a kind is one of {', '.join(KINDS)}, not {exchange.kind[:_SHOWN_CHARS]!r}"
+        )
+    if exchange.arguments and dict(exchange.arguments) != {DELAYED_TYPE: exchange.kind}:
+        raise BadRequest(
+            f"exchange {name!r}: there are the arguments alternate-exchange and, of type {DELAYED}, {DELAYED_TYPE}; "
+            f"not {str(dict(exchange.arguments))[:_SHOWN_CHARS]}"
+        )
+
+
+def differences(known: Exchange, wanted: Exchange) -> list[str]:
+    """In what an exchange is not as somebody declares it, for people; none when both are the same."""
+    there, asked = ({**asdict(each), "kind": each.type} for each in (known, wanted))
+    return [f"{name} is {there[name]!r}, not {asked[name]!r}" for name in there if there[name] != asked[name]]
 
 
 class Binding(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from mirrorlog import versions
 from mirrorlog.broker.session import topology_requests as routing_history
 from mirrorlog.broker.session import topology_requests as routing_requests
 from mirrorlog.broker.session.topology_requests import RoutingHistory, RoutingRequests
@@ -16,11 +17,11 @@ from mirrorlog.cluster.state.commands import Command
 from mirrorlog.cluster.state.state import ClusterState
 from mirrorlog.cluster.state.topology import NONE, ClusterTopology
 from mirrorlog.cluster.state.topology_commands import Bound, ExchangeDeclared, ExchangeDeleted, Unbound, VirtualHostMade
-from mirrorlog.errors import MirrorlogError, NotCurrent
+from mirrorlog.errors import MirrorlogError, NotCurrent, UnsupportedVersion
 from mirrorlog.wire.messages.base import Message
 from mirrorlog.wire.messages.codec import decode, encode
-from mirrorlog.wire.messages.topology import GetRouting, Routing
-from mirrorlog.wire.routing import Binding, Exchange, RoutingTable
+from mirrorlog.wire.messages.topology import DeclareExchange, GetRouting, Routing
+from mirrorlog.wire.routing import DELAYED, DELAYED_TYPE, Binding, Exchange, RoutingTable, exchange_as
 
 QUEUES = ("q", "r")
 
@@ -189,6 +190,19 @@ def test_who_publishes_is_told_nothing_by_a_node_that_is_cut_off() -> None:
     assert decode(encode(ask(looks))) == answer  # type: ignore[arg-type]
     with pytest.raises(NotCurrent):
         ask(publishes)  # type: ignore[arg-type]
+
+
+async def test_arguments_of_exchanges_wait_for_the_clusters_version() -> None:
+    """Goal: no node is in the cluster that would lose them. Method: a cluster at the version before, asked to declare
+    an exchange of type x-delayed-message; one without arguments would be decided, which nobody here does."""
+    service = Service(NONE)
+    service.state = replace(service.state, cluster_version=versions.EXCHANGE_ARGUMENTS - 1)
+    declare = RoutingRequests(service).handlers[DeclareExchange]  # type: ignore[arg-type]
+    delayed = exchange_as(DELAYED, arguments={DELAYED_TYPE: "topic"})
+    with pytest.raises(UnsupportedVersion, match="an exchange with arguments came with version 8"):
+        await declare(DeclareExchange(name="late", exchange=delayed))  # type: ignore[misc]
+    with pytest.raises(AttributeError, match="decisions"):
+        await declare(DeclareExchange(name="plain", exchange=Exchange("topic")))  # type: ignore[misc]
 
 
 def test_a_whole_routing_is_encoded_once_for_each_version(monkeypatch: pytest.MonkeyPatch) -> None:

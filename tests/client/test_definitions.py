@@ -40,7 +40,8 @@ DOCUMENT: dict[str, Any] = {
         {"vhost": "/", "name": "odd", "pattern": 5, "definition": {"ha-mode": "all"}},
     ],
     "exchanges": [
-        {"name": "later", "vhost": "/", "type": "x-delayed-message", "arguments": {}},
+        {"name": "late", "vhost": "/", "type": "x-delayed-message", "arguments": {"x-delayed-type": "topic"}},
+        {"name": "hashed", "vhost": "/", "type": "x-consistent-hash", "arguments": {}},
         {"name": "e", "vhost": "/", "type": "topic", "arguments": {"x-odd": 1}},
         {"name": "amq.topic", "vhost": "/", "type": "topic"},
     ],
@@ -60,7 +61,7 @@ def test_a_document_of_rabbitmqs_comes_to_steps_in_order_and_all_that_means_noth
     assert [[named(step) for step in stage] for stage in found.steps] == [
         ["virtual host /"],
         ["policy two in virtual host /", "policy slip in virtual host /"],
-        ["exchange e in virtual host /"],
+        ["exchange late in virtual host /", "exchange e in virtual host /"],
         ["queue q in virtual host /"],
         ["binding e to q in virtual host /"],
         ["user root"],
@@ -75,7 +76,7 @@ def test_a_document_of_rabbitmqs_comes_to_steps_in_order_and_all_that_means_noth
         "policy lazy in virtual host /: key queue-mode",
         "policy lazy in virtual host /: nothing else is in it",
         "parameter s: component shovel is not there",
-        "exchange later in virtual host /: type 'x-delayed-message' is not there",
+        "exchange hashed in virtual host /: type 'x-consistent-hash' is not there",
         "exchange e in virtual host /: argument x-odd",
         "queue q in virtual host /: argument x-queue-type",
         "user app: limit max-channels",

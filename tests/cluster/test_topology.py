@@ -37,7 +37,7 @@ from mirrorlog.cluster.state.topology_commands import (
 from mirrorlog.cluster.state.topology_rules import without_queues
 from mirrorlog.wire.fairness.quotas import UserLimits
 from mirrorlog.wire.policies import Policy
-from mirrorlog.wire.routing import Binding, Exchange, RoutingTable, is_stale, next_version, stamp
+from mirrorlog.wire.routing import Binding, Exchange, RoutingTable, exchange_as, is_stale, next_version, stamp
 
 ADMIN = UserSet(name="admin", password_hash="h", tags=("administrator",))
 
@@ -120,6 +120,23 @@ def test_declaring_again_is_nothing_and_with_other_properties_names_the_differen
     decided.refused(declared("orders", "fanout"), errors.ExchangeExists, "kind is 'topic', not 'fanout'; alternate is")
     decided.refused(declared("amq.topic", "direct"), errors.ExchangeExists, "kind is 'topic'")
     decided.declare("amq.topic", "topic")
+
+
+def test_a_delayed_exchange_keeps_its_type_and_says_how_it_routes() -> None:
+    """Goal: what was declared is told, and who routes by `kind`, of whatever age, routes right. Method: declared,
+    again, with other words, and with arguments that there are not."""
+    decided = Decided()
+    late = exchange_as("x-delayed-message", arguments={"x-delayed-type": "topic"})
+    assert (late.kind, late.type) == ("topic", "x-delayed-message")
+    made = ExchangeDeclared(virtual_host="/", name="late", exchange=late)
+    decided.do(made, made)
+    assert decided.host.exchanges["late"] == late
+    decided.refused(declared("late", "topic"), errors.ExchangeExists, "kind is 'x-delayed-message', not 'topic'")
+    for arguments in ({"x-delayed-type": "direct"}, {"x-delayed-type": "topic", "x": 1}, {"x": 1}):
+        decided.refused(declared("other", "topic", arguments=arguments), errors.BadRequest, "there are the arguments")
+    for kind, given in (("x-delayed-message", {}), ("topic", {"x-delayed-type": "topic"}), ("x-delayed-message", {})):
+        with pytest.raises(errors.BadRequest, match="x-delayed-type"):
+            exchange_as(kind, arguments=given)
 
 
 @pytest.mark.parametrize(

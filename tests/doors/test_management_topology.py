@@ -125,6 +125,12 @@ def test_exchanges_and_bindings_are_made_found_and_taken_away(api: Api) -> None:
     assert api.error("DELETE", "exchanges/%2F/events?if-unused=true")[:2] == (400, "bad_request")
     assert api.delete("exchanges/%2F/events") == 204
     assert api.error("GET", "exchanges/%2F/events")[0] == 404
+    late = {"type": "x-delayed-message", "arguments": {"x-delayed-type": "topic"}}
+    assert [api.put("exchanges/%2F/late", late) for _ in range(2)] == [201, 204]
+    told = api.get("exchanges/%2F/late")
+    assert (told["type"], told["arguments"]) == ("x-delayed-message", {"x-delayed-type": "topic"})
+    assert api.error("PUT", "exchanges/%2F/late", {"type": "topic"})[:2] == (400, "bad_request")
+    assert api.error("PUT", "exchanges/%2F/later", {"type": "x-delayed-message"})[:2] == (400, "bad_request")
 
 
 def test_bad_requests_are_named_and_never_an_error_of_the_door(api: Api) -> None:

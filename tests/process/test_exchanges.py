@@ -200,6 +200,8 @@ async def test_what_was_declared_is_there_after_all_nodes_have_restarted() -> No
             await client.admin.declare("q")
             await topology.add_virtual_host("shop")
             await topology.declare_exchange("e", "headers", alternate="amq.fanout")
+            await topology.declare_exchange("late", "x-delayed-message", arguments={"x-delayed-type": "direct"})
+            await topology.bind("late", "q", "k")
             await topology.bind("e", "q", "k", {"x-match": "any", "n": 7, "raw": b"\x00", "flag": True})
             before = await topology.routing()
         for node in cluster.nodes.values():
@@ -209,6 +211,8 @@ async def test_what_was_declared_is_there_after_all_nodes_have_restarted() -> No
         cluster.wait_in_sync()
         async with Client(*cluster.servers) as client:
             after = await client.admin.topology.routing()
+            async with client.publisher("late") as publisher:
+                assert set((await publisher.publish("k", b"later", delay_ms=1)).receipts) == {"q"}
             names = [each.name for each in await client.admin.topology.virtual_hosts()]
     assert (after.version, after.exchanges, after.bindings) == (before.version, before.exchanges, before.bindings)
     assert names == ["/", "shop"]

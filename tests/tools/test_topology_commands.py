@@ -97,6 +97,9 @@ def test_exchanges_and_bindings_come_and_go(mqtool: Tool) -> None:
         "mqtool: exchange 'cli-e' is there with other properties: kind is 'topic', not 'direct'; "
         "alternate is 'amq.fanout', not ''\n",
     )
+    late = ("cli-late", "--kind", "x-delayed-message", "--arg", "x-delayed-type=topic")
+    assert mqtool("exchange-declare", *late).code == 0
+    assert "x-delayed-message" in mqtool("exchanges").out
     bind = ("cli-e", "cli-q", "--key", "k.*")
     assert mqtool("bind", *bind).out == "exchange cli-e leads to cli-q\n"
     assert mqtool("bind", "amq.match", "cli-e", "--to-exchange", "--arg", "size=7").code == 0

@@ -11,6 +11,7 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
+from mirrorlog import versions
 from mirrorlog.cluster.service import ClusterService
 from mirrorlog.cluster.state.command_codec import encode_command
 from mirrorlog.cluster.state.commands import Command
@@ -205,6 +206,10 @@ class RoutingRequests:
             return Done()
         if self._host(asked.virtual_host).exchange(asked.name) is None:
             check_new("exchange", asked.name)
+        version = self._service.state.cluster_version
+        older = versions.too_old(version, versions.EXCHANGE_ARGUMENTS, "an exchange with arguments")
+        if older is not None and asked.exchange.arguments:
+            raise older
         return await self._decide(
             ExchangeDeclared(virtual_host=asked.virtual_host, name=asked.name, exchange=asked.exchange)
         )

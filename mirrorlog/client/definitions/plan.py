@@ -49,7 +49,7 @@ from mirrorlog.wire.messages.topology import (
 )
 from mirrorlog.wire.names import check_name, qualified, split
 from mirrorlog.wire.policies import Policy
-from mirrorlog.wire.routing import KINDS, PREDEFINED
+from mirrorlog.wire.routing import DELAYED, DELAYED_TYPE, KINDS, PREDEFINED
 
 _MODE: Final = "ha-mode"
 _NODES: Final = "ha-params"
@@ -191,12 +191,13 @@ class _Planning:
         told = f"exchange {name} in virtual host {vhost}"
         if not name or name in PREDEFINED:
             return []
-        if kind not in KINDS:
+        if kind not in (*KINDS, DELAYED):
             self._ignore(f"{told}: type {kind!r} is not there")
             return []
         arguments = table(row, "arguments")
-        self._ignore(*(f"{told}: argument {unknown}" for unknown in sorted(arguments.keys() - {ALTERNATE})))
-        kept = {key: value for key, value in arguments.items() if key == ALTERNATE}
+        known = {ALTERNATE, DELAYED_TYPE} if kind == DELAYED else {ALTERNATE}
+        self._ignore(*(f"{told}: argument {unknown}" for unknown in sorted(arguments.keys() - known)))
+        kept = {key: value for key, value in arguments.items() if key in known}
         return [DeclareExchange(name=name, exchange=exchange_of({**row, "arguments": kept}), virtual_host=vhost)]
 
     def _queue(self, row: Row) -> list[Message]:

@@ -14,7 +14,7 @@ from mirrorlog.wire.messages.queues import QueueInfo
 from mirrorlog.wire.messages.topology import UserInfo
 from mirrorlog.wire.names import split
 from mirrorlog.wire.policies import Policy, wrong_apply_to
-from mirrorlog.wire.routing import DIRECT, Binding, Exchange
+from mirrorlog.wire.routing import DIRECT, Binding, Exchange, exchange_as
 
 Row = dict[str, Any]
 
@@ -127,26 +127,24 @@ def exchange_row(vhost: str, name: str, exchange: Exchange) -> Row:
     return {
         "name": name,
         "vhost": vhost,
-        "type": exchange.kind,
+        "type": exchange.type,
         "durable": exchange.durable,
         "auto_delete": exchange.auto_delete,
         "internal": exchange.internal,
-        "arguments": {ALTERNATE: exchange.alternate} if exchange.alternate else {},
+        "arguments": {**exchange.arguments, **({ALTERNATE: exchange.alternate} if exchange.alternate else {})},
     }
 
 
 def exchange_of(body: Mapping[str, Any]) -> Exchange:
     """Raises BadRequest."""
     arguments = table(body, "arguments")
-    alternate = text(arguments, ALTERNATE)
-    if unknown := sorted(arguments.keys() - {ALTERNATE}):
-        raise BadRequest(f"exchanges have no argument {', '.join(map(repr, unknown))}; there is {ALTERNATE}")
-    return Exchange(
+    return exchange_as(
         text(body, "type", DIRECT),
-        flag(body, "durable", default=True),
-        flag(body, "auto_delete"),
-        flag(body, "internal"),
-        alternate,
+        durable=flag(body, "durable", default=True),
+        auto_delete=flag(body, "auto_delete"),
+        internal=flag(body, "internal"),
+        alternate=text(arguments, ALTERNATE),
+        arguments={key: value for key, value in arguments.items() if key != ALTERNATE},
     )
 
 

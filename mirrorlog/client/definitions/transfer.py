@@ -195,16 +195,7 @@ class _Reading:
             case SetPolicy():
                 await set_policy(self._client, step.virtual_host, step.name, step.policy, operator=step.operator)
             case DeclareExchange():
-                exchange = step.exchange
-                await self._topology.declare_exchange(
-                    step.name,
-                    exchange.kind,
-                    durable=exchange.durable,
-                    auto_delete=exchange.auto_delete,
-                    internal=exchange.internal,
-                    alternate=exchange.alternate,
-                    virtual_host=step.virtual_host,
-                )
+                await self._topology.declare_as(step.name, step.exchange, step.virtual_host)
             case DeclareQueue():
                 await self._client.admin.declare(step.name, step.arguments)
             case Bind():

@@ -131,7 +131,7 @@ class Publication:
 
 def checked_keys(keys: Sequence[str]) -> tuple[str, ...]:
     """Further routing keys of a message. Raises BadInput."""
-    if isinstance(keys, str) or not all(map(is_text, keys)):
+    if not isinstance(keys, list | tuple) or not all(map(is_text, keys)):
         raise refuse("also_keys", keys, "a list of str")
     for key in keys:
         check_routing_key(key)

@@ -228,7 +228,7 @@ class Publisher(WithBlock):
             as_timestamp_us(timestamp),
             asked_attributes(**options),
             self._mandatory if mandatory is None else mandatory,
-            checked_keys(also_keys) if also_keys else (),
+            checked_keys(also_keys),
         )
         handed_over_at = self._loop.time()
         while len(self._outstanding) >= _OUTSTANDING_MAX:

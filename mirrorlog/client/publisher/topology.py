@@ -12,10 +12,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
+from mirrorlog import versions
 from mirrorlog.attempts import Attempts
 from mirrorlog.client.arguments import checked, refuse
 from mirrorlog.client.connection.backoff import Backoff
-from mirrorlog.client.connection.cluster import ClusterClient
+from mirrorlog.client.connection.cluster import ClusterClient, check_software
 from mirrorlog.errors import (
     ConnectionLost,
     ExchangeExists,
@@ -59,7 +60,7 @@ from mirrorlog.wire.messages.topology import (
 )
 from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST
 from mirrorlog.wire.policies import ApplyTo, NoSuchPolicy, Policy
-from mirrorlog.wire.routing import Binding, Exchange
+from mirrorlog.wire.routing import Binding, Exchange, exchange_as
 
 BINDINGS_AT_ONCE: Final = 1_000
 TRY_MS: Final = 4_000
@@ -77,7 +78,7 @@ _NOT_THERE: Final = (
 _PASSING: Final = (NotLeader, ConnectionLost, RequestTimeout, OutcomeUnknown)
 
 
-@checked()
+@checked(internal=("declare_as",))
 class Topology:
     """Declares and binds exchanges, and keeps users. Every method raises what the node answers; names are those within
     `virtual_host`. What changes something raises ConnectionLost when no node was reached, and OutcomeUnknown when it
@@ -101,14 +102,23 @@ class Topology:
         auto_delete: bool = False,
         internal: bool = False,
         alternate: str = "",
+        arguments: Mapping[str, Any] | None = None,
         virtual_host: str = DEFAULT_VIRTUAL_HOST,
     ) -> None:
         """Make an exchange (direct, fanout, topic or headers), or find it with the same properties. `alternate`: of
-        another exchange, which gets what this one sends nowhere. Raises ExchangeExists naming the difference,
-        AccessRefused for reserved names, BadRequest, LimitReached, NoSuchVirtualHost."""
-        exchange = Exchange(kind, durable, auto_delete, internal, alternate)
+        another exchange, which gets what this one sends nowhere. `arguments`: `x-delayed-type`, one of these, for the
+        kind `x-delayed-message`. Raises ExchangeExists naming the difference, AccessRefused for reserved names,
+        BadRequest, LimitReached, NoSuchVirtualHost; UnsupportedVersion until all nodes are updated."""
+        exchange = exchange_as(
+            kind, durable=durable, auto_delete=auto_delete, internal=internal, alternate=alternate, arguments=arguments
+        )
+        await self.declare_as(name, exchange, virtual_host)
+
+    async def declare_as(self, name: str, exchange: Exchange, virtual_host: str) -> None:
+        """As `declare_exchange`."""
         asked = DeclareExchange(name=name, exchange=exchange, virtual_host=virtual_host)
-        await self._change(asked, telling=(ExchangeExists,))
+        since = versions.EXCHANGE_ARGUMENTS if exchange.arguments else versions.FIRST
+        await self._change(asked, telling=(ExchangeExists,), since=since)
 
     async def check_exchange(self, name: str, *, virtual_host: str = DEFAULT_VIRTUAL_HOST) -> None:
         """Raises NoSuchExchange when it is not there."""
@@ -297,10 +307,12 @@ class Topology:
 
     # --- inside ---
 
-    async def _change(self, message: Message, *, telling: tuple[type[MirrorlogError], ...] = ()) -> None:
+    async def _change(
+        self, message: Message, *, telling: tuple[type[MirrorlogError], ...] = (), since: int = versions.FIRST
+    ) -> None:
         attempts = Attempts()
         with attempts.request(telling=telling):
-            await self._ask(message, Done, attempts)
+            await self._ask(message, Done, attempts, since)
 
     async def _remove(self, message: Message) -> None:
         attempts = Attempts()
@@ -311,7 +323,10 @@ class Topology:
                 if not attempts.in_doubt:
                     raise
 
-    async def _ask(self, message: Message, expect: type[_M], attempts: Attempts | None = None) -> _M:
+    async def _ask(
+        self, message: Message, expect: type[_M], attempts: Attempts | None = None, since: int = versions.FIRST
+    ) -> _M:
+        """`since`: the version of the software that takes notice of all that is asked."""
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + self._client.request_timeout_ms / 1000
         backoff = Backoff(random.random)
@@ -325,6 +340,7 @@ class Topology:
             failure: MirrorlogError
             try:
                 connection = await self._client.reach(address)
+                check_software(connection, since, type(message).__name__)
                 with attempts.one():
                     return await connection.request(message, expect, timeout_ms=max(1, min(left_ms, TRY_MS)))
             except _PASSING as error:

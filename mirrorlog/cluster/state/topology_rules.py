@@ -57,7 +57,17 @@ from mirrorlog.errors import (
 )
 from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, check_name, check_routing_key, qualified, split
 from mirrorlog.wire.policies import ALTERNATE_EXCHANGE, Policy
-from mirrorlog.wire.routing import HEADERS, KINDS, MATCHES, X_MATCH, Binding, Exchange, next_version, no_such_exchange
+from mirrorlog.wire.routing import (
+    HEADERS,
+    MATCHES,
+    X_MATCH,
+    Binding,
+    Exchange,
+    check_exchange,
+    differences,
+    next_version,
+    no_such_exchange,
+)
 
 MAX_VIRTUAL_HOSTS: Final = 1_000
 MAX_EXCHANGES: Final = 10_000
@@ -169,27 +179,17 @@ def _declared(topology: ClusterTopology, command: ExchangeDeclared, queues: Coll
     check_name("exchange", name)
     known = host.exchange(name)
     if known is not None:
-        _check_same(name, known, exchange)
+        if different := differences(known, exchange):
+            raise ExchangeExists(f"exchange {name!r} is there with other properties: {'; '.join(different)}")
         return topology
     if name.startswith(_RESERVED):
         raise AccessRefused(f"exchange {name!r}: names that begin with {_RESERVED} are reserved")
-    if exchange.kind not in KINDS:
-        raise BadRequest(f"exchange {name!r}: a kind is one of {', '.join(KINDS)}, not {exchange.kind[:64]!r}")
+    check_exchange(name, exchange)
     if exchange.alternate:
         check_name("alternate exchange", exchange.alternate)
     there_are = sum(len(each.exchanges) for each in topology.virtual_hosts.values())
     _check_limit("max_exchanges", MAX_EXCHANGES, there_are)
     return _with_host(topology, command.virtual_host, replace(host, exchanges={**host.exchanges, name: exchange}))
-
-
-def _check_same(name: str, known: Exchange, wanted: Exchange) -> None:
-    different = [
-        f"{field} is {getattr(known, field)!r}, not {getattr(wanted, field)!r}"
-        for field in Exchange.__struct_fields__
-        if getattr(known, field) != getattr(wanted, field)
-    ]
-    if different:
-        raise ExchangeExists(f"exchange {name!r} is there with other properties: {'; '.join(different)}")
 
 
 def _deleted(topology: ClusterTopology, command: ExchangeDeleted, queues: Collection[str]) -> ClusterTopology:

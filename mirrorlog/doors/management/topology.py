@@ -89,15 +89,7 @@ async def _exchange(call: Call) -> ApiAnswer:
 async def _declare_exchange(call: Call) -> ApiAnswer:
     exchange, name = exchange_of(dict(call.body)), _declared_name(call)
     is_new = name not in all_exchanges(await _routing(call, call.vhost))
-    await call.client.admin.topology.declare_exchange(
-        name,
-        exchange.kind,
-        durable=exchange.durable,
-        auto_delete=exchange.auto_delete,
-        internal=exchange.internal,
-        alternate=exchange.alternate,
-        virtual_host=call.vhost,
-    )
+    await call.client.admin.topology.declare_as(name, exchange, call.vhost)
     return written(is_new)
 
 

@@ -49,7 +49,7 @@ def exchanges_view(routing: Routing) -> RenderableType:
             if said
         ]
         rows.append(
-            (name, exchange.kind, str(bindings[name]), exchange.alternate or NOTHING, " ".join(properties) or NOTHING)
+            (name, exchange.type, str(bindings[name]), exchange.alternate or NOTHING, " ".join(properties) or NOTHING)
         )
     return table("", ("exchange", "kind", "bindings", "alternate", "properties"), rows, numbers=("bindings",))
 
@@ -58,6 +58,7 @@ def exchange_declare(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="The exchange's name.")],
     kind: Annotated[str, typer.Option("--kind", help="direct, fanout, topic or headers.")] = "direct",
+    arg: Annotated[list[str] | None, typer.Option("--arg", help="NAME=VALUE, as x-delayed-type=topic.")] = None,
     *,
     alternate: Annotated[str, typer.Option("--alternate", help="The exchange that gets what matches nothing.")] = "",
     auto_delete: Annotated[bool, typer.Option("--auto-delete", help="It goes with the last binding from it.")] = False,
@@ -79,6 +80,7 @@ def exchange_declare(
             auto_delete=auto_delete,
             internal=internal,
             alternate=alternate,
+            arguments=parse_arguments(arg or []),
             virtual_host=vhost,
         )
     )
