@@ -1,7 +1,8 @@
 """What a queue may be declared with: the names, what each takes, and what it means to whoever asks. Pure.
 
-An argument that means nothing here is refused, or its owner would believe in it. A log may hold some, of any shape,
-that an older version took: whoever reads them passes over what does not fit.
+An argument that is not known is refused, or its owner would believe in it. Those of RabbitMQ's about its own stores are
+taken, and change nothing (`policies.means_nothing`). A log may hold some, of any shape, that an older version took:
+whoever reads them passes over what does not fit.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from mirrorlog.errors import BadRequest
 from mirrorlog.queues.limits.length import DROP_HEAD, LengthLimits
 from mirrorlog.queues.limits.lifetime import AUTO_DELETE, DURABLE, EXCLUSIVE, EXPIRES, is_transient
 from mirrorlog.wire.names import check_new, is_key, qualified, split
+from mirrorlog.wire.policies import means_nothing
 
 ARGUMENTS_MAX: Final = 100
 DEPTH_MAX: Final = 8
@@ -161,7 +163,7 @@ def check_names(arguments: Iterable[str], *, known: Container[str]) -> None:
     """`known`: what the queue has already, perhaps from a version that kept whatever it was given. Raises
     BadRequest."""
     for key in arguments:
-        if key in _KNOWN or key in known:
+        if key in _KNOWN or key in known or means_nothing(key):
             continue
         there_are = f"there are {', '.join(_KNOWN)}"
         if key.startswith("x-"):
@@ -241,8 +243,10 @@ def _with(key: str, value: Any) -> str:
 
 
 def _without_defaults(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """What says nothing that would not hold anyway is left out: a queue is durable, and no other flag is set."""
-    return {key: value for key, value in arguments.items() if not (key in _FLAGS and value is (key == DURABLE))}
+    """What says nothing that would not hold anyway is left out: a queue is durable, and no other flag is set. So is
+    what means nothing: programs that say it, and those that do no more, share a queue."""
+    said = (item for item in arguments.items() if not means_nothing(item[0]))
+    return {key: value for key, value in said if not (key in _FLAGS and value is (key == DURABLE))}
 
 
 def version_needed(arguments: Mapping[str, Any]) -> int:

@@ -24,6 +24,18 @@ CONFIRM: Final = "confirm"
 ALTERNATE_EXCHANGE: Final = "alternate-exchange"
 """The one key that is for exchanges."""
 
+_MEANINGLESS: Final = frozenset({
+    "x-queue-type", "x-queue-mode", "x-queue-version", "x-queue-leader-locator", "x-initial-cluster-size",
+    "x-dead-letter-strategy",
+})  # fmt: skip
+_MEANINGLESS_BEGIN: Final = ("x-ha-", "x-max-in-memory-", "x-quorum-", "x-stream-")
+
+
+def means_nothing(argument: str) -> bool:
+    """Whether an argument of queues is RabbitMQ's about its own ways to store one, of which there is one here. It is
+    taken, kept and told, and no queue is another one for it."""
+    return argument in _MEANINGLESS or argument.startswith(_MEANINGLESS_BEGIN)
+
 
 def wrong_apply_to(value: object) -> str:
     """What is wrong with what a policy shall be for; empty if nothing is."""

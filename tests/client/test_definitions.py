@@ -88,7 +88,7 @@ def test_a_document_of_rabbitmqs_comes_to_steps_in_order_and_all_that_means_noth
     steps = [step for stage in found.steps for step in stage]
     two = next(step for step in steps if isinstance(step, SetPolicy))
     assert two.policy.definition == {"ha-mode": "nodes", "ha-params": ["n1", "n2"]}
-    assert [step.arguments for step in steps if isinstance(step, DeclareQueue)] == [{}]
+    assert [step.arguments for step in steps if isinstance(step, DeclareQueue)] == [{"x-queue-type": "classic"}]
     assert [step.limits.max_connections for step in steps if isinstance(step, SetUserLimits)] == [5]
 
 

@@ -209,8 +209,8 @@ def test_definitions_of_rabbitmq_are_read_and_what_means_nothing_is_told(api: Ap
         "exchanges": [
             {"name": "orders", "vhost": "shop", "type": "topic", "durable": True, "auto_delete": False,
              "internal": False, "arguments": {"x-odd": 1}},
-            {"name": "later", "vhost": "shop", "type": "x-delayed-message", "durable": True, "auto_delete": False,
-             "internal": False, "arguments": {"x-delayed-type": "direct"}},
+            {"name": "later", "vhost": "shop", "type": "x-consistent-hash", "durable": True, "auto_delete": False,
+             "internal": False, "arguments": {}},
         ],
         "queues": [
             {"name": "bills", "vhost": "shop", "durable": True, "auto_delete": False,
@@ -237,10 +237,10 @@ def test_definitions_of_rabbitmq_are_read_and_what_means_nothing_is_told(api: Ap
     answer = root.post("definitions?map-node=rabbit@a=n1", document)
     ignored = " ".join(answer["ignored"])
     assert [each.split(":")[0] for each in answer["noted"]] == ["policy one in virtual host shop"]
-    for told in ("parameter s", "x-odd", "x-delayed-message", "x-queue-type"):
+    for told in ("parameter s", "x-odd", "x-consistent-hash", "x-queue-type"):
         assert told in ignored
     assert Api(api.address, "app", "app").call("PUT", "queues/shop/own", {}).status == 201
-    assert root.get("queues/shop/bills")["arguments"] == {"x-max-length": 5}
+    assert root.get("queues/shop/bills")["arguments"] == {"x-queue-type": "quorum", "x-max-length": 5}
     written = root.get("definitions/shop")
     assert {row["name"] for row in written["queues"]} == {"bills", "own"}
     assert all("vhost" not in row for row in written["queues"])
@@ -250,7 +250,9 @@ def test_definitions_of_rabbitmq_are_read_and_what_means_nothing_is_told(api: Ap
     ]  # fmt: skip
     assert [(row["component"], row["name"]) for row in written["parameters"]] == [("operator_policy", "cap")]
     root.put("vhosts/copy")
-    assert root.call("POST", "definitions/copy", written).status == 204
+    assert root.post("definitions/copy", written)["ignored"] == [
+        "queue bills in virtual host copy: argument x-queue-type"
+    ]
     assert root.get("definitions/copy") == written
     whole = root.get("definitions")
     assert [row["name"] for row in whole["users"]] == ["app", "root"]

@@ -160,6 +160,8 @@ def test_bad_requests_are_named_and_never_an_error_of_the_door(api: Api) -> None
     assert api.call("HEAD", "overview").status == 200
     told = api.call("PUT", "queues/%2F/typed", {"arguments": {"x-queue-type": "quorum"}})
     assert (told.status, "x-queue-type" in told.headers["warning"]) == (201, True)
+    assert api.get("queues/%2F/typed")["arguments"] == {"x-queue-type": "quorum"}
+    assert api.put("queues/%2F/typed", {}) == 204
 
 
 def test_the_cluster_and_its_nodes_are_shown(api: Api, cluster: Cluster) -> None:

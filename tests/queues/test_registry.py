@@ -333,6 +333,21 @@ def test_an_argument_that_means_nothing_is_refused(name: str, message: str) -> N
     assert [queue.name for queue in book.registry] == ["there"]
 
 
+def test_arguments_about_another_brokers_stores_are_kept_and_make_no_other_queue() -> None:
+    """Goal: programs that say what RabbitMQ needs, and those that do no more, share a queue. Method: declare with some,
+    again without, with others, and with one that counts; what is told is what came first."""
+    book = Book()
+    first = {"x-queue-type": "quorum", "x-max-length": 5, "x-quorum-initial-group-size": 3, "x-ha-policy": ["all"]}
+    book.declare("q", **first)
+    for again in ({"x-max-length": 5}, {"x-max-length": 5, "x-queue-type": "classic", "x-queue-mode": "lazy"}):
+        assert book.registry.declare("q", again) is None
+    with pytest.raises(QueueExists, match="with x-max-length=5, asked for with x-max-length=6"):
+        book.registry.declare("q", {**first, "x-max-length": 6})
+    assert book.registry.find("q").arguments == first
+    with pytest.raises(BadRequest, match="no number, text"):
+        book.registry.declare("other", {"x-queue-type": object()})
+
+
 def test_a_queue_that_has_unknown_arguments_is_found_with_them() -> None:
     """Apply a declaration of an older version, declare it again alike and otherwise: it is the same queue, and a
     difference is named."""

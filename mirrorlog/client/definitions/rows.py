@@ -13,7 +13,7 @@ from mirrorlog.errors import BadRequest
 from mirrorlog.wire.messages.queues import QueueInfo
 from mirrorlog.wire.messages.topology import UserInfo
 from mirrorlog.wire.names import split
-from mirrorlog.wire.policies import Policy, wrong_apply_to
+from mirrorlog.wire.policies import Policy, means_nothing, wrong_apply_to
 from mirrorlog.wire.routing import DIRECT, Binding, Exchange, exchange_as
 
 Row = dict[str, Any]
@@ -25,12 +25,6 @@ ADMINISTRATOR: Final = "administrator"
 MAX_CONNECTIONS: Final = "max-connections"
 OPERATOR_POLICY: Final = "operator_policy"
 """The component of a parameter that is an operator's policy."""
-MEANINGLESS: Final = frozenset({
-    "x-queue-type", "x-queue-mode", "x-queue-version", "x-max-in-memory-length", "x-max-in-memory-bytes",
-    "x-quorum-initial-group-size", "x-initial-cluster-size", "x-queue-leader-locator",
-})  # fmt: skip
-"""Arguments of RabbitMQ's about its own ways to store a queue, of which there is one here: taken, and passed over."""
-
 _FLAGS: Final = ("durable", "auto-delete", "exclusive")
 _DESTINATIONS: Final = {"queue": False, "exchange": True}
 _OPTIONAL: Final = ("apply-to", "priority")
@@ -108,9 +102,8 @@ def declared_row(info: QueueInfo) -> Row:
 
 def queue_arguments(body: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """As the node takes them, and the names of those that mean nothing here. Raises BadRequest."""
-    given = table(body, "arguments")
-    ignored = sorted(given.keys() & MEANINGLESS)
-    arguments = {name: value for name, value in given.items() if name not in ignored}
+    arguments = dict(table(body, "arguments"))
+    ignored = sorted(filter(means_nothing, arguments))
     if not flag(body, "durable", default=True):
         arguments["durable"] = False
     if flag(body, "auto_delete"):
