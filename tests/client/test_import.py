@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 TOLD = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
 MODULES = {"grpcio": "grpc", "grpcio-health-checking": "grpc_health", "grpcio-reflection": "grpc_reflection",
            "grpcio-status": "grpc_status", "prometheus-client": "prometheus_client", "protobuf": "google"}  # fmt: skip
-OWN_MODULES_MAX = 58
+OWN_MODULES_MAX = 59
 LATE = {"argparse", "crcmod", "dataclasses", "importlib.metadata", "ipaddress", "pathlib", "secrets", "urllib.parse"}
 """Of Python and of what the client depends on: each a hundredth of the import, or a sixth, for what few need."""
 BLOCKING = """
