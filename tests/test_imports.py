@@ -272,7 +272,7 @@ CAPS = {
     "lines of a file": 500,
     "public class names that occur twice": 0,
     "files of one importer and at most 130 lines": 22,
-    "lines of the package": 119_700,
+    "lines of the package": 119_800,
     "private names that tests reach for": 368,
     "monkeypatches of tests": 294,
 }

@@ -413,16 +413,17 @@ class Client(ClusterClient):
         holder: str = "",
         ordered_by: str | None = None,
         read_from: str = "master",
+        apart: bool = False,
     ) -> list[Leased]:
         """Up to `max_records` records that are the caller's for `lease_ms`; none after `wait_ms` if there are none.
 
-        `holder`: for people; `ordered_by`: as of `subscribe`. Raises NoSuchQueue, Refused, ConnectionLost, and what a
-        consumer raises about bytes; or OutcomeUnknown: records may be leased that nobody was told of, as behind any
-        answer that is lost, and these come again behind the end of their lease.
+        `holder`: for people; `ordered_by`: as of `subscribe`; `apart`: each is a lease of its own, 25 at most. Raises
+        NoSuchQueue, Refused, ConnectionLost, and what a consumer raises about bytes; or OutcomeUnknown: some may be
+        leased that nobody was told of, and come again behind the end of their lease.
         """
         return await self.leasing.lease(
             queue, group, max_records=max_records, lease_ms=lease_ms, wait_ms=wait_ms, holder=holder,
-            ordered_by=ordered_by or "", read_from=read_from,
+            ordered_by=ordered_by or "", read_from=read_from, apart=apart,
         )  # fmt: skip
 
     async def request(
@@ -474,8 +475,7 @@ class Client(ClusterClient):
         again. The receipt of a lease that is over still acks as long as nobody else has got the record (ReceiptStale),
         and returns nothing; what somebody has settled as something else stays so (SettledOtherwise). Raises BadRequest
         for what is no receipt of that queue and group; NoSuchQueue, Refused, or ConnectionLost when no node was
-        reached: nothing was settled; or OutcomeUnknown: it may count or not, and to settle it once more in the same way
-        counts once.
+        reached: nothing was settled; or OutcomeUnknown: to settle it once more in the same way counts once.
         """
         level = parse_level(confirm)
         parsed = LeaseReceipt.parse(receipt, queue=queue, group=group)

@@ -16,6 +16,7 @@ import uvloop
 from mirrorlog import versions
 from mirrorlog.broker.consumer_groups import active_groups as gathered
 from mirrorlog.broker.consumer_groups.coordinator import Deliverer
+from mirrorlog.broker.consumer_groups.leases import APART_MAX
 from mirrorlog.broker.hosting.hosted_log import HostedLog
 from mirrorlog.broker.session import group_requests
 from mirrorlog.client import Client
@@ -688,6 +689,33 @@ def test_a_lease_is_given_extended_and_settled_by_its_receipts(tmp_path: Path) -
             await it.ask(SettleLease(queue="q", receipts=[rest], how=How.RELEASE), LeasesSettled)
             (again,) = await it.lease(5)
             assert (again.first, again.next, again.attempts) == (3, 5, 0)
+
+    run(test)
+
+
+def test_leases_tell_how_many_are_ready_beside_them_and_are_one_or_each_its_own(tmp_path: Path) -> None:
+    """Goal: basic.get's count without a question more. Method: of forty records some leased, acked and delayed; then
+    more apart than are given together."""
+
+    async def test() -> None:
+        async with group(tmp_path) as it:
+            await it.publish(0, 40)
+            wish = {"queue": "q", "lease_ms": 600_000}
+            first = await it.ask(Lease(records_max=2, **wish), Leases)
+            assert (first.ready, len(first.leased)) == (38, 1)
+            delayed = [LeasedRange(first=0, next=1, lease=first.leased[0].lease)]
+            await it.ask(SettleLease(queue="q", receipts=delayed, how=How.RETURN, delay_ms=600_000), LeasesSettled)
+            apart = await it.ask(Lease(records_max=40, apart=True, **wish), Leases)
+            assert [(each.first, each.next) for each in apart.leased] == [(at, at + 1) for at in range(2, 27)]
+            assert len({each.lease for each in apart.leased}) == APART_MAX
+            assert apart.ready == 13
+            await it.ask(SettleLease(queue="q", receipts=apart.leased[:1], how=How.RELEASE), LeasesSettled)
+            with pytest.raises(NotGranted):
+                await it.ask(ExtendLease(queue="q", receipts=apart.leased[:2], lease_ms=1000), LeasesSettled)
+            await it.ask(ExtendLease(queue="q", receipts=apart.leased[1:2], lease_ms=1000), LeasesSettled)
+            last = await it.ask(Lease(records_max=20, **wish), Leases)
+            assert last.ready == 0
+            assert (await it.ask(Lease(records_max=20, **wish), Leases)).ready == 0
 
     run(test)
 

@@ -348,6 +348,22 @@ async def test_purging_leaves_what_is_in_hand(client: Client, queue: str) -> Non
         assert await subscription.receive(timeout_ms=100) == []
 
 
+async def test_leased_records_may_be_extended_and_given_back_one_by_one(client: Client, queue: str) -> None:
+    """Goal: each its own time. Method: three leased apart; one is extended, one returned, one forgotten."""
+    await publish(client, queue, 5)
+    kept, returned, forgotten = await client.lease(queue, max_records=3, lease_ms=1_000, apart=True)
+    assert [each.ready for each in (kept, returned, forgotten)] == [2, 2, 2]
+    await kept.extend(60_000)
+    await returned.nack()
+    found: list[bytes | None] = []
+    while len(found) < 4:
+        found += [each.value for each in await client.lease(queue, lease_ms=60_000, wait_ms=10_000)]
+    assert sorted(each or b"" for each in found) == [b"1", b"2", b"3", b"4"]
+    with pytest.raises(ReceiptStale):
+        await forgotten.ack()
+    await kept.ack()
+
+
 async def test_a_lease_that_is_forgotten_comes_back(client: Client, queue: str) -> None:
     """Goal: visibility timeout. Method: lease briefly, lease again; the old receipts ack what nobody else has got, and
     extend nothing."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mirrorlog.commitlog.format.attributes import Attributes
-from mirrorlog.queues.changes import Change, GroupReset, Returned, Settled, Watermark, encode_changes
+from mirrorlog.queues.changes import Change, GroupReset, RecordsLeased, Returned, Settled, Watermark, encode_changes
 from mirrorlog.queues.delivery.group import Dispatch, GroupDelivery, KeysRead, LeaseWish, Reach, Rules, Settlement
 from mirrorlog.queues.delivery.settlement import EXPIRED
 from mirrorlog.queues.delivery.subscribers import SubscriberOptions
@@ -170,12 +170,13 @@ class Stage:
         given = self.delivery.grant(self.end, self.now, bytes_max=bytes_max)
         if given is None:
             return None
-        if given.change is not None:
-            if not self.try_append([given.change]):
+        if given.changes:
+            if not self.try_append(list(given.changes)):
                 self.delivery.giving.take_back(given)
                 return None
-            if hasattr(given.change, "lease"):
-                self.delivery.endings.began(given.change.lease, given.change.lease_ms, self.now)
+            for change in given.changes:
+                if isinstance(change, RecordsLeased):
+                    self.delivery.endings.began(change.lease, change.lease_ms, self.now)
         self.given += [(given.number, grant) for grant in given.grants]
         if given.number in self.delivery.subscribers.numbers:
             self.given_now.update(each for grant in given.grants for each in range(grant.first, grant.next))
@@ -211,8 +212,8 @@ class Stage:
         self.delivery.settling.settled(settlement, self.now)
         return settlement
 
-    def lease(self, number: int, records: int, lease_ms: int, *, ordered: bool = False) -> None:
-        self.delivery.lease(LeaseWish(number, "me", records, lease_ms, ordered))
+    def lease(self, number: int, records: int, lease_ms: int, *, ordered: bool = False, apart: bool = False) -> None:
+        self.delivery.lease(LeaseWish(number, "me", records, lease_ms, ordered, apart))
 
     def gone(self, number: int) -> None:
         self._left(self.delivery.gone(number))

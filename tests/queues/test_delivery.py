@@ -547,6 +547,28 @@ def test_a_lease_s_receipts() -> None:
         it.delivery.leases.settle([LeaseClaim(2, 3, two)], How.EXTEND, end=it.end)
 
 
+def test_records_that_are_leased_apart_are_each_a_lease_of_its_own() -> None:
+    """Goal: one is extended, and the others end. Method: three of four, given, extended and ended; a refused append
+    leaves all of them free."""
+    it = stage(4)
+    it.lease(1, 3, 1000, apart=True)
+    assert it.pump() == [(1, Grant(at, at + 1, 0, 0)) for at in range(3)]
+    one, two, three = sorted(it.ledger.leases)
+    it.tick(0.9)
+    (change,) = it.delivery.leases.extend([LeaseClaim(1, 2, two)], 1000)
+    it.append([change])
+    it.delivery.endings.began(two, 1000, it.now)
+    it.tick(0.2)
+    assert sorted(it.ledger.leases) == [two]
+    assert it.delivery.leases.settle([LeaseClaim(1, 2, two)], How.RETURN, end=it.end).records == 1
+    assert three > two > one
+    it.lease(2, 4, 1000, apart=True)
+    it.refuses = True
+    assert it.pump() == []
+    it.refuses = False
+    assert (sorted(it.ledger.leases), it.ledger.ready(4)) == ([two], 3)
+
+
 def test_a_receipt_is_stale_once_somebody_else_has_the_record() -> None:
     """By another lease, or in a subscriber's hand; while it lies free the receipt acks."""
     it = stage(3)

@@ -345,7 +345,7 @@ class ActiveGroups:
 # The numbers of the leases of one mastership: no other lease of the log has one of them, before or after. Pure.
 
 
-_LEASES_MAX: Final = (1 << EPOCH_BITS) - 1
+_LEASES_MAX: Final = (1 << EPOCH_BITS) - 32  # some may be given together
 
 
 class LeaseNumbers:

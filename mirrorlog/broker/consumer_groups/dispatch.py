@@ -349,8 +349,8 @@ class Pump:
     def _hand_out(self, work: ActiveGroup, given: Dispatch) -> bool:
         """Whether it could be."""
         end = None
-        if given.change is not None:
-            end = self._log.append_if_possible(work, [given.change])
+        if given.changes:
+            end = self._log.append_if_possible(work, given.changes)
             if end is None:
                 work.delivery.giving.take_back(given)
                 self._leasing.refuse(

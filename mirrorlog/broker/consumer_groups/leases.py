@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
+from itertools import cycle
 from typing import Final, NamedTuple
 
 from mirrorlog.broker.consumer_groups.active_groups import ActiveGroup, SettlementRequest
 from mirrorlog.broker.consumer_groups.deliveries import Deliveries, GroupContext
 from mirrorlog.broker.consumer_groups.settlement import Respond, SettlementService, check_settle
 from mirrorlog.broker.ports import Receiver
+from mirrorlog.commitlog.index.gaps import counted_there
 from mirrorlog.errors import BadRequest, LimitReached, MirrorlogError, NotGranted, Overloaded
 from mirrorlog.ha.group_transfer import ALL_MEMBERS
 from mirrorlog.queues.changes import Change, RecordsLeased
@@ -20,6 +22,8 @@ from mirrorlog.wire.messages.groups import ExtendLease, Lease, LeasedRange, Leas
 LEASE_MS_MAX: Final = 366 * 24 * 3600 * 1000
 WAIT_MS_MAX: Final = 60_000
 
+APART_MAX: Final = 25
+"""Leases that are given together: their changes are one batch, or none of them."""
 _HOLDER_CHARS_MAX: Final = 255
 _SPARE: Final = 64
 
@@ -73,7 +77,9 @@ class Leasing:
         number = self._book.next_wait()
         try:
             work.delivery.clock(self._now(), self._clock())
-            work.delivery.lease(LeaseWish(number, message.holder, message.records_max, message.lease_ms, ordered))
+            records = min(message.records_max, APART_MAX) if message.apart else message.records_max
+            wish = LeaseWish(number, message.holder, records, message.lease_ms, ordered, message.apart)
+            work.delivery.lease(wish)
         except MirrorlogError:
             self._deliveries.drop_if_idle(work)
             raise
@@ -102,27 +108,28 @@ class Leasing:
             _, number = heappop(self.ends)
             if number in self._waiters:
                 waiter = self.leave(number)
-                waiter.respond(self._answer(waiter.work.key[0], [], waiter.ordered))
+                waiter.respond(self._answer(waiter, []))
 
     def lend(self, work: ActiveGroup, given: Dispatch, end: int) -> None:
-        """Answer who waited. `end`: where the change ends in the log by which he was given these."""
+        """Answer who waited. `end`: where the changes end in the log by which he was given these."""
         waiter = self._waiters.pop(given.number)
-        change = given.change
-        assert isinstance(change, RecordsLeased)
-        work.delivery.endings.began(change.lease, change.lease_ms, self._now())
-        queue_id = work.key[0]
+        leases = list[int]()
+        for change in given.changes:
+            assert isinstance(change, RecordsLeased)
+            work.delivery.endings.began(change.lease, change.lease_ms, self._now())
+            leases.append(change.lease)
         self._replica.counters.granted(work.key, given.grants, self._now())
         leased = [
             LeasedRange(
                 first=each.first,
                 next=each.next,
-                lease=change.lease,
+                lease=lease,
                 redelivered=each.redelivered,
                 attempts=each.attempts,
             )
-            for each in given.grants
+            for each, lease in zip(given.grants, leases if len(leases) > 1 else cycle(leases), strict=False)
         ]
-        answer = self._answer(queue_id, leased, waiter.ordered)
+        answer = self._answer(waiter, leased)
         self._publisher.wait_at(end, ALL_MEMBERS, lambda error: waiter.respond(error or answer))
 
     # --- what holders say ---
@@ -167,14 +174,18 @@ class Leasing:
 
     # --- inside ---
 
-    def _answer(self, queue_id: int, leased: list[LeasedRange], ordered: bool) -> Leases:
+    def _answer(self, waiter: Waiter, leased: list[LeasedRange]) -> Leases:
+        queue_id, index = waiter.work.key[0], self._replica.index
+        following = index.next_confirmed(queue_id)
+        ready = waiter.work.delivery.ledger.ready
         return Leases(
             log_id=str(self._replica.log_id),
             epoch=self._replica.log.epochs.current + self._replica.queues.epoch_shifts.get(queue_id, 0),
             queue_id=queue_id,
-            next=self._replica.index.next_confirmed(queue_id),
+            next=following,
             leased=leased,
-            ordered=ordered,
+            ordered=waiter.ordered,
+            ready=counted_there(ready, index.begin(queue_id), index.gaps_of(queue_id), following),
         )
 
     def _check(self, message: Lease) -> None:

@@ -68,7 +68,7 @@ class LeaseSettler(Protocol[R_co]):
 class LeasedRecord(GrantedRecord, Generic[R]):
     """A record under a lease. `R` is what a call gives that settles, a coroutine or nothing."""
 
-    __slots__ = ("_settler", "attempts", "lease_receipt", "redelivered")
+    __slots__ = ("_settler", "attempts", "lease_receipt", "ready", "redelivered")
 
     def __init__(
         self,
@@ -78,12 +78,15 @@ class LeasedRecord(GrantedRecord, Generic[R]):
         *,
         redelivered: bool,
         attempts: int,
+        ready: int,
     ) -> None:
+        """`ready`: how many might have been leased beside those that came with it; -1 from nodes of older software."""
         self._settler = settler
         self.lease_receipt = receipt
         super().__init__(record)
         self.redelivered = redelivered
         self.attempts = attempts
+        self.ready = ready
 
     @property
     def receipt(self) -> str:
@@ -111,7 +114,7 @@ class LeasedRecord(GrantedRecord, Generic[R]):
 
     def extend(self, lease_ms: int) -> R:
         """All records that the same `lease()` gave out are the holder's for `lease_ms` from now on, for they are one
-        lease. Raises NotGranted when it is over, and as `Client.settle_receipt`."""
+        lease, unless they were leased `apart`. Raises NotGranted when it is over, and as `Client.settle_receipt`."""
         return self._settler.extend_lease(self.lease_receipt, lease_ms)
 
     def __repr__(self) -> str:
@@ -144,17 +147,21 @@ class ClientLeases:
         holder: str,
         ordered_by: str,
         read_from: str,
+        apart: bool,
     ) -> list[Leased]:
         """See `Client.lease`."""
         check_leasing(max_records=max_records, lease_ms=lease_ms, wait_ms=wait_ms)
         message = Lease(
             queue=queue, group=group, records_max=max_records, lease_ms=lease_ms, wait_ms=wait_ms, holder=holder,
-            ordered_by=ordered_by,
+            ordered_by=ordered_by, apart=apart,
         )  # fmt: skip
         answer = await change_at_master(self._client, queue, message, Leases, once=True, wait_ms=wait_ms)
-        if ordered_by and not answer.ordered:
+        unknown = "ordered_by" if ordered_by and not answer.ordered else ""
+        if apart and any(each.next - each.first > 1 for each in answer.leased):
+            unknown = "apart"
+        if unknown:
             await self._release(queue, group, answer.leased)
-            raise UnsupportedVersion(f"the master of queue {queue!r} knows no ordered_by yet: update all nodes")
+            raise UnsupportedVersion(f"the master of queue {queue!r} knows no {unknown} yet: update all nodes")
         found: list[Leased] = []
         try:
             for each in answer.leased:
@@ -246,6 +253,7 @@ class ClientLeases:
                 record,
                 redelivered=leased.redelivered,
                 attempts=leased.attempts,
+                ready=answer.ready,
             )
             for record in records
         ]

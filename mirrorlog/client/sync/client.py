@@ -164,14 +164,12 @@ class BlockingClient(Calls):
     def lease(self, queue: str, group: str = "", **options: Any) -> list[BlockingLeased]:
         """Records that are the caller's for a time; as `mirrorlog.client.Client.lease`."""
         wait_s = seconds(options, "wait_ms", 0)
-        from mirrorlog.client.sync.leases import BlockingLeased, BlockingLeasing
+        from mirrorlog.client.sync.leases import TOLD, BlockingLeased, BlockingLeasing
 
         found = self.change(lambda: self.awaited.lease(queue, group, **options), what="lease", more_s=wait_s)
         leasing = BlockingLeasing(self, self.awaited.leasing)
         return [
-            BlockingLeased(
-                leasing, each.lease_receipt, each.record, redelivered=each.redelivered, attempts=each.attempts
-            )
+            BlockingLeased(leasing, each.lease_receipt, each.record, **{name: getattr(each, name) for name in TOLD})
             for each in found
         ]
 

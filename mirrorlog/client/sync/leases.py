@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from mirrorlog.client.subscription.leases import ClientLeases, LeasedRecord
 from mirrorlog.client.sync.blocking import Face, changes
+
+TOLD: Final = ("redelivered", "attempts", "ready")
+"""What is known of a leased record besides."""
 
 
 class BlockingLeasing(Face[ClientLeases]):

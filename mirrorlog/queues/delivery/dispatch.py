@@ -38,11 +38,12 @@ one after the other, and end with a batch rather than within one."""
 @dataclass(frozen=True, slots=True)
 class Dispatch:
     """To be sent to `number`, a subscriber or who waits for a lease; 0: to nobody, only the change is to be made.
-    `change`: to be appended before; then nothing is sent without it, and it is taken back when it is refused."""
+    `changes`: to be appended before; then nothing is sent without them, and it is taken back when they are refused. Of
+    leases: one for all grants, or for each its own."""
 
     number: int
     grants: tuple[Grant, ...] = ()
-    change: Settled | RecordsLeased | None = None
+    changes: tuple[Settled | RecordsLeased, ...] = ()
 
 
 class Dispatcher:
@@ -132,7 +133,7 @@ class Dispatcher:
             return None
         self._subscribers.served(subscriber)
         settled = self._outcomes.settle([(each.first, each.next) for each in grants], ACKED)
-        return Dispatch(number, tuple(grants), settled if subscriber.facts.auto_ack else None)
+        return Dispatch(number, tuple(grants), (settled,) if subscriber.facts.auto_ack else ())
 
     def _lend(self, wish: LeaseWish, end: int) -> Dispatch | None:
         grants: list[Grant] = []
@@ -149,13 +150,16 @@ class Dispatcher:
         if not grants:
             return None
         self._subscribers.lent(wish)
-        ranges = sorted((each.first, each.next) for each in grants)
-        leased = self._outcomes.lease(self._next_lease(), wish.holder, ranges, wish.lease_ms)
-        return Dispatch(wish.number, tuple(grants), leased)
+        if wish.apart:
+            grants = [each._replace(first=at, next=at + 1) for each in grants for at in range(each.first, each.next)]
+        ranges = [(each.first, each.next) for each in grants]
+        leases = [[each] for each in ranges] if wish.apart else [sorted(ranges)]
+        leased = [self._outcomes.lease(self._next_lease(), wish.holder, each, wish.lease_ms) for each in leases]
+        return Dispatch(wish.number, tuple(grants), tuple(leased))
 
     def _missing(self, first: int, until: int) -> Dispatch:
         """Records that are there no more, or never were: a gap that a loss has left, or retention went over them."""
-        return Dispatch(0, (), self._outcomes.settle([(first, until)], GONE))
+        return Dispatch(0, (), (self._outcomes.settle([(first, until)], GONE),))
 
     def _grants_of(self, reach: Reach, grants_max: int) -> list[Grant]:
         """Take what is reached, as grants in which all records are alike, so many at most."""

@@ -229,13 +229,15 @@ _NOBODY: Final = 0
 
 @dataclass(frozen=True, slots=True)
 class LeaseWish:
-    """Somebody waits for up to `records_max` records, for `lease_ms`. `ordered`: by key, see `keys`."""
+    """Somebody waits for up to `records_max` records, for `lease_ms`. `ordered`: by key, see `keys`.
+    `apart`: each is a lease of its own."""
 
     number: int
     holder: str
     records_max: int
     lease_ms: int
     ordered: bool = False
+    apart: bool = False
 
 
 class Subscribers:

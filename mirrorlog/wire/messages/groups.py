@@ -97,7 +97,8 @@ class LeasedRange(msgspec.Struct, frozen=True, kw_only=True):
 
 class Lease(Message, frozen=True):
     """Up to `records_max` records for `lease_ms`, then they come back by themselves. Answered with Leases, confirmed on
-    all copies; with none after `wait_ms` if there are none. `holder`: for people. `ordered_by`: as of Subscribe."""
+    all copies; with none after `wait_ms` if there are none. `holder`: for people. `ordered_by`: as of Subscribe.
+    `apart`: each record is a lease of its own, up to 25; nodes of software before version 8 take no notice."""
 
     queue: str
     group: str = ""
@@ -106,10 +107,12 @@ class Lease(Message, frozen=True):
     wait_ms: int = 0
     holder: str = ""
     ordered_by: str = ""
+    apart: bool = False
 
 
 class Leases(Message, frozen=True):
-    """`next`: the queue's next confirmed queue offset. The records are fetched. `ordered`: by key, as it was asked."""
+    """`next`: the queue's next confirmed queue offset. The records are fetched. `ordered`: by key, as it was asked.
+    `ready`: how many may be given out now beside them; -1 from nodes of software before version 8."""
 
     log_id: str
     epoch: int
@@ -117,6 +120,7 @@ class Leases(Message, frozen=True):
     next: int
     leased: list[LeasedRange]
     ordered: bool = False
+    ready: int = -1
 
 
 class SettleLease(Message, frozen=True):
