@@ -40,18 +40,18 @@ def tls_flags(tls: TlsSettings, mode: str) -> list[str]:
 class DoorProcess:
     """A door of one node. It is started again, ever more slowly, when it dies.
 
-    `kind`: in log lines. `module`: what Python runs. `node`: the node's client address; `bind`: where the door serves;
+    `kind`: grpc, http or amqp. `node`: the node's client address; `bind`: where the door serves;
     `flags`: more of its command line. `token`: by which the node knows it; it gets it by the pipe, for everybody on the
     machine can read command lines.
     """
 
     def __init__(
-        self, kind: str, *, module: str, node: str, bind: str, debug: bool, flags: Sequence[str] = (), token: str = ""
+        self, kind: str, *, node: str, bind: str, debug: bool = False, flags: Sequence[str] = (), token: str = ""
     ) -> None:
         self.kind = kind
         self._bind = bind
         self._token = token
-        self._command = [sys.executable, "-m", module, "--node", node, "--bind", bind, *flags]
+        self._command = [sys.executable, "-m", f"mirrorlog.doors.{kind}_door", "--node", node, "--bind", bind, *flags]
         if token:
             self._command.append("--token")
         if debug:
@@ -155,29 +155,3 @@ class DoorProcess:
                     self.renew()
         self._serves = False
         return served
-
-
-# The gRPC door of a node, started and watched.
-
-
-class GrpcDoorProcess(DoorProcess):
-    """The way in for other languages, of one node."""
-
-    def __init__(
-        self, *, node: str, bind: str, debug: bool = False, flags: Sequence[str] = (), token: str = ""
-    ) -> None:
-        module = "mirrorlog.doors.grpc_door"
-        super().__init__("grpc", module=module, node=node, bind=bind, debug=debug, flags=flags, token=token)
-
-
-# The HTTP door of a node, started and watched.
-
-
-class HttpDoorProcess(DoorProcess):
-    """`/metrics` and `/health` of one node."""
-
-    def __init__(
-        self, *, node: str, bind: str, debug: bool = False, flags: Sequence[str] = (), token: str = ""
-    ) -> None:
-        module = "mirrorlog.doors.http_door"
-        super().__init__("http", module=module, node=node, bind=bind, debug=debug, flags=flags, token=token)

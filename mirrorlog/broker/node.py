@@ -21,7 +21,7 @@ from uuid import UUID
 from msgspec.structs import replace
 
 from mirrorlog import __version__
-from mirrorlog.broker.door_process import DoorProcess, GrpcDoorProcess, HttpDoorProcess, tls_flags
+from mirrorlog.broker.door_process import DoorProcess, tls_flags
 from mirrorlog.broker.hosting.former import FormerCopies, FormerDisk
 from mirrorlog.broker.hosting.hosted_logs import HostedLogs
 from mirrorlog.broker.hosting.hosting import Hosting, assignment_of
@@ -348,18 +348,11 @@ class BrokerNode:
         if self._stopping.is_set():
             return
         assert self._server is not None
-        more_http = ["--open-metrics"] if settings.http.metrics == "open" else []
-        more_http += ["--metrics-series", str(settings.http.metrics_series)]
-        more_http += [] if settings.http.management else ["--no-management"]
-        for make, bind, tls, more in (
-            (GrpcDoorProcess, settings.grpc_bind, settings.tls.grpc, []),
-            (HttpDoorProcess, settings.http_bind, settings.tls.http, more_http),
-        ):
-            if bind is not None:
-                flags, token = [*tls_flags(settings.tls, tls), *more], self._server.door_token
-                flags += ["--json-logs", settings.node.id] if settings.node.log_format == "json" else []
-                door = make(node=settings.client_bind, bind=bind, debug=self._debug, flags=flags, token=token)
-                self._doors.append(door)
+        for kind, (bind, tls) in settings.door_binds.items():
+            flags, token = [*tls_flags(settings.tls, tls), *_door_flags(settings, kind)], self._server.door_token
+            flags += ["--json-logs", settings.node.id] if settings.node.log_format == "json" else []
+            door = DoorProcess(kind, node=settings.client_bind, bind=bind, debug=self._debug, flags=flags, token=token)
+            self._doors.append(door)
         serving = {asyncio.ensure_future(door.start()) for door in self._doors}
         stopping = asyncio.ensure_future(self._stopping.wait())
         try:
@@ -373,9 +366,8 @@ class BrokerNode:
                 task.cancel()
 
     def _awaited(self) -> list[str]:
-        asked = {"grpc": self._settings.grpc_bind, "http": self._settings.http_bind}
         serving = {door.kind for door in self._doors if door.serves}
-        return [kind for kind, bind in asked.items() if bind is not None and kind not in serving]
+        return [kind for kind in self._settings.door_binds if kind not in serving]
 
     def _renew_doors(self) -> None:
         for door in self._doors:
@@ -494,4 +486,16 @@ class BrokerNode:
         return (
             f"mqnode {settings.node.id} serving client={settings.client_bind} "
             f"replication={settings.replication_bind} grpc={settings.grpc_bind or '-'} http={settings.http_bind or '-'}"
+            f"{f' amqp={settings.amqp.bind}' if settings.amqp.bind else ''}"
         )
+
+
+def _door_flags(settings: Settings, kind: str) -> list[str]:
+    """What a door is told besides."""
+    if kind == "amqp":
+        return ["--plain-passwords"] if settings.amqp.plain_passwords else []
+    if kind != "http":
+        return []
+    found = ["--metrics-series", str(settings.http.metrics_series)]
+    found += ["--open-metrics"] if settings.http.metrics == "open" else []
+    return found if settings.http.management else [*found, "--no-management"]

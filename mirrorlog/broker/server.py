@@ -177,7 +177,7 @@ class Server:
         settings = self._settings
         for address in (settings.replication_bind, settings.client_bind):
             await check_free(address)  # a start that fails later has begun a run for nothing
-        for door in filter(None, (settings.grpc_bind, settings.http_bind)):
+        for door, _ in settings.door_binds.values():
             await check_free(door, within_s=_FORMER_DOOR_S)
         await self._disk.start()
         await self._memory.start()

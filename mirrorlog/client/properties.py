@@ -1,7 +1,8 @@
 """What a record carries beside its value, as AMQP's users have it: content type, correlation id, reply to, and so on.
 
-Each is a header `amqp.<name>` of UTF-8 text, as the management API writes them, and as a door of AMQP will. So records
-that never have one pay nothing, and every reader, of whatever language, finds them.
+Each is a header `amqp.<name>` of UTF-8 text, as the management API writes them. So records that never have one pay
+nothing, and every reader, of whatever language, finds them. What came by AMQP itself has all of its own in one header
+(`client.amqp`), which is opened here.
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from mirrorlog.client.arguments import is_text, refuse
 from mirrorlog.commitlog.format.attributes import RecordOptions
+from mirrorlog.errors import BadInput
 
 if TYPE_CHECKING:
     from mirrorlog.commitlog.format.body import Header
 
 PREFIX: Final = "amqp."
+AMQP: Final = "amqp"
+"""Of what came by that."""
 
 
 class SendOptions(RecordOptions, total=False):
@@ -47,13 +51,26 @@ _HEADERS: Final = {PREFIX + name: name for name in RecordProperties._fields}
 
 
 def properties_in(headers: Iterable[Header]) -> RecordProperties:
-    """Of a record with these headers; of two the last counts."""
-    found = {
-        _HEADERS[name]: value.decode(errors="replace")
-        for name, value in headers
-        if name in _HEADERS and value is not None
-    }
+    """Of a record with these headers, which may have come by AMQP; of two the last counts."""
+    found: dict[str, str | None] = {}
+    for name, value in headers:
+        if value is None:
+            continue
+        if name in _HEADERS:
+            found[_HEADERS[name]] = value.decode(errors="replace")
+        elif name == AMQP:
+            found.update(_by_amqp(value))
     return RecordProperties(**found)
+
+
+def _by_amqp(value: bytes) -> dict[str, str | None]:
+    from mirrorlog.client import amqp  # who never meets one needs none of it
+
+    try:
+        opened = amqp.opened(amqp.parts(value)[1])
+    except BadInput:  # somebody else's header of that name
+        return {}
+    return {name: getattr(opened, name) for name in RecordProperties._fields}
 
 
 def parted(

@@ -16,6 +16,7 @@ from mirrorlog.config.values import PORTS, Address, Name, SettingsSection
 _KIB: Final = 1024
 _MIB: Final = 1024 * 1024
 _GIB: Final = 1024 * _MIB
+_TLS_PORTS: Final = (*PORTS, "amqp")
 
 
 class NodeSettings(SettingsSection):
@@ -70,6 +71,15 @@ class GrpcSettings(ListenSettings):
     enabled: bool = Field(True, description="false: this node runs no gRPC door")
 
 
+class AmqpSettings(SettingsSection):
+    """The AMQP door of the node, for programs of RabbitMQ's."""
+
+    bind: Address | None = Field(None, description="absent: no such door; RabbitMQ's port is 5672, with TLS 5671")
+    plain_passwords: bool = Field(
+        False, description="true: logins of other machines are taken without TLS, where others may read them"
+    )
+
+
 class HttpSettings(ListenSettings):
     """The HTTP door of the node: health, metrics, lists, and the management API."""
 
@@ -102,7 +112,7 @@ class TlsSettings(SettingsSection):
     client_ca: Path | None = Field(
         None,
         description="certificates of other authorities, whose word is taken for clients alone: on `mutual` "
-        "client, gRPC and HTTP ports beside `tls.ca`, never on replication ports",
+        "client, gRPC, HTTP and AMQP ports beside `tls.ca`, never on replication ports",
     )
     replication: Literal["off", "mutual"] = Field(
         "off", description="`mutual`: nodes show each other certificates; the same on all nodes"
@@ -113,6 +123,7 @@ class TlsSettings(SettingsSection):
     )
     grpc: TlsMode = Field("off", description="likewise, of the gRPC door")
     http: TlsMode = Field("off", description="likewise, of the HTTP door")
+    amqp: TlsMode = Field("off", description="likewise, of the AMQP door")
 
     @property
     def files(self) -> tuple[Path, Path, Path]:
@@ -125,16 +136,18 @@ class TlsSettings(SettingsSection):
     @property
     def is_used(self) -> bool:
         """Whether any port speaks TLS."""
-        return any(getattr(self, port) != "off" for port in PORTS)
+        return any(getattr(self, port) != "off" for port in _TLS_PORTS)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        used = [port for port in PORTS if getattr(self, port) != "off"]
+        used = [port for port in _TLS_PORTS if getattr(self, port) != "off"]
         missing = [name for name in ("certificate", "key", "ca") if getattr(self, name) is None]
         if used and missing:
             raise ValueError(f"{used[0]} needs {', '.join(missing)}")
-        if self.client_ca is not None and "mutual" not in (self.client, self.grpc, self.http):
-            raise ValueError("client_ca is for ports that ask clients for certificates: client, grpc or http = mutual")
+        if self.client_ca is not None and "mutual" not in (self.client, self.grpc, self.http, self.amqp):
+            raise ValueError(
+                "client_ca is for ports that ask clients for certificates: client, grpc, http or amqp = mutual"
+            )
         return self
 
 

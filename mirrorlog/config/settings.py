@@ -9,6 +9,7 @@ from pydantic import model_validator
 from mirrorlog.config.addresses import split_address
 from mirrorlog.config.cluster import ClusterSettings, LogAssignment, Member
 from mirrorlog.config.sections import (
+    AmqpSettings,
     GrpcSettings,
     HaSettings,
     HttpSettings,
@@ -31,6 +32,7 @@ class Settings(SettingsSection):
     replication: ListenSettings = ListenSettings()
     grpc: GrpcSettings = GrpcSettings()
     http: HttpSettings = HttpSettings()
+    amqp: AmqpSettings = AmqpSettings()
     tls: TlsSettings = TlsSettings()
     limits: LimitSettings = LimitSettings()
     log: LogSettings = LogSettings()
@@ -62,6 +64,12 @@ class Settings(SettingsSection):
         if not self.http.enabled:
             return None
         return self.http.bind or self.member.http
+
+    @property
+    def door_binds(self) -> dict[str, tuple[str, str]]:
+        """Of each door that the node runs: where, and the mode of its TLS."""
+        binds = {"grpc": self.grpc_bind, "http": self.http_bind, "amqp": self.amqp.bind}
+        return {kind: (bind, getattr(self.tls, kind)) for kind, bind in binds.items() if bind is not None}
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -27,7 +27,8 @@ LOG_NAME: Final = "main"
 
 _MIB: Final = 1024 * 1024
 _START_ATTEMPTS: Final = 5
-_PORTS: Final = ("client", "replication", "grpc", "http")
+_PORTS: Final = ("client", "replication", "grpc", "http", "amqp")
+_AMQP_PORT: Final = 5672
 # For one look at a node of which another can be had: one that is paused must not hold up a wait.
 _LOOK_SECONDS: Final = 1.0
 
@@ -51,12 +52,12 @@ class Cluster:
     - `data_dir`: where data, configuration and log of every node lie. By default a temporary directory that is removed
       at the end; one that is given stays, and a later cluster on it goes on with its data.
     - `settings`: of all nodes, `{"section.key": value}`, above everything else given here.
-    - `grpc`, `http`: start these doors too.
+    - `grpc`, `http`, `amqp`: start these doors too.
     - `tls`: "server" or "mutual": client ports and gRPC doors speak TLS, by certificates made with trustme. Then the
       property `tls` is what a `Client` is given, and `certificates` has the files.
     - `segment_bytes`: of a segment file.
-    - `first_port`: for clients of the first node, if it is free, with its other ports behind it; the next node's ten
-      behind. 0: any that are free.
+    - `first_port`: for clients of the first node, if it is free, with its other ports behind it (AMQP's are 5672
+      and up); the next node's ten behind. 0: any that are free.
 
     The nodes never outlive the process that started them, unless `close(keep_running=True)` lets them go.
     """
@@ -72,6 +73,7 @@ class Cluster:
         settings: Mapping[str, Any] | None = None,
         grpc: bool = False,
         http: bool = False,
+        amqp: bool = False,
         tls: str | None = None,
         segment_bytes: int = 64 * _MIB,
         name: str = "testing",
@@ -96,7 +98,7 @@ class Cluster:
             "http.enabled": http,
             **(settings or {}),
         }
-        self._doors = tuple(name for name, wanted in (("grpc", grpc), ("http", http)) if wanted)
+        self._doors = tuple(name for name, wanted in (("grpc", grpc), ("http", http), ("amqp", amqp)) if wanted)
         self._tls = tls
         self._data_dir = None if data_dir is None else Path(data_dir)
         self._temporary: Path | None = None
@@ -313,7 +315,11 @@ class Cluster:
             known: dict[str, dict[str, str]] = json.loads(self._addresses_file.read_text())
             if known.keys() == set(self._node_ids):
                 return _with_all_ports(known)
-        rather = [self._first_port + 10 * at + door for at in range(len(self._node_ids)) for door in range(len(_PORTS))]
+        rather = [
+            _AMQP_PORT + at if name == "amqp" else self._first_port + 10 * at + door
+            for at in range(len(self._node_ids))
+            for door, name in enumerate(_PORTS)
+        ]
         ports = iter(free_ports(len(rather), rather=rather if self._first_port else ()))
         return {node_id: {name: f"{HOST}:{next(ports)}" for name in _PORTS} for node_id in self._node_ids}
 
@@ -335,6 +341,7 @@ class Cluster:
         tables: dict[str, dict[str, Any]] = {
             "cluster": {"name": self.name, "members": members, "logs": self._logs},
             "node": {"id": node.id, "data_dir": node.data_dir.absolute()},
+            **({} if node.amqp is None else {"amqp": {"bind": node.amqp}}),
         }
         secured = {} if self._tls is None else self.certificates.settings(self._tls)
         for key, value in {**secured, **self._settings}.items():

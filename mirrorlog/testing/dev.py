@@ -41,11 +41,12 @@ def dev(
         if fresh:
             shutil.rmtree(data, ignore_errors=True)
         with Cluster(
-            nodes, data_dir=data, grpc=True, http=True, logs=(), name="dev", first_port=CLIENT_PORT
+            nodes, data_dir=data, grpc=True, http=True, amqp=True, logs=(), name="dev", first_port=CLIENT_PORT
         ) as cluster:
             cluster.wait_in_sync()
             pages = [f"http://{node.http}/page/" for node in cluster.nodes.values()]
-            text = told(cluster.servers, pages, data)
+            doors = [f"amqp://{node.amqp}" for node in cluster.nodes.values()]
+            text = told(cluster.servers, pages, doors, data)
             (home / _TOLD).write_text(text)
             typer.echo(text)
             signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -54,12 +55,13 @@ def dev(
             typer.echo(f"\nending; the data stay in {data}")
 
 
-def told(servers: list[str], pages: list[str], data: Path) -> str:
+def told(servers: list[str], pages: list[str], doors: list[str], data: Path) -> str:
     """Where they are, and what to try. Pure."""
     return "\n".join(
         [
             f"{len(servers)} nodes serve, with their data in {data}",
             f"  page: {pages[0]}",
+            f"  programs for RabbitMQ: {doors[0]}",
             "In another terminal:",
             f"  export MIRRORLOG_SERVERS={','.join(servers)}",
             "  mqtool declare hello",

@@ -37,7 +37,7 @@ _START_ERRORS: Final = {
 
 
 class Node:
-    """A node of a test cluster. Addresses are `host:port`; `grpc` and `http` are None without such a door.
+    """A node of a test cluster. Addresses are `host:port`; `grpc`, `http` and `amqp` are None without such a door.
 
     Signals go to the node's process group, so a door that it has started shares its fate; `stop` asks the node alone,
     which ends its door itself.
@@ -51,6 +51,7 @@ class Node:
         replication: str,
         grpc: str | None = None,
         http: str | None = None,
+        amqp: str | None = None,
         directory: Path,
         on_start: Callable[[int], None] = lambda pid: None,
         command_prefix: Sequence[str] = (),
@@ -63,6 +64,7 @@ class Node:
         self.replication = replication
         self.grpc = grpc
         self.http = http
+        self.amqp = amqp
         self.data_dir = directory / node_id
         self.config_file = directory / f"{node_id}.toml"
         self.log_file = directory / f"{node_id}.log"

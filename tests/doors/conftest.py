@@ -6,5 +6,5 @@ import pytest
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark all of them `process`."""
     for item in items:
-        if item.path.parent.name == "doors" and item.path.name.startswith("test_grpc_"):
+        if item.path.name.startswith(("test_grpc_", "test_amqp_")):
             item.add_marker(pytest.mark.process)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from mirrorlog.broker.door_process import HttpDoorProcess
+from mirrorlog.broker.door_process import DoorProcess
 from mirrorlog.errors import PortTaken
 from mirrorlog.testing import Cluster
 from mirrorlog.testing.ports import free_ports
@@ -62,7 +62,7 @@ def _command(process: Path) -> list[str]:
 async def test_a_door_that_dies_is_started_again_and_one_that_is_stopped_is_not(cluster: Cluster) -> None:
     """Goal: a node is never blind for long. Method: SIGKILL its door, wait for the next one, stop that."""
     bind = f"{HOST}:{free_ports(1)[0]}"
-    process = HttpDoorProcess(node=cluster.nodes["n1"].client, bind=bind)
+    process = DoorProcess("http", node=cluster.nodes["n1"].client, bind=bind)
     try:
         await process.start()
         first = pid_of(bind)
@@ -80,7 +80,7 @@ async def test_a_door_whose_address_is_taken_says_so_at_its_start(cluster: Clust
     """Goal: its node ends as for any other port. Method: hold the address; and look whom a node waits for."""
     with socket.create_server((HOST, 0)) as holder:
         bind = f"{HOST}:{holder.getsockname()[1]}"
-        process = HttpDoorProcess(node=cluster.nodes["n1"].client, bind=bind)
+        process = DoorProcess("http", node=cluster.nodes["n1"].client, bind=bind)
         try:
             with pytest.raises(PortTaken, match=f"cannot listen on {bind}"):
                 await process.start()
@@ -92,7 +92,7 @@ async def test_a_door_whose_address_is_taken_says_so_at_its_start(cluster: Clust
 async def test_a_door_that_hangs_does_not_hold_up_the_stop(cluster: Cluster) -> None:
     """Goal: a node's stop ends. Method: SIGSTOP the door, which no SIGTERM ends; it is gone after the stop."""
     bind = f"{HOST}:{free_ports(1)[0]}"
-    process = HttpDoorProcess(node=cluster.nodes["n1"].client, bind=bind)
+    process = DoorProcess("http", node=cluster.nodes["n1"].client, bind=bind)
     try:
         await process.start()
         os.kill(pid_of(bind), signal.SIGSTOP)
@@ -115,7 +115,7 @@ async def test_a_process_that_cannot_be_started_is_tried_again(
         return await real(*command, **options)
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
-    process = HttpDoorProcess(node=cluster.nodes["n1"].client, bind=f"{HOST}:{free_ports(1)[0]}")
+    process = DoorProcess("http", node=cluster.nodes["n1"].client, bind=f"{HOST}:{free_ports(1)[0]}")
     try:
         await process.start()
     finally:
@@ -129,7 +129,7 @@ async def test_a_door_that_does_not_serve_yet_reads_new_files_when_it_does(
     """Goal: a signal to a process that does not know it yet ends none. Method: ask for a renewal at the moment of its
     start; it comes up in one attempt, and has read."""
     bind = f"{HOST}:{free_ports(1)[0]}"
-    process = HttpDoorProcess(node=cluster.nodes["n1"].client, bind=bind)
+    process = DoorProcess("http", node=cluster.nodes["n1"].client, bind=bind)
     told: list[str] = []
 
     def has_read(times: int) -> bool:

@@ -19,7 +19,7 @@ from pathlib import Path
 from tests.fuzz.targets import TARGETS, Target
 from tests.totals import add_run
 
-FUZZERS = ("batch", "frames", "messages", "segment")
+FUZZERS = ("amqp", "batch", "frames", "messages", "segment")
 _EXECUTIONS = re.compile(r"^stat::number_of_executed_units:\s*(\d+)", re.MULTILINE)
 _OUTPUT_LINES = 40
 

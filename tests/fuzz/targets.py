@@ -68,6 +68,7 @@ from mirrorlog.wire.messages.queues import DeclareQueue, GetMetadata
 from mirrorlog.wire.messages.replication import EpochEntry, FollowRequest
 from mirrorlog.wire.transaction_frames import read_transact, read_transacted
 from sim.disk import SimulatedFiles
+from tests.fuzz.amqp_targets import connection, connection_seeds
 
 LOG_ID: Final = UUID(int=7)
 SEED: Final = log_seed(LOG_ID)
@@ -343,4 +344,5 @@ TARGETS: Final = {
     "epochs": Target(epoch_list, epoch_seeds),
     "checkpoint": Target(checkpoint_slot, checkpoint_seeds),
     "segment": Target(segment_file, segment_seeds),
+    "amqp": Target(connection, connection_seeds),
 }

@@ -36,9 +36,7 @@ class Exposure:
     @classmethod
     def of(cls, settings: Settings) -> Self:
         tls = settings.tls
-        doors = [
-            (bind, mode) for bind, mode in ((settings.grpc_bind, tls.grpc), (settings.http_bind, tls.http)) if bind
-        ]
+        doors = settings.door_binds.values()
         insecure = settings.node.insecure
         return cls(
             native=insecure or tls.client == "mutual",

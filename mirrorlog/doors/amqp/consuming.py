@@ -1,0 +1,333 @@
+"""Consumers of a channel: each a subscription, whose records leave as deliveries; and single ones by `get`. Thin.
+
+What is with the client and not acknowledged is known by its tag (`tags`): a subscription's grant and a queue offset, or
+a lease. A consumer that is cancelled leaves what it has given out with the channel. Whoever has a record keeps it as
+long as its connection lives: its time is begun anew again and again (`extend`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final, NamedTuple, Protocol, cast
+
+from mirrorlog.client import Client
+from mirrorlog.client.subscription.leases import Leased
+from mirrorlog.client.subscription.subscription import Subscription
+from mirrorlog.client.subscription.unacked import Granted
+from mirrorlog.doors.amqp.codec import cancel, deliver, get_ok, short
+from mirrorlog.doors.amqp.errors import (
+    ACCESS_REFUSED,
+    NOT_ALLOWED,
+    PRECONDITION_FAILED,
+    AmqpError,
+    not_to_be_used,
+)
+from mirrorlog.doors.amqp.message import outgoing
+from mirrorlog.doors.amqp.tags import DeliveryTags, UnknownTag
+from mirrorlog.doors.amqp.topology import Topology
+from mirrorlog.errors import ExclusiveTaken, MirrorlogError, NoSuchQueue, QueueExclusive
+from mirrorlog.wire.frames import How
+from mirrorlog.wire.names import qualified
+
+logger = logging.getLogger(__name__)
+
+LEASE_MS: Final = 60_000
+"""Of what `get` gives out; extended while the connection lives."""
+EXTEND_S: Final = 20.0
+_PRIORITY_MAX: Final = 2**31 - 1
+_NAME_CHARS_MAX: Final = 128
+
+
+class Output(Protocol):
+    """The connection that deliveries leave by."""
+
+    @property
+    def frame_max(self) -> int: ...
+
+    def write(self, frames: bytes) -> None: ...
+
+    async def writable(self) -> None:
+        """Until the client takes what is sent."""
+
+
+class ConsumingSide(Output, Protocol):
+    """The same, with whom it is asked for. `wants_cancels`: the client is told of consumers that end."""
+
+    virtual_host: str
+    wants_cancels: bool
+
+    @property
+    def client(self) -> Client: ...
+
+    @property
+    def topology(self) -> Topology: ...
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Have it done, beside."""
+
+
+class Held(NamedTuple):
+    """A delivery that is not acknowledged: of a subscription's grant."""
+
+    consumer: Consumer
+    granted: Granted
+    offset: int
+
+
+class HeldLease(NamedTuple):
+    """The same, of a lease."""
+
+    leased: Leased
+
+
+Unsettled = Held | HeldLease
+
+
+class Consumer:
+    """One consumer. `ended`: is called when it ends by itself."""
+
+    def __init__(
+        self,
+        tag: str,
+        queue: str,
+        subscription: Subscription,
+        *,
+        no_ack: bool,
+        channel: int,
+        tags: DeliveryTags[Unsettled],
+        output: Output,
+        ended: Callable[[Consumer, MirrorlogError], None],
+    ) -> None:
+        self.tag = tag
+        self.queue = queue
+        self.subscription = subscription
+        self.no_ack = no_ack
+        self._channel = channel
+        self._tags = tags
+        self._output = output
+        self._ended = ended
+        self._short_tag = short(tag.encode())
+        self._name = queue.encode()
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """Deliver from now on."""
+        self._task = asyncio.ensure_future(self._run())
+
+    async def stop(self, *, requeue: bool) -> None:
+        """Nothing is delivered any more. `requeue`: what it has given out, too."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        with contextlib.suppress(MirrorlogError):
+            await self.subscription.close(requeue=requeue)
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                await self._output.writable()
+                stretch = await self.subscription.next_batch()
+                granted = stretch.grant[1]
+                self._output.write(b"".join([self._delivery(granted, record) for record in stretch.records()]))
+        except MirrorlogError as error:
+            self._ended(self, error)
+
+    def _delivery(self, granted: Granted, record: tuple) -> bytes:  # type: ignore[type-arg]  # a named tuple, taken apart
+        _, offset, value, key, headers, _, _, attributes = record
+        tags = self._tags
+        tag = tags.next() if self.no_ack else tags.add(Held(self, granted, offset))
+        route, properties = outgoing(headers, key, self._name, attributes)
+        return deliver(
+            self._channel, self._short_tag, tag, granted.redelivered,
+            route=route, properties=properties, body=value or b"", frame_max=self._output.frame_max,
+        )  # fmt: skip
+
+
+class Consuming:
+    """What a channel consumes, and has not acknowledged. `prefetch`: of consumers to come."""
+
+    def __init__(self, connection: ConsumingSide, number: int) -> None:
+        self.prefetch = 0
+        self._connection = connection
+        self._number = number
+        self._tags: DeliveryTags[Unsettled] = DeliveryTags()
+        self._consumers: dict[str, Consumer] = {}
+        # Cancelled ones, with what they have given out.
+        self._former: list[Consumer] = []
+        self._leases: set[asyncio.Task[None]] = set()
+        self._over = False
+
+    # --- consumers ---
+
+    async def consume(self, queue: str, tag: str, *, no_ack: bool, exclusive: bool, arguments: dict[str, Any]) -> None:
+        """Deliver from now on, behind the answer. Raises AmqpError, MirrorlogError."""
+        if tag in self._consumers:
+            raise AmqpError(NOT_ALLOWED, f"attempt to reuse consumer tag '{tag}'")
+        priority = arguments.get("x-priority", 0)
+        if not isinstance(priority, int):
+            raise AmqpError(PRECONDITION_FAILED, "invalid arg 'x-priority' for consumer: it is a number")
+        connection, host = self._connection, self._connection.virtual_host
+        subscription = connection.client.subscribe(
+            qualified(host, queue),
+            prefetch=0 if no_ack else self.prefetch,
+            auto_ack=no_ack,
+            exclusive=exclusive,
+            priority=max(-_PRIORITY_MAX, min(priority, _PRIORITY_MAX)),
+            name=tag[:_NAME_CHARS_MAX],
+            cancel_on_failover=arguments.get("x-cancel-on-ha-failover") is True,
+        )
+        try:
+            await subscription.start()
+        except (NoSuchQueue, QueueExclusive) as error:
+            raise not_to_be_used(error, queue, host) from None
+        except ExclusiveTaken:
+            raise AmqpError(ACCESS_REFUSED, f"queue '{queue}' in vhost '{host}' in exclusive use") from None
+        if self._over:
+            await subscription.close()
+            return
+        self._consumers[tag] = Consumer(
+            tag, queue, subscription, no_ack=no_ack, channel=self._number, tags=self._tags, output=connection,
+            ended=self._ended,
+        )  # fmt: skip
+
+    def begin(self, tag: str) -> None:
+        """The client knows of it now."""
+        if (consumer := self._consumers.get(tag)) is not None:
+            consumer.begin()
+
+    async def cancel(self, tag: str) -> None:
+        """By the client: what it has it keeps."""
+        if (consumer := self._consumers.pop(tag, None)) is not None:
+            await consumer.stop(requeue=False)
+            self._former.append(consumer)
+
+    async def queue_goes(self, queue: str) -> None:
+        """It is deleted here: its consumers are told before."""
+        for tag, consumer in list(self._consumers.items()):
+            if consumer.queue == queue:
+                del self._consumers[tag]
+                await self._cancelled(consumer)
+
+    async def get(self, queue: str, *, no_ack: bool) -> bytes | None:
+        """The frames of one message; None where there is none. Raises AmqpError, MirrorlogError."""
+        connection, host = self._connection, self._connection.virtual_host
+        try:
+            found = await connection.client.lease(qualified(host, queue), max_records=1, lease_ms=LEASE_MS)
+            if not found:
+                return None
+            record = found[0]
+            if no_ack:
+                await record.ack()
+        except (NoSuchQueue, QueueExclusive) as error:
+            raise not_to_be_used(error, queue, host) from None
+        left = await connection.topology.ready(queue)
+        route, properties = outgoing(record.headers, record.key, queue.encode(), record.attributes)
+        tag = self._tags.next() if no_ack else self._tags.add(HeldLease(record))
+        return get_ok(
+            self._number, tag, record.redelivered,
+            route=route, left=left, properties=properties, body=record.value or b"", frame_max=connection.frame_max,
+        )  # fmt: skip
+
+    # --- settling ---
+
+    def settle(self, tag: int, how: How, *, multiple: bool) -> None:
+        """Raises AmqpError for what is not unacknowledged."""
+        try:
+            found = self._tags.settle(tag, multiple)
+        except UnknownTag as error:
+            raise AmqpError(PRECONDITION_FAILED, str(error)) from None
+        self._settle(found, how)
+
+    def recover(self) -> None:
+        """All that is unacknowledged comes again, to anybody."""
+        self._settle(self._tags.take_all(), How.RETURN)
+
+    async def flush(self) -> None:
+        """What was settled has ended."""
+        for consumer in [*self._consumers.values(), *self._former]:
+            if not consumer.no_ack:
+                with contextlib.suppress(MirrorlogError):
+                    await consumer.subscription.flush()
+        if self._leases:
+            await asyncio.wait(set(self._leases))
+
+    def extend(self) -> None:
+        """Begin the time of all that is unacknowledged anew: its client lives."""
+        for each in list(self._tags):
+            if type(each) is Held:
+                with contextlib.suppress(MirrorlogError):  # it is nobody's any more
+                    each.consumer.subscription.settle_nowait(each.granted, each.offset, each.offset + 1, How.EXTEND)
+            elif type(each) is HeldLease:
+                self._connection.spawn(_extended(each.leased))
+
+    async def release(self) -> None:
+        """Nothing is delivered any more, and what is unacknowledged goes back."""
+        self._over = True
+        consumers, self._consumers = list(self._consumers.values()), {}
+        former, self._former = self._former, []
+        held = self._tags.take_all()
+        rest = [each for each in held if type(each) is HeldLease or each.consumer in former]  # type: ignore[union-attr]
+        with contextlib.suppress(MirrorlogError):
+            self._settle(rest, How.RETURN)
+        await asyncio.gather(*(each.stop(requeue=True) for each in consumers))
+        for consumer in former:
+            with contextlib.suppress(MirrorlogError):
+                await consumer.subscription.flush()
+        if self._leases:
+            await asyncio.wait(set(self._leases))
+
+    # --- inside ---
+
+    def _settle(self, deliveries: Sequence[Unsettled], how: How) -> None:
+        """Without waiting: neighbours as one."""
+        at, count = 0, len(deliveries)
+        while at < count:
+            first = deliveries[at]
+            at += 1
+            if type(first) is HeldLease:
+                self._settle_lease(first.leased, how)
+                continue
+            consumer, granted, offset = cast(Held, first)
+            following = offset + 1
+            while at < count:
+                each = deliveries[at]
+                if type(each) is not Held or each.granted is not granted or each.offset != following:
+                    break
+                following += 1
+                at += 1
+            consumer.subscription.settle_nowait(granted, offset, following, how)
+
+    def _settle_lease(self, leased: Leased, how: How) -> None:
+        task = asyncio.ensure_future(_settled(leased, how))
+        self._leases.add(task)
+        task.add_done_callback(self._leases.discard)
+
+    def _ended(self, consumer: Consumer, error: MirrorlogError) -> None:
+        """By itself: its queue is gone, or it has another master and the client is to be told so."""
+        if self._consumers.get(consumer.tag) is consumer:
+            del self._consumers[consumer.tag]
+            logger.info("consumer_cancelled queue=%r tag=%r reason=%r", consumer.queue, consumer.tag, error.message)
+            self._connection.spawn(self._cancelled(consumer))
+
+    async def _cancelled(self, consumer: Consumer) -> None:
+        await consumer.stop(requeue=False)
+        self._former.append(consumer)
+        if self._connection.wants_cancels and not self._over:
+            self._connection.write(cancel(self._number, consumer.tag.encode()))
+
+
+async def _settled(leased: Leased, how: How) -> None:
+    with contextlib.suppress(MirrorlogError):  # then it comes again
+        if how == How.ACK:
+            await leased.ack()
+        else:
+            await leased.nack(how != How.DEAD)
+
+
+async def _extended(leased: Leased) -> None:
+    with contextlib.suppress(MirrorlogError):
+        await leased.extend(LEASE_MS)
