@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from mirrorlog.config import TlsSettings
+from mirrorlog.config import Settings, TlsSettings
 from mirrorlog.errors import PortTaken
 
 logger = logging.getLogger(__name__)
@@ -35,6 +35,18 @@ def tls_flags(tls: TlsSettings, mode: str) -> list[str]:
     if tls.client_ca is not None:
         files += ["--tls-client-ca", str(tls.client_ca)]
     return [*files, "--tls", mode, *(["--node-tls"] if tls.client != "off" else [])]
+
+
+def door_flags(settings: Settings, kind: str) -> list[str]:
+    """What else a door is told."""
+    found = ["--json-logs", settings.node.id] if settings.node.log_format == "json" else []
+    if kind == "amqp" and settings.amqp.plain_passwords:
+        found.append("--plain-passwords")
+    if kind == "http":
+        found += ["--metrics-series", str(settings.http.metrics_series)]
+        found += ["--open-metrics"] if settings.http.metrics == "open" else []
+        found += [] if settings.http.management else ["--no-management"]
+    return found
 
 
 class DoorProcess:

@@ -21,7 +21,7 @@ from uuid import UUID
 from msgspec.structs import replace
 
 from mirrorlog import __version__
-from mirrorlog.broker.door_process import DoorProcess, tls_flags
+from mirrorlog.broker.door_process import DoorProcess, door_flags, tls_flags
 from mirrorlog.broker.hosting.former import FormerCopies, FormerDisk
 from mirrorlog.broker.hosting.hosted_logs import HostedLogs
 from mirrorlog.broker.hosting.hosting import Hosting, assignment_of
@@ -349,8 +349,7 @@ class BrokerNode:
             return
         assert self._server is not None
         for kind, (bind, tls) in settings.door_binds.items():
-            flags, token = [*tls_flags(settings.tls, tls), *_door_flags(settings, kind)], self._server.door_token
-            flags += ["--json-logs", settings.node.id] if settings.node.log_format == "json" else []
+            flags, token = [*tls_flags(settings.tls, tls), *door_flags(settings, kind)], self._server.door_token
             door = DoorProcess(kind, node=settings.client_bind, bind=bind, debug=self._debug, flags=flags, token=token)
             self._doors.append(door)
         serving = {asyncio.ensure_future(door.start()) for door in self._doors}
@@ -488,14 +487,3 @@ class BrokerNode:
             f"replication={settings.replication_bind} grpc={settings.grpc_bind or '-'} http={settings.http_bind or '-'}"
             f"{f' amqp={settings.amqp.bind}' if settings.amqp.bind else ''}"
         )
-
-
-def _door_flags(settings: Settings, kind: str) -> list[str]:
-    """What a door is told besides."""
-    if kind == "amqp":
-        return ["--plain-passwords"] if settings.amqp.plain_passwords else []
-    if kind != "http":
-        return []
-    found = ["--metrics-series", str(settings.http.metrics_series)]
-    found += ["--open-metrics"] if settings.http.metrics == "open" else []
-    return found if settings.http.management else [*found, "--no-management"]

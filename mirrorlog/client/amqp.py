@@ -20,9 +20,9 @@ from struct import Struct
 from struct import error as StructError
 from typing import Any, Final, NamedTuple
 
-from mirrorlog.client.properties import AMQP
 from mirrorlog.errors import BadInput
 
+AMQP: Final = "amqp"
 _FORMAT: Final = 1
 _DEPTH_MAX: Final = 16
 

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from mirrorlog.commitlog.format.body import Header
 
 PREFIX: Final = "amqp."
-AMQP: Final = "amqp"
-"""Of what came by that."""
+_WHOLE: Final = PREFIX.rstrip(".")
 
 
 class SendOptions(RecordOptions, total=False):
@@ -58,7 +57,7 @@ def properties_in(headers: Iterable[Header]) -> RecordProperties:
             continue
         if name in _HEADERS:
             found[_HEADERS[name]] = value.decode(errors="replace")
-        elif name == AMQP:
+        elif name == _WHOLE:
             found.update(_by_amqp(value))
     return RecordProperties(**found)
 

@@ -9,7 +9,7 @@ from pamqp.frame import marshal
 
 from mirrorlog.client.amqp import closed, opened, scanned
 from mirrorlog.doors.amqp import codec
-from mirrorlog.doors.amqp.state import ConnectionState, Credentials, Failed, Opening, Published
+from mirrorlog.doors.amqp.state import ConnectionState, Failed, HostOpening, MessagePublished, SaidLogin
 from mirrorlog.errors import BadInput
 
 BODY_BYTES_MAX = 4096
@@ -22,14 +22,14 @@ def connection(data: bytes) -> None:
     failed: set[int] = set()
     for at in range(1, len(data), size):
         for event in state.receive(data[at : at + size]):
-            if isinstance(event, Credentials):
+            if isinstance(event, SaidLogin):
                 state.tuned()
-            elif isinstance(event, Opening):
+            elif isinstance(event, HostOpening):
                 state.opened()
             elif isinstance(event, Failed):
                 assert 0 not in failed, "told twice that all of it failed"
                 failed.add(event.channel)
-            elif isinstance(event, Published):
+            elif isinstance(event, MessagePublished):
                 assert 0 not in failed
                 assert len(event.body) <= BODY_BYTES_MAX
                 _properties(event.properties)

@@ -27,9 +27,9 @@ from mirrorlog.doors.amqp.errors import (
     AmqpError,
     as_amqp,
 )
-from mirrorlog.doors.amqp.message import Message, incoming
-from mirrorlog.doors.amqp.publishing import Publication, Publishing
-from mirrorlog.doors.amqp.state import ChannelClosed, Failed, Published, Said, Settled
+from mirrorlog.doors.amqp.message import AmqpMessage, incoming
+from mirrorlog.doors.amqp.publishing import AmqpPublication, Publishing
+from mirrorlog.doors.amqp.state import ChannelClosed, Failed, MessagePublished, MessageSettled, Said
 from mirrorlog.doors.amqp.tags import Confirms
 from mirrorlog.errors import (
     MirrorlogError,
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 _CLOSE_TIMEOUT_S: Final = 10.0
 _REPLY_TO: Final = "amq.rabbitmq.reply-to"
 
-Event = Published | Settled | Said | ChannelClosed
+Event = MessagePublished | MessageSettled | Said | ChannelClosed
 
 
 class ChannelSide(ConsumingSide, Protocol):
@@ -117,9 +117,9 @@ class Channel:
     def _begun(self, event: Event) -> Coroutine[Any, Any, None] | None:
         """Done, or what is left of it to wait for."""
         try:
-            if type(event) is Published:
+            if type(event) is MessagePublished:
                 return self._publish(event)
-            if type(event) is Settled:
+            if type(event) is MessageSettled:
                 self._settle(event)
                 return None
             if type(event) is ChannelClosed:
@@ -160,7 +160,7 @@ class Channel:
 
     # --- inside: publishing ---
 
-    def _publish(self, event: Published) -> Coroutine[Any, Any, None] | None:
+    def _publish(self, event: MessagePublished) -> Coroutine[Any, Any, None] | None:
         if self._gone:
             return None
         _, method, properties, body = event
@@ -168,7 +168,7 @@ class Channel:
             raise AmqpError(NOT_IMPLEMENTED, "immediate=true")
         message = incoming(method, properties, body, self._connection.user)
         confirms = self._confirms
-        publication = Publication(message, 0 if confirms is None else confirms.publish(), self._ended)
+        publication = AmqpPublication(message, 0 if confirms is None else confirms.publish(), self._ended)
         self._outstanding += 1
         self._connection.loaded(1, len(body))
         try:
@@ -179,21 +179,21 @@ class Channel:
             raise
         return self._publish_later(publication)
 
-    async def _publish_later(self, publication: Publication) -> None:
+    async def _publish_later(self, publication: AmqpPublication) -> None:
         try:
             await self._connection.publishing.publish(publication)
         except BaseException:
             self._forget(publication)
             raise
 
-    def _forget(self, publication: Publication) -> None:
+    def _forget(self, publication: AmqpPublication) -> None:
         self._outstanding -= 1
         self._connection.loaded(-1, -len(publication.message.body))
         if not self._outstanding and self._drained is not None:
             drained, self._drained = self._drained, None
             drained.set_result(None)
 
-    def _ended(self, publication: Publication) -> None:
+    def _ended(self, publication: AmqpPublication) -> None:
         self._forget(publication)
         if self._gone:
             return
@@ -214,7 +214,7 @@ class Channel:
             # Silence, as RabbitMQ has it, would lose a message without a word.
             self._failed(error, PUBLISH)
 
-    def _return(self, message: Message) -> None:
+    def _return(self, message: AmqpMessage) -> None:
         frames = codec.returned(
             self.number, NO_ROUTE, b"NO_ROUTE", route=message.route, properties=message.properties, body=message.body,
             frame_max=self._connection.frame_max,
@@ -238,7 +238,7 @@ class Channel:
 
     # --- inside: everything else ---
 
-    def _settle(self, event: Settled) -> None:
+    def _settle(self, event: MessageSettled) -> None:
         if not self._gone:
             tag, multiple, requeue = event.settlement
             how = How.ACK if event.method == ACK else How.RETURN if requeue else How.DEAD
@@ -361,10 +361,10 @@ class Channel:
 
     # --- consuming ---
 
-    def _qos(self, method: commands.Basic.Qos) -> None:
+    async def _qos(self, method: commands.Basic.Qos) -> None:
         if method.prefetch_size:
             raise AmqpError(NOT_IMPLEMENTED, f"prefetch_size!=0 ({method.prefetch_size})")
-        self._consuming.prefetch = method.prefetch_count
+        await self._consuming.qos(method.prefetch_count, shared=method.global_)
         self._answer(method, commands.Basic.QosOk())
 
     async def _consume(self, method: commands.Basic.Consume) -> None:
@@ -427,8 +427,8 @@ def _table(arguments: object) -> dict[str, Any]:
 
 
 def _method_of(event: Event) -> int:
-    if type(event) is Published:
+    if type(event) is MessagePublished:
         return PUBLISH
-    if type(event) is Settled:
+    if type(event) is MessageSettled:
         return event.method
     return event.method.index if type(event) is Said else 0

@@ -66,7 +66,7 @@ class FrameError(Exception):
         self.method = method
 
 
-class Frame(NamedTuple):
+class AmqpFrame(NamedTuple):
     """`data[start:end]` is its payload."""
 
     kind: int
@@ -89,7 +89,7 @@ class Frames:
         self._have = 0
         self._need = 1
 
-    def feed(self, data: bytes) -> Iterator[Frame]:
+    def feed(self, data: bytes) -> Iterator[AmqpFrame]:
         """The frames that are whole now; the iterator is run to its end, or dropped with the connection. Raises
         FrameError."""
         if self._pieces:
@@ -113,7 +113,7 @@ class Frames:
                 break
             if data[stop] != _END:
                 raise FrameError(_FRAME_ERROR, f"frame ends with {data[stop]:#04x}, not with 0xce")
-            yield Frame(kind, channel, data, at + 7, stop)
+            yield AmqpFrame(kind, channel, data, at + 7, stop)
             at = stop + 1
             size_max = self.frame_max - FRAME_OVERHEAD  # what the frame said may have changed it
         if at < end:
@@ -124,7 +124,7 @@ class Frames:
 # --- Reading --------------------------------------------------------------------------------------------------------
 
 
-def method_of(frame: Frame) -> int:
+def method_of(frame: AmqpFrame) -> int:
     """Class and method of a method's frame, as one number. Raises FrameError."""
     if frame.end - frame.start < 4:
         raise FrameError(_SYNTAX_ERROR, "a method's frame has less than four bytes")
@@ -139,7 +139,7 @@ class PublishMethod(NamedTuple):
     immediate: bool
 
 
-def read_publish(frame: Frame) -> PublishMethod:
+def read_publish(frame: AmqpFrame) -> PublishMethod:
     """Raises FrameError."""
     _, _, data, start, end = frame
     try:
@@ -155,7 +155,7 @@ def read_publish(frame: Frame) -> PublishMethod:
         raise _no_method(PUBLISH) from None
 
 
-class Settlement(NamedTuple):
+class TagSettlement(NamedTuple):
     """What an ack, a nack or a reject says. `requeue`: of the latter two."""
 
     tag: int
@@ -163,14 +163,14 @@ class Settlement(NamedTuple):
     requeue: bool
 
 
-def read_settlement(frame: Frame, method: int) -> Settlement:
+def read_settlement(frame: AmqpFrame, method: int) -> TagSettlement:
     """Of an ack, a nack or a reject. Raises FrameError."""
     if frame.end - frame.start != 13:
         raise _no_method(method)
     tag, bits = _TAG_AND_BITS.unpack_from(frame.data, frame.start + 4)
     if method == REJECT:
-        return Settlement(tag, False, bits & 1 != 0)
-    return Settlement(tag, bits & 1 != 0, bits & 2 != 0)
+        return TagSettlement(tag, False, bits & 1 != 0)
+    return TagSettlement(tag, bits & 1 != 0, bits & 2 != 0)
 
 
 class ContentHeader(NamedTuple):
@@ -178,7 +178,7 @@ class ContentHeader(NamedTuple):
     properties: bytes
 
 
-def read_header(frame: Frame) -> ContentHeader:
+def read_header(frame: AmqpFrame) -> ContentHeader:
     """Of a message. Raises FrameError."""
     _, _, data, start, end = frame
     if end - start < 14:  # with the flags of no property
@@ -202,7 +202,7 @@ class Content:
         self.size = self.missing = header.body_size
         self._pieces: list[memoryview] = []
 
-    def add(self, frame: Frame) -> None:
+    def add(self, frame: AmqpFrame) -> None:
         """Raises FrameError for more than the header has said."""
         size = frame.end - frame.start
         if size > self.missing:

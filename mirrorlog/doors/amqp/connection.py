@@ -39,20 +39,20 @@ from mirrorlog.doors.amqp.state import (
     HEARTBEAT_S,
     ChannelClosed,
     ChannelOpened,
-    Closed,
+    ConnectionLeft,
     ConnectionState,
-    Credentials,
     Event,
     Failed,
-    Opening,
-    Published,
-    Refused,
+    HostOpening,
+    MessagePublished,
+    MessageSettled,
+    OtherProtocol,
     Said,
-    Settled,
+    SaidLogin,
     Started,
     Tuned,
 )
-from mirrorlog.doors.amqp.topology import Topology
+from mirrorlog.doors.amqp.topology import AmqpTopology
 from mirrorlog.errors import AccessRefused, BadInput, LoginFailed, MirrorlogError, NoSuchVirtualHost
 from mirrorlog.wire.messages.topology import GetRouting, Login, Routing
 
@@ -122,7 +122,7 @@ class AmqpConnection(asyncio.Protocol):
         self._over = False
         self.user = ""
         self.virtual_host = ""
-        self.wants_cancels = False
+        self.wants_cancels = self.prefetch_of_living = False
         self._tells_failed_logins = False
 
     # --- for channels ---
@@ -138,8 +138,8 @@ class AmqpConnection(asyncio.Protocol):
         return self._publishing
 
     @property
-    def topology(self) -> Topology:
-        return Topology(self.client, self.virtual_host)
+    def topology(self) -> AmqpTopology:
+        return AmqpTopology(self.client, self.virtual_host)
 
     @property
     def frame_max(self) -> int:
@@ -260,7 +260,7 @@ class AmqpConnection(asyncio.Protocol):
             self._transport.writelines(out)
 
     def _take(self, event: Event) -> None:
-        if type(event) in (Published, Settled, Said, ChannelClosed):
+        if type(event) in (MessagePublished, MessageSettled, Said, ChannelClosed):
             channel = self._channels.get(event.channel)  # type: ignore[union-attr]  # of these four
             if channel is not None:
                 channel.take(event)  # type: ignore[arg-type]
@@ -281,25 +281,26 @@ class AmqpConnection(asyncio.Protocol):
                 locales="en_US",
             )  # fmt: skip
             self.say(0, start)
-        elif type(event) is Refused:
+        elif type(event) is OtherProtocol:
             self.write(PROTOCOL_HEADER)
             self._close_soon()
-        elif type(event) is Credentials:
+        elif type(event) is SaidLogin:
             self.spawn(self._log_in(event))
         elif type(event) is Tuned:
             self._heartbeat_s = event.heartbeat_s
-        elif type(event) is Opening:
+        elif type(event) is HostOpening:
             self.spawn(self._open(event.virtual_host))
-        elif type(event) is Closed:
+        elif type(event) is ConnectionLeft:
             self.spawn(self._close(event))
 
     # --- inside: the handshake ---
 
-    async def _log_in(self, given: Credentials) -> None:
+    async def _log_in(self, given: SaidLogin) -> None:
         capabilities = given.properties.get("capabilities")
         if isinstance(capabilities, dict):
             self.wants_cancels = capabilities.get("consumer_cancel_notify") is True
             self._tells_failed_logins = capabilities.get("authentication_failure_close") is True
+        self.prefetch_of_living = given.properties.get("product") == "py-amqp"
         try:
             login = read_login(given)
             if not (self._side.plain_passwords or self._is_private(self._transport)):
@@ -391,7 +392,7 @@ class AmqpConnection(asyncio.Protocol):
             self.say(0, commands.Connection.Close(failure.code, text, class_id, method_id))
             self._loop.call_later(_CLOSE_S, self._abort)  # the client may not answer
 
-    async def _close(self, event: Closed) -> None:
+    async def _close(self, event: ConnectionLeft) -> None:
         await self.release()
         if not event.answered:
             self.say(0, commands.Connection.CloseOk())
@@ -408,7 +409,7 @@ class AmqpConnection(asyncio.Protocol):
             self._transport.abort()
 
 
-def read_login(given: Credentials) -> Login:
+def read_login(given: SaidLogin) -> Login:
     """Raises LoginFailed."""
     if given.mechanism == "PLAIN":
         parts = given.response.split(b"\0")

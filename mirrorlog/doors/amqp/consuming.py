@@ -27,7 +27,7 @@ from mirrorlog.doors.amqp.errors import (
 )
 from mirrorlog.doors.amqp.message import outgoing
 from mirrorlog.doors.amqp.tags import DeliveryTags, UnknownTag
-from mirrorlog.doors.amqp.topology import Topology
+from mirrorlog.doors.amqp.topology import AmqpTopology
 from mirrorlog.errors import ExclusiveTaken, MirrorlogError, NoSuchQueue, QueueExclusive
 from mirrorlog.wire.frames import How
 from mirrorlog.wire.names import qualified
@@ -54,25 +54,27 @@ class Output(Protocol):
 
 
 class ConsumingSide(Output, Protocol):
-    """The same, with whom it is asked for. `wants_cancels`: the client is told of consumers that end."""
+    """The same, with whom it is asked for. `wants_cancels`: the client is told of consumers that end;
+    `prefetch_of_living`: what it says of a prefetch it means of consumers that are there, too."""
 
     virtual_host: str
     wants_cancels: bool
+    prefetch_of_living: bool
 
     @property
     def client(self) -> Client: ...
 
     @property
-    def topology(self) -> Topology: ...
+    def topology(self) -> AmqpTopology: ...
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Have it done, beside."""
 
 
-class Held(NamedTuple):
+class HeldGrant(NamedTuple):
     """A delivery that is not acknowledged: of a subscription's grant."""
 
-    consumer: Consumer
+    consumer: AmqpConsumer
     granted: Granted
     offset: int
 
@@ -83,10 +85,10 @@ class HeldLease(NamedTuple):
     leased: Leased
 
 
-Unsettled = Held | HeldLease
+Unsettled = HeldGrant | HeldLease
 
 
-class Consumer:
+class AmqpConsumer:
     """One consumer. `ended`: is called when it ends by itself."""
 
     def __init__(
@@ -99,7 +101,7 @@ class Consumer:
         channel: int,
         tags: DeliveryTags[Unsettled],
         output: Output,
-        ended: Callable[[Consumer, MirrorlogError], None],
+        ended: Callable[[AmqpConsumer, MirrorlogError], None],
     ) -> None:
         self.tag = tag
         self.queue = queue
@@ -139,7 +141,7 @@ class Consumer:
     def _delivery(self, granted: Granted, record: tuple) -> bytes:  # type: ignore[type-arg]  # a named tuple, taken apart
         _, offset, value, key, headers, _, _, attributes = record
         tags = self._tags
-        tag = tags.next() if self.no_ack else tags.add(Held(self, granted, offset))
+        tag = tags.next() if self.no_ack else tags.add(HeldGrant(self, granted, offset))
         route, properties = outgoing(headers, key, self._name, attributes)
         return deliver(
             self._channel, self._short_tag, tag, granted.redelivered,
@@ -148,20 +150,34 @@ class Consumer:
 
 
 class Consuming:
-    """What a channel consumes, and has not acknowledged. `prefetch`: of consumers to come."""
+    """What a channel consumes, and has not acknowledged."""
 
     def __init__(self, connection: ConsumingSide, number: int) -> None:
-        self.prefetch = 0
+        # Of consumers to come; and of all of them together, which is shared out among them.
+        self._prefetch = 0
+        self._shared = 0
         self._connection = connection
         self._number = number
         self._tags: DeliveryTags[Unsettled] = DeliveryTags()
-        self._consumers: dict[str, Consumer] = {}
+        self._consumers: dict[str, AmqpConsumer] = {}
         # Cancelled ones, with what they have given out.
-        self._former: list[Consumer] = []
+        self._former: list[AmqpConsumer] = []
         self._leases: set[asyncio.Task[None]] = set()
         self._over = False
 
     # --- consumers ---
+
+    async def qos(self, prefetch: int, *, shared: bool) -> None:
+        """So many are unacknowledged at most, of each consumer to come; or, `shared`, of all together. py-amqp says the
+        former and means those that are there as well: so it is done to its."""
+        if shared:
+            self._shared = prefetch
+            await self._share()
+            return
+        self._prefetch = prefetch
+        if self._connection.prefetch_of_living and not self._shared:
+            for consumer in self._acknowledging():
+                await consumer.subscription.set_prefetch(prefetch)
 
     async def consume(self, queue: str, tag: str, *, no_ack: bool, exclusive: bool, arguments: dict[str, Any]) -> None:
         """Deliver from now on, behind the answer. Raises AmqpError, MirrorlogError."""
@@ -173,7 +189,7 @@ class Consuming:
         connection, host = self._connection, self._connection.virtual_host
         subscription = connection.client.subscribe(
             qualified(host, queue),
-            prefetch=0 if no_ack else self.prefetch,
+            prefetch=0 if no_ack else self._share_of(1) or self._prefetch,
             auto_ack=no_ack,
             exclusive=exclusive,
             priority=max(-_PRIORITY_MAX, min(priority, _PRIORITY_MAX)),
@@ -189,10 +205,11 @@ class Consuming:
         if self._over:
             await subscription.close()
             return
-        self._consumers[tag] = Consumer(
+        self._consumers[tag] = AmqpConsumer(
             tag, queue, subscription, no_ack=no_ack, channel=self._number, tags=self._tags, output=connection,
             ended=self._ended,
         )  # fmt: skip
+        await self._share()
 
     def begin(self, tag: str) -> None:
         """The client knows of it now."""
@@ -204,6 +221,7 @@ class Consuming:
         if (consumer := self._consumers.pop(tag, None)) is not None:
             await consumer.stop(requeue=False)
             self._former.append(consumer)
+            await self._share()
 
     async def queue_goes(self, queue: str) -> None:
         """It is deleted here: its consumers are told before."""
@@ -258,7 +276,7 @@ class Consuming:
     def extend(self) -> None:
         """Begin the time of all that is unacknowledged anew: its client lives."""
         for each in list(self._tags):
-            if type(each) is Held:
+            if type(each) is HeldGrant:
                 with contextlib.suppress(MirrorlogError):  # it is nobody's any more
                     each.consumer.subscription.settle_nowait(each.granted, each.offset, each.offset + 1, How.EXTEND)
             elif type(each) is HeldLease:
@@ -282,6 +300,20 @@ class Consuming:
 
     # --- inside ---
 
+    def _acknowledging(self) -> list[AmqpConsumer]:
+        return [each for each in self._consumers.values() if not each.no_ack]
+
+    def _share_of(self, more: int = 0) -> int:
+        """What one has of what all share, with so many more; 0 where they share nothing. Each has one at least."""
+        count = len(self._acknowledging()) + more
+        return max(1, self._shared // count) if self._shared and count else 0
+
+    async def _share(self) -> None:
+        if share := self._share_of():
+            for consumer in self._acknowledging():
+                with contextlib.suppress(MirrorlogError):  # it has ended, or begins anew with it
+                    await consumer.subscription.set_prefetch(min(share, self._prefetch or share))
+
     def _settle(self, deliveries: Sequence[Unsettled], how: How) -> None:
         """Without waiting: neighbours as one."""
         at, count = 0, len(deliveries)
@@ -291,11 +323,11 @@ class Consuming:
             if type(first) is HeldLease:
                 self._settle_lease(first.leased, how)
                 continue
-            consumer, granted, offset = cast(Held, first)
+            consumer, granted, offset = cast(HeldGrant, first)
             following = offset + 1
             while at < count:
                 each = deliveries[at]
-                if type(each) is not Held or each.granted is not granted or each.offset != following:
+                if type(each) is not HeldGrant or each.granted is not granted or each.offset != following:
                     break
                 following += 1
                 at += 1
@@ -306,14 +338,14 @@ class Consuming:
         self._leases.add(task)
         task.add_done_callback(self._leases.discard)
 
-    def _ended(self, consumer: Consumer, error: MirrorlogError) -> None:
+    def _ended(self, consumer: AmqpConsumer, error: MirrorlogError) -> None:
         """By itself: its queue is gone, or it has another master and the client is to be told so."""
         if self._consumers.get(consumer.tag) is consumer:
             del self._consumers[consumer.tag]
             logger.info("consumer_cancelled queue=%r tag=%r reason=%r", consumer.queue, consumer.tag, error.message)
             self._connection.spawn(self._cancelled(consumer))
 
-    async def _cancelled(self, consumer: Consumer) -> None:
+    async def _cancelled(self, consumer: AmqpConsumer) -> None:
         await consumer.stop(requeue=False)
         self._former.append(consumer)
         if self._connection.wants_cancels and not self._over:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from mirrorlog.client.amqp import NAMES, Properties, Scanned, closed, opened, packed, parts, scanned, table_in
-from mirrorlog.client.properties import AMQP, PREFIX
+from mirrorlog.client.amqp import AMQP, NAMES, Properties, Scanned, closed, opened, packed, parts, scanned, table_in
+from mirrorlog.client.properties import PREFIX
 from mirrorlog.commitlog.format.attributes import DURATION_MS_MAX, Attributes
 from mirrorlog.doors.amqp.codec import PublishMethod, short
 from mirrorlog.doors.amqp.errors import PRECONDITION_FAILED, AmqpError
@@ -30,7 +30,7 @@ Header = tuple[str, bytes | None]
 
 
 @dataclass(slots=True, eq=False)
-class Message:
+class AmqpMessage:
     """What was published. `keys`: the routing key, and those of CC and BCC; `properties`: without BCC. `header`: of its
     record. `ttl_ms`, `priority`: what queues are asked."""
 
@@ -72,7 +72,7 @@ class Message:
         return found
 
 
-def incoming(method: PublishMethod, properties: bytes, body: bytes, user: str) -> Message:
+def incoming(method: PublishMethod, properties: bytes, body: bytes, user: str) -> AmqpMessage:
     """What was published, by `user`. Raises AmqpError."""
     try:
         scan = scanned(properties)
@@ -87,7 +87,7 @@ def incoming(method: PublishMethod, properties: bytes, body: bytes, user: str) -
     if end and (properties.find(b"\x02CC", start, end) >= 0 or properties.find(b"\x03BCC", start, end) >= 0):
         keys, properties = _more_keys(method.key, properties, scan)
         scan = scanned(properties)
-    return Message(
+    return AmqpMessage(
         method.exchange,
         keys,
         method.mandatory,

@@ -23,7 +23,7 @@ from mirrorlog.client.publisher.publications import version_of
 from mirrorlog.client.publisher.queue_producers import QueueProducers
 from mirrorlog.client.publisher.routes import PublishRoutes
 from mirrorlog.doors.amqp.errors import ACCESS_REFUSED, AmqpError, no_exchange
-from mirrorlog.doors.amqp.message import Message
+from mirrorlog.doors.amqp.message import AmqpMessage
 from mirrorlog.errors import LogUnavailable, MirrorlogError, NoSuchQueue, NotMaster, OutcomeUnknown, StaleRouting
 from mirrorlog.errors import Overloaded as NoRoom
 from mirrorlog.wire.names import qualified
@@ -36,10 +36,10 @@ GIVE_UP_S: Final = 30.0
 _LOOK_AGAIN_S: Final = 0.2
 _NO_HEADERS: Final[dict[str, object]] = {}
 
-Ended = Callable[["Publication"], None]
+Ended = Callable[["AmqpPublication"], None]
 
 
-class Publication:
+class AmqpPublication:
     """A message until it has ended: then `ended` is called. `routed`: whether it came to any queue; `error`: what some
     queue's has ended with."""
 
@@ -48,7 +48,7 @@ class Publication:
         "stale", "tag", "waiting",
     )  # fmt: skip
 
-    def __init__(self, message: Message, tag: int, ended: Ended) -> None:
+    def __init__(self, message: AmqpMessage, tag: int, ended: Ended) -> None:
         self.message = message
         self.tag = tag
         self.ended = ended
@@ -76,15 +76,15 @@ class Publishing:
         self._under_way = 0
         self._changed: asyncio.Future[None] | None = None
         # What was refused for its routing, and what leads nowhere by a word that is older than it.
-        self._stale: list[Publication] = []
-        self._doubtful: list[Publication] = []
+        self._stale: list[AmqpPublication] = []
+        self._doubtful: list[AmqpPublication] = []
         self._again: asyncio.Task[None] | None = None
         self._headers_version = -1
         self._needs_headers = False
 
     # --- for channels ---
 
-    def publish_nowait(self, publication: Publication) -> bool:
+    def publish_nowait(self, publication: AmqpPublication) -> bool:
         """Hand it over, if nothing has to be waited for; whether that was done. Raises AmqpError."""
         exchange = publication.message.exchange
         if self._order.locked() or self._again is not None:
@@ -112,7 +112,7 @@ class Publishing:
         self._settle(publication)
         return True
 
-    async def publish(self, publication: Publication) -> None:
+    async def publish(self, publication: AmqpPublication) -> None:
         """Hand it over; waits for the routing, for producers, for room. Raises AmqpError."""
         async with self._order:
             while self._again is not None:
@@ -157,13 +157,13 @@ class Publishing:
 
     # --- inside: on their way ---
 
-    def _begin(self, publication: Publication) -> None:
+    def _begin(self, publication: AmqpPublication) -> None:
         self._serial += 1
         publication.serial = self._serial
         publication.handed_over_at = now = self._loop.time()
         publication.give_up_at = now + GIVE_UP_S
 
-    def _queues(self, message: Message) -> tuple[str, ...]:
+    def _queues(self, message: AmqpMessage) -> tuple[str, ...]:
         """Each once, however many keys lead there. Raises AmqpError."""
         if not message.exchange:
             return tuple(key for key in message.keys if key)
@@ -175,7 +175,7 @@ class Publishing:
         headers = message.headers if self._needs_headers and message.scan.headers[1] else _NO_HEADERS
         return table.route(message.exchange, message.keys[0], headers, also=message.keys[1:])
 
-    def _hand(self, publication: Publication, queue: str, producer: Producer) -> None:
+    def _hand(self, publication: AmqpPublication, queue: str, producer: Producer) -> None:
         """Raises Overloaded without room, and what is wrong with it."""
         message = publication.message
         # The default exchange needs no routing: what it sends is stamped as others are, while that is fresh.
@@ -190,7 +190,7 @@ class Publishing:
         self._under_way += 1
         delivery.when_ended(partial(self._heard, publication, queue, producer))
 
-    async def _send(self, publication: Publication, *, waits: bool = False) -> None:
+    async def _send(self, publication: AmqpPublication, *, waits: bool = False) -> None:
         """To the queues that it leads to and that have not answered. `waits`: behind what is routed again; when that
         begins in the midst of it, it goes on there. Raises AmqpError."""
         queues = [each for each in self._queues(publication.message) if each not in publication.answered]
@@ -212,7 +212,9 @@ class Publishing:
         if not found and not publication.answered:
             self._led_nowhere(publication)
 
-    async def _hand_with_room(self, publication: Publication, queue: str, producer: Producer, *, waits: bool) -> None:
+    async def _hand_with_room(
+        self, publication: AmqpPublication, queue: str, producer: Producer, *, waits: bool
+    ) -> None:
         while True:
             if waits and self._again is not None:
                 raise StaleRouting("behind others", version=VERSION_FIRST)
@@ -222,14 +224,14 @@ class Publishing:
             except NoRoom:
                 await producer.room()
 
-    def _led_nowhere(self, publication: Publication) -> None:
+    def _led_nowhere(self, publication: AmqpPublication) -> None:
         if publication.message.exchange and self._routes.vouched_at < publication.handed_over_at:
             self._doubtful.append(publication)
             publication.waiting += 1
             self._under_way += 1
             self._go_again()
 
-    async def _started(self, queue: str, publication: Publication) -> Producer | None:
+    async def _started(self, queue: str, publication: AmqpPublication) -> Producer | None:
         """The producer of a queue; None where the default exchange has no such queue. Raises StaleRouting where a
         binding may be gone, and why it cannot be reached."""
         producer = self._producers.get(queue)
@@ -257,7 +259,7 @@ class Publishing:
     # --- inside: what becomes of them ---
 
     def _heard(
-        self, publication: Publication, queue: str, producer: Producer, outcome: Receipt | MirrorlogError
+        self, publication: AmqpPublication, queue: str, producer: Producer, outcome: Receipt | MirrorlogError
     ) -> None:
         self._producers.heard(queue, producer)
         publication.waiting -= 1
@@ -270,7 +272,7 @@ class Publishing:
             self._note(publication, queue, producer, outcome)
         self._settle(publication)
 
-    def _note(self, publication: Publication, queue: str, producer: Producer | None, error: MirrorlogError) -> None:
+    def _note(self, publication: AmqpPublication, queue: str, producer: Producer | None, error: MirrorlogError) -> None:
         if isinstance(error, StaleRouting):
             self._stale_as(publication, queue, error)
         elif isinstance(error, NoSuchQueue):
@@ -282,13 +284,13 @@ class Publishing:
             publication.answered.add(queue)
             publication.error = worse(publication.error, error)
 
-    def _stale_as(self, publication: Publication, queue: str, error: MirrorlogError) -> None:
+    def _stale_as(self, publication: AmqpPublication, queue: str, error: MirrorlogError) -> None:
         if not publication.stale:
             self._stale.append(publication)
         publication.stale[queue] = error
         self._go_again()
 
-    def _settle(self, publication: Publication) -> None:
+    def _settle(self, publication: AmqpPublication) -> None:
         """It has ended, unless something of it is under way."""
         if self._changed is not None:
             changed, self._changed = self._changed, None
@@ -296,7 +298,7 @@ class Publishing:
         if not publication.waiting and not publication.stale:
             self._end(publication)
 
-    def _end(self, publication: Publication) -> None:
+    def _end(self, publication: AmqpPublication) -> None:
         error = publication.error
         if error is not None and publication.confirmed and not isinstance(error, OutcomeUnknown):
             there = ", ".join(publication.confirmed)
@@ -354,11 +356,11 @@ class Publishing:
                 self._release(publication)
                 self._settle(publication)
 
-    def _release(self, publication: Publication) -> None:
+    def _release(self, publication: AmqpPublication) -> None:
         publication.waiting -= 1
         self._under_way -= 1
 
-    def _fail_round(self, doubtful: list[Publication], error: MirrorlogError) -> None:
+    def _fail_round(self, doubtful: list[AmqpPublication], error: MirrorlogError) -> None:
         stale, self._stale = self._stale, []
         for publication in doubtful:
             self._release(publication)
@@ -380,5 +382,5 @@ def worse(known: MirrorlogError | None, error: MirrorlogError) -> MirrorlogError
     return known
 
 
-def _serial(publication: Publication) -> int:
+def _serial(publication: AmqpPublication) -> int:
     return publication.serial

@@ -27,12 +27,12 @@ from mirrorlog.doors.amqp.codec import (
     PROTOCOL_HEADER,
     PUBLISH,
     REJECT,
+    AmqpFrame,
     Content,
-    Frame,
     FrameError,
     Frames,
     PublishMethod,
-    Settlement,
+    TagSettlement,
     method_of,
     read_header,
     read_publish,
@@ -79,11 +79,11 @@ class Started(NamedTuple):
     """The protocol's header came: say `start`."""
 
 
-class Refused(NamedTuple):
+class OtherProtocol(NamedTuple):
     """Another protocol's header came: say which one is spoken here, and close."""
 
 
-class Credentials(NamedTuple):
+class SaidLogin(NamedTuple):
     """Who it says that it is: look whether that is so, then `tuned`."""
 
     mechanism: str
@@ -97,7 +97,7 @@ class Tuned(NamedTuple):
     heartbeat_s: int
 
 
-class Opening(NamedTuple):
+class HostOpening(NamedTuple):
     """Look whether it may, then `opened`."""
 
     virtual_host: str
@@ -107,19 +107,19 @@ class ChannelOpened(NamedTuple):
     channel: int
 
 
-class Published(NamedTuple):
+class MessagePublished(NamedTuple):
     channel: int
     method: PublishMethod
     properties: bytes
     body: bytes
 
 
-class Settled(NamedTuple):
+class MessageSettled(NamedTuple):
     """`method`: ACK, NACK or REJECT."""
 
     channel: int
     method: int
-    settlement: Settlement
+    settlement: TagSettlement
 
 
 class Said(NamedTuple):
@@ -136,7 +136,7 @@ class ChannelClosed(NamedTuple):
     answered: bool
 
 
-class Closed(NamedTuple):
+class ConnectionLeft(NamedTuple):
     """The client has closed the connection, and waits for `close-ok`; or it knows of a failure: `answered`."""
 
     answered: bool
@@ -152,8 +152,8 @@ class Failed(NamedTuple):
 
 
 Event = (
-    Started | Refused | Credentials | Tuned | Opening | ChannelOpened | Published | Settled | Said | ChannelClosed
-    | Closed | Failed
+    Started | OtherProtocol | SaidLogin | Tuned | HostOpening | ChannelOpened | MessagePublished | MessageSettled | Said
+    | ChannelClosed | ConnectionLeft | Failed
 )  # fmt: skip
 
 
@@ -233,7 +233,7 @@ class ConnectionState:
             data = self._after_header(data)
             if self._phase is _Phase.HEADER:
                 return
-            yield Started() if self._phase is _Phase.START else Refused()
+            yield Started() if self._phase is _Phase.START else OtherProtocol()
         try:
             for frame in self._frames.feed(data):
                 if self._phase is _Phase.CLOSED:
@@ -260,38 +260,38 @@ class ConnectionState:
             self._phase = _Phase.CLOSED
         return self._header[len(PROTOCOL_HEADER) :]
 
-    def _said(self, frame: Frame) -> Event | None:
+    def _said(self, frame: AmqpFrame) -> Event | None:
         if frame.kind == HEARTBEAT:
             return None
         if self._phase is _Phase.RUNNING:
             return self._in_channel(frame) if frame.channel else self._in_connection(frame)
         return self._in_closing_connection(frame) if self._phase is _Phase.CLOSING else self._in_handshake(frame)
 
-    def _in_closing_connection(self, frame: Frame) -> Event | None:
+    def _in_closing_connection(self, frame: AmqpFrame) -> Event | None:
         if frame.kind != METHOD or frame.channel:
             return None
         method = method_of(frame)
         if method not in (_CONNECTION_CLOSE, _CONNECTION_CLOSE_OK):
             return None
         self._phase = _Phase.CLOSED
-        return Closed(answered=method == _CONNECTION_CLOSE_OK)
+        return ConnectionLeft(answered=method == _CONNECTION_CLOSE_OK)
 
-    def _in_handshake(self, frame: Frame) -> Event:
+    def _in_handshake(self, frame: AmqpFrame) -> Event:
         if frame.kind != METHOD or frame.channel:
             raise FrameError(_UNEXPECTED_FRAME, "expected a method of the connection")
         said = _opened(frame)
         if isinstance(said, commands.Connection.Close):
             self._phase = _Phase.CLOSED
-            return Closed(answered=False)
+            return ConnectionLeft(answered=False)
         if self._phase is _Phase.START and isinstance(said, commands.Connection.StartOk):
             self._phase = _Phase.LOGIN
             response = said.response.encode() if isinstance(said.response, str) else bytes(said.response or b"")
-            return Credentials(said.mechanism, response, dict(said.client_properties or {}))
+            return SaidLogin(said.mechanism, response, dict(said.client_properties or {}))
         if self._phase is _Phase.TUNE and isinstance(said, commands.Connection.TuneOk):
             return self._tune(said)
         if self._phase is _Phase.OPEN and isinstance(said, commands.Connection.Open):
             self._phase = _Phase.HOST
-            return Opening(said.virtual_host)
+            return HostOpening(said.virtual_host)
         raise FrameError(_COMMAND_INVALID, f"unexpected method {said.name} in the handshake", said.index)
 
     def _tune(self, said: commands.Connection.TuneOk) -> Event:
@@ -307,18 +307,18 @@ class ConnectionState:
         self._phase = _Phase.OPEN
         return Tuned(said.heartbeat)
 
-    def _in_connection(self, frame: Frame) -> Event:
+    def _in_connection(self, frame: AmqpFrame) -> Event:
         if frame.kind != METHOD:
             raise FrameError(_UNEXPECTED_FRAME, "content on channel 0")
         said = _opened(frame)
         if isinstance(said, commands.Connection.Close):
             self._phase = _Phase.CLOSED
-            return Closed(answered=False)
+            return ConnectionLeft(answered=False)
         if isinstance(said, commands.Connection.UpdateSecret):
             raise FrameError(_NOT_IMPLEMENTED, "update-secret: a login holds as long as its connection", said.index)
         raise FrameError(_COMMAND_INVALID, f"unexpected method {said.name} on channel 0", said.index)
 
-    def _in_channel(self, frame: Frame) -> Event | None:
+    def _in_channel(self, frame: AmqpFrame) -> Event | None:
         channel = self._channels.get(frame.channel)
         if channel is None:
             return self._open(frame)
@@ -330,7 +330,7 @@ class ConnectionState:
             return self._take_header(frame, channel)
         return self._take_method(frame, channel)
 
-    def _take_method(self, frame: Frame, channel: _Channel) -> Event | None:
+    def _take_method(self, frame: AmqpFrame, channel: _Channel) -> Event | None:
         if frame.kind != METHOD:
             raise FrameError(_UNEXPECTED_FRAME, f"a frame of kind {frame.kind} on channel {frame.channel}")
         if channel.publishing is not None:
@@ -342,10 +342,10 @@ class ConnectionState:
             channel.publishing = read_publish(frame)
             return None
         if method in _SETTLING:
-            return Settled(frame.channel, method, read_settlement(frame, method))
+            return MessageSettled(frame.channel, method, read_settlement(frame, method))
         return self._other(frame, method)
 
-    def _open(self, frame: Frame) -> Event | None:
+    def _open(self, frame: AmqpFrame) -> Event | None:
         method = method_of(frame) if frame.kind == METHOD else 0
         if method == _CHANNEL_CLOSE_OK:
             return None  # of a channel that is closed already
@@ -357,7 +357,7 @@ class ConnectionState:
         self._channels[frame.channel] = _Channel()
         return ChannelOpened(frame.channel)
 
-    def _in_closing(self, frame: Frame) -> Event | None:
+    def _in_closing(self, frame: AmqpFrame) -> Event | None:
         """Only the end is heard. Both may have said `close`: then each is answered."""
         method = method_of(frame) if frame.kind == METHOD else 0
         if method == _CHANNEL_CLOSE_OK:
@@ -367,7 +367,7 @@ class ConnectionState:
             return ChannelClosed(frame.channel, answered=False)
         return None
 
-    def _other(self, frame: Frame, method: int) -> Event:
+    def _other(self, frame: AmqpFrame, method: int) -> Event:
         said = _opened(frame)
         if method == _CHANNEL_CLOSE:
             del self._channels[frame.channel]
@@ -378,7 +378,7 @@ class ConnectionState:
             raise FrameError(_COMMAND_INVALID, f"unexpected method {said.name}", method)
         return Said(frame.channel, said)
 
-    def _take_header(self, frame: Frame, channel: _Channel) -> Event | None:
+    def _take_header(self, frame: AmqpFrame, channel: _Channel) -> Event | None:
         if channel.publishing is None or channel.content is not None:
             raise FrameError(_UNEXPECTED_FRAME, "a content header without a publish")
         header = read_header(frame)
@@ -394,7 +394,7 @@ class ConnectionState:
         channel.content = content
         return None
 
-    def _take_body(self, frame: Frame, channel: _Channel) -> Event | None:
+    def _take_body(self, frame: AmqpFrame, channel: _Channel) -> Event | None:
         content = channel.content
         if content is None:
             raise FrameError(_UNEXPECTED_FRAME, "a content body without a content header")
@@ -407,7 +407,7 @@ class ConnectionState:
     def _whole(self, number: int, channel: _Channel, content: Content) -> Event:
         method, channel.publishing, channel.content = channel.publishing, None, None
         assert method is not None
-        return Published(number, method, content.properties, content.body())
+        return MessagePublished(number, method, content.properties, content.body())
 
     def _drop_content(self, channel: _Channel) -> None:
         if channel.content is not None:
@@ -415,7 +415,7 @@ class ConnectionState:
         channel.publishing = channel.content = None
 
 
-def _opened(frame: Frame) -> base.Frame:
+def _opened(frame: AmqpFrame) -> base.Frame:
     """Raises FrameError for what is no method."""
     index = method_of(frame)
     kind = commands.INDEX_MAPPING.get(index)

@@ -70,7 +70,7 @@ class DeliveryTags(Generic[T]):
         return iter(self._held.values())
 
 
-class Answer(NamedTuple):
+class ConfirmAnswer(NamedTuple):
     """An ack, or a nack, for the publisher."""
 
     tag: int
@@ -105,10 +105,10 @@ class Confirms:
         """What has become of it."""
         self._ended[tag - self._first] = DONE if well else REFUSED
 
-    def take(self) -> list[Answer]:
+    def take(self) -> list[ConfirmAnswer]:
         """What there is to tell now."""
         ended, first = self._ended, self._first
-        answers: list[Answer] = []
+        answers: list[ConfirmAnswer] = []
         run = 0  # so many at the beginning have ended
         acked = 0  # the newest of these that is acknowledged and not told
         for each in ended:
@@ -118,19 +118,19 @@ class Confirms:
             run += 1
             if each == REFUSED:
                 if acked:
-                    answers.append(Answer(acked, True, True))
+                    answers.append(ConfirmAnswer(acked, True, True))
                     acked = 0
-                answers.append(Answer(tag, False, False))
+                answers.append(ConfirmAnswer(tag, False, False))
             elif each == DONE:
                 acked = tag
         if acked:
-            answers.append(Answer(acked, True, True))
+            answers.append(ConfirmAnswer(acked, True, True))
         if run:
             del ended[:run]
             self._first = first = first + run
         for at, each in enumerate(ended):
             if each in (DONE, REFUSED):
-                answers.append(Answer(first + at, False, each == DONE))
+                answers.append(ConfirmAnswer(first + at, False, each == DONE))
                 ended[at] = _TOLD
         return answers
 

@@ -47,7 +47,7 @@ _WITHOUT_MEANING: Final = (
 )
 
 
-class QueueFound(NamedTuple):
+class DeclaredQueue(NamedTuple):
     """`name`: within its virtual host."""
 
     name: str
@@ -55,7 +55,7 @@ class QueueFound(NamedTuple):
     consumers: int
 
 
-class Topology:
+class AmqpTopology:
     """Of one connection's virtual host. All of it raises AmqpError, and MirrorlogError what has no text of
     RabbitMQ's."""
 
@@ -67,7 +67,7 @@ class Topology:
 
     async def declare_queue(
         self, name: str, *, durable: bool, exclusive: bool, auto_delete: bool, arguments: Mapping[str, Any]
-    ) -> QueueFound:
+    ) -> DeclaredQueue:
         """With an empty name the cluster makes one."""
         if name.startswith(RESERVED) and await self._known(name) is None:
             text = f"queue name '{name}' contains reserved prefix 'amq.*'"
@@ -81,7 +81,7 @@ class Topology:
             raise locked(name, self._host) from None
         return await self._found(info)
 
-    async def check_queue(self, name: str) -> QueueFound:
+    async def check_queue(self, name: str) -> DeclaredQueue:
         """A passive declaration."""
         info = await self._known(name)
         if info is None:
@@ -235,9 +235,9 @@ class Topology:
         except QueueExclusive:
             raise locked(name, self._host) from None
 
-    async def _found(self, info: QueueInfo) -> QueueFound:
+    async def _found(self, info: QueueInfo) -> DeclaredQueue:
         messages, consumers = await self._counts(info)
-        return QueueFound(split(info.name)[1], messages, consumers)
+        return DeclaredQueue(split(info.name)[1], messages, consumers)
 
     async def _counts(self, info: QueueInfo) -> tuple[int, int]:
         """Of the queue's own group; before there is one all is ready."""

@@ -205,9 +205,9 @@ def test_a_native_program_and_one_of_amqp_read_each_other(cluster: Cluster, chan
 
 def test_a_wrong_virtual_host_is_refused(cluster: Cluster) -> None:
     """Goal: 530, as RabbitMQ has it."""
-    with pytest.raises(ProbableAccessDeniedError, match="NOT_ALLOWED - vhost none not found"):
-        with connected(cluster, virtual_host="none"):
-            pass
+    refusal = pytest.raises(ProbableAccessDeniedError, match="NOT_ALLOWED - vhost none not found")
+    with refusal, connected(cluster, virtual_host="none"):
+        pass
 
 
 def test_what_a_full_queue_refuses_is_a_nack(channel: Any) -> None:

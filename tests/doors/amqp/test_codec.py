@@ -9,7 +9,7 @@ from pamqp import commands, header
 from pamqp.frame import marshal, unmarshal
 
 from mirrorlog.doors.amqp import codec
-from mirrorlog.doors.amqp.codec import Content, Frame, FrameError, Frames
+from mirrorlog.doors.amqp.codec import AmqpFrame, Content, FrameError, Frames
 from tests.fuzz.amqp_targets import PROPERTIES, publish
 
 CHANNELS = st.integers(1, 65_535)
@@ -19,7 +19,7 @@ NAMES = st.from_regex(r"[a-zA-Z0-9._-]{0,127}", fullmatch=True)
 BODIES = st.binary(max_size=20_000)
 
 
-def frames_of(data: bytes, frame_max: int = 131_072) -> list[Frame]:
+def frames_of(data: bytes, frame_max: int = 131_072) -> list[AmqpFrame]:
     return list(Frames(frame_max).feed(data))
 
 

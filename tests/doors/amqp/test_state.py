@@ -10,16 +10,16 @@ from mirrorlog.doors.amqp import codec
 from mirrorlog.doors.amqp.state import (
     ChannelClosed,
     ChannelOpened,
-    Closed,
+    ConnectionLeft,
     ConnectionState,
-    Credentials,
     Event,
     Failed,
-    Opening,
-    Published,
-    Refused,
+    HostOpening,
+    MessagePublished,
+    MessageSettled,
+    OtherProtocol,
     Said,
-    Settled,
+    SaidLogin,
     Started,
     Tuned,
 )
@@ -57,11 +57,11 @@ def test_a_connection_is_opened_step_by_step() -> None:
     client = Client()
     assert client.sends(codec.PROTOCOL_HEADER) == [Started()]
     (given,) = client.says(commands.Connection.StartOk({"product": "x"}, "PLAIN", "\0u\0p", "en_US"))
-    assert given == Credentials("PLAIN", b"\0u\0p", {"product": "x"})
+    assert given == SaidLogin("PLAIN", b"\0u\0p", {"product": "x"})
     client.state.tuned()
     assert client.says(commands.Connection.TuneOk(10, 8192, 30)) == [Tuned(30)]
     assert client.state.frame_max == 8192
-    assert client.says(commands.Connection.Open("host")) == [Opening("host")]
+    assert client.says(commands.Connection.Open("host")) == [HostOpening("host")]
     client.state.opened()
     assert client.says(commands.Channel.Open(), 10) == [ChannelOpened(10)]
     (failed,) = client.says(commands.Channel.Open(), 11)
@@ -72,7 +72,7 @@ def test_a_connection_is_opened_step_by_step() -> None:
 @pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n", b"AMQP\x00\x01\x00\x00", b"AMQX"])
 def test_another_protocol_is_told_which_one_is_spoken(data: bytes) -> None:
     """Goal: a stranger is told. Method: HTTP, and AMQP 1.0."""
-    assert Client().sends(data) == [Refused()]
+    assert Client().sends(data) == [OtherProtocol()]
 
 
 def test_messages_and_settlements_come_as_events() -> None:
@@ -80,11 +80,11 @@ def test_messages_and_settlements_come_as_events() -> None:
     client = Client().opened(channels=2)
     body = b"x" * 4090
     message, empty = client.sends(publish(1, "e", "k", NONE, body[:4000]) + publish(2, "", "q", NONE, b""))
-    assert message == Published(1, codec.PublishMethod("e", "k", False, False), NONE, body[:4000])
-    assert isinstance(empty, Published)
+    assert message == MessagePublished(1, codec.PublishMethod("e", "k", False, False), NONE, body[:4000])
+    assert isinstance(empty, MessagePublished)
     assert (empty.channel, empty.body) == (2, b"")
     assert client.sends(codec.ack(1, 7, multiple=True)) == [
-        Settled(1, codec.ACK, codec.Settlement(7, multiple=True, requeue=False))
+        MessageSettled(1, codec.ACK, codec.TagSettlement(7, multiple=True, requeue=False))
     ]
     (said,) = client.says(commands.Basic.Qos(0, 5), 2)
     assert isinstance(said, Said)
@@ -125,8 +125,8 @@ def test_both_ends_may_close() -> None:
     """Goal: close of a channel and of a connection, from either side. Method: each way."""
     client = Client().opened()
     assert client.says(commands.Channel.Close(200, "", 0, 0), 1) == [ChannelClosed(1, answered=False)]
-    assert client.says(commands.Connection.Close(200, "", 0, 0)) == [Closed(answered=False)]
+    assert client.says(commands.Connection.Close(200, "", 0, 0)) == [ConnectionLeft(answered=False)]
     client = Client().opened()
     assert client.state.failed(Failed(0, 320, "stopping"))
     assert client.sends(publish(1, "", "q", NONE, b"x")) == []
-    assert client.says(commands.Connection.CloseOk()) == [Closed(answered=True)]
+    assert client.says(commands.Connection.CloseOk()) == [ConnectionLeft(answered=True)]
