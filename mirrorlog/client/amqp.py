@@ -167,6 +167,7 @@ def of_record(headers: Iterable[tuple[str, bytes | None]]) -> tuple[str, Propert
 def closed(properties: Properties) -> bytes:
     """As bytes again. Raises BadInput for what has no place in them."""
     flags, content = 0, bytearray()
+    value: Any
     for (_, kind, flag), value in zip(_FLAGS, properties, strict=True):
         if value is None:
             continue

@@ -377,8 +377,9 @@ class Channel:
         self._consuming.begin(tag)
 
     async def _cancel(self, method: commands.Basic.Cancel) -> None:
-        await self._consuming.cancel(method.consumer_tag)
-        self._answer(method, codec.cancel_ok(self.number, method.consumer_tag.encode()))
+        tag = method.consumer_tag or ""
+        await self._consuming.cancel(tag)
+        self._answer(method, codec.cancel_ok(self.number, tag.encode()))
 
     async def _get(self, method: commands.Basic.Get) -> None:
         await self._all_ended()

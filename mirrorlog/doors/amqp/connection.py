@@ -65,7 +65,7 @@ LOAD_COUNT_MAX: Final = 20_000
 _WRITE_BYTES_HIGH: Final = 1024 * 1024
 _CLOSE_S: Final = 10.0
 _MECHANISMS: Final = ("PLAIN", "AMQPLAIN")
-_PROPERTIES: Final = {
+_PROPERTIES: Final[dict[str, Any]] = {
     "product": "mirrorlog",
     "version": __version__,
     "platform": f"Python {python_version()}",

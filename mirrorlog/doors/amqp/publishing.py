@@ -57,7 +57,7 @@ class AmqpPublication:
         self.waiting = 0
         self.confirmed: list[str] = []
         self.answered: set[str] = set()
-        self.stale: dict[str, MirrorlogError] = {}
+        self.stale: dict[str, StaleRouting] = {}
         self.serial = 0
         self.handed_over_at = self.give_up_at = 0.0
 
@@ -284,7 +284,7 @@ class Publishing:
             publication.answered.add(queue)
             publication.error = worse(publication.error, error)
 
-    def _stale_as(self, publication: AmqpPublication, queue: str, error: MirrorlogError) -> None:
+    def _stale_as(self, publication: AmqpPublication, queue: str, error: StaleRouting) -> None:
         if not publication.stale:
             self._stale.append(publication)
         publication.stale[queue] = error

@@ -230,19 +230,18 @@ class ConnectionState:
     def receive(self, data: bytes) -> Iterator[Event]:
         """What these bytes say; run to its end before the next ones, or dropped with the connection."""
         if self._phase is _Phase.HEADER:
-            data = self._after_header(data)
-            if self._phase is _Phase.HEADER:
+            data, event = self._after_header(data)
+            if event is None:
                 return
-            yield Started() if self._phase is _Phase.START else OtherProtocol()
+            yield event
         try:
             for frame in self._frames.feed(data):
                 if self._phase is _Phase.CLOSED:
                     return
-                event = self._said(frame)
-                if type(event) is Failed:
-                    self.failed(event)
-                if event is not None:
-                    yield event
+                if (said := self._said(frame)) is not None:
+                    if type(said) is Failed:
+                        self.failed(said)
+                    yield said
         except FrameError as error:
             failure = Failed(0, error.code, error.text, error.method)
             if self.failed(failure):
@@ -250,15 +249,17 @@ class ConnectionState:
 
     # --- inside ---
 
-    def _after_header(self, data: bytes) -> bytes:
-        """What follows the protocol's header, once that is there."""
+    def _after_header(self, data: bytes) -> tuple[bytes, Event | None]:
+        """What follows the protocol's header, and what that says, once it is there."""
         self._header += data
         found = self._header[: len(PROTOCOL_HEADER)]
         if found == PROTOCOL_HEADER:
             self._phase = _Phase.START
-        elif len(found) == len(PROTOCOL_HEADER) or not PROTOCOL_HEADER.startswith(found):
-            self._phase = _Phase.CLOSED
-        return self._header[len(PROTOCOL_HEADER) :]
+            return self._header[len(found) :], Started()
+        if PROTOCOL_HEADER.startswith(found):
+            return b"", None
+        self._phase = _Phase.CLOSED
+        return b"", OtherProtocol()
 
     def _said(self, frame: AmqpFrame) -> Event | None:
         if frame.kind == HEARTBEAT:
