@@ -20,6 +20,7 @@ from typing import Final, Protocol
 import msgspec
 
 from mirrorlog.cluster.raft.messages import AnyMessage, Append
+from mirrorlog.config import RECORD_BYTES_MAX
 from mirrorlog.errors import ConnectionLost, MirrorlogError, Overloaded, ProtocolError, RequestTimeout
 from mirrorlog.wire.auth.credentials import OPEN, Credentials
 from mirrorlog.wire.auth.proof import DialledGreeting
@@ -35,13 +36,13 @@ RETRY_S: Final = 0.1
 CONNECT_S: Final = 1.0
 """How long a connection and its greeting may take."""
 BEAT_S: Final = 0.1
-FRAME_BYTES_MAX: Final = 80 * 1024 * 1024
+FRAME_BYTES_MAX: Final = RECORD_BYTES_MAX + 16 * 1024 * 1024
 """Of one message: a snapshot travels in pieces far below, but for the answer to a node that begins anew. The largest
-record that a node may be configured to take (64 MiB) goes in one, with what forwarding as a dead letter adds to it."""
+record that a node may be configured to take goes in one, with what forwarding as a dead letter adds to it."""
 SILENT_S: Final = 5.0
 """A link over which no answer to a heartbeat comes for so long, with nothing large under way, is dialled anew. Liveness
 does not judge links: the other one of the two may stand, and this one's Raft get lost."""
-UNSENT_BYTES_MAX: Final = 96 * 1024 * 1024
+UNSENT_BYTES_MAX: Final = FRAME_BYTES_MAX + 16 * 1024 * 1024
 ASKED_MAX: Final = 1000
 """Questions of one member that are answered at a time; the others are refused. It goes on talking: who asks too much
 is not dead, and its link has the heartbeats and Raft in it."""

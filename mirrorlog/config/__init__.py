@@ -13,6 +13,7 @@ from mirrorlog.lazy_names import loaded_late
 if TYPE_CHECKING:
     from mirrorlog.config.addresses import CLIENT_PORT as CLIENT_PORT
     from mirrorlog.config.addresses import COPIES_MAX as COPIES_MAX
+    from mirrorlog.config.addresses import RECORD_BYTES_MAX as RECORD_BYTES_MAX
     from mirrorlog.config.addresses import split_address as split_address
     from mirrorlog.config.cluster import LOG_NUMBER_MAX as LOG_NUMBER_MAX
     from mirrorlog.config.cluster import SEEDS_MAX as SEEDS_MAX
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = loaded_late(
     __name__,
     {
-        "addresses": "CLIENT_PORT COPIES_MAX split_address",
+        "addresses": "CLIENT_PORT COPIES_MAX RECORD_BYTES_MAX split_address",
         "cluster": "ClusterSettings LOG_NUMBER_MAX LogAssignment Member SEEDS_MAX",
         "loading": "ENVIRONMENT_PREFIX Loaded check_private load load_settings",
         "sections": "GrpcSettings HaSettings HttpSettings LimitSettings ListenSettings LogSettings NodeSettings "

@@ -12,6 +12,8 @@ GRPC_PORT: Final = 7403
 HTTP_PORT: Final = 7404
 COPIES_MAX: Final = 16
 """Of a log, and of a queue."""
+RECORD_BYTES_MAX: Final = 128 * 1024 * 1024
+"""What `limits.max_record_bytes` can be at most."""
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -11,6 +11,7 @@ from typing import Final, Literal, Self
 
 from pydantic import Field, model_validator
 
+from mirrorlog.config.addresses import RECORD_BYTES_MAX
 from mirrorlog.config.values import PORTS, Address, Name, SettingsSection
 
 _KIB: Final = 1024
@@ -155,7 +156,11 @@ class LimitSettings(SettingsSection):
     """Named limits; what is above one is answered with its name."""
 
     max_record_bytes: int = Field(
-        4 * _MIB, ge=1, le=64 * _MIB, alias="maxMessageSize", description="largest record, value, key and headers"
+        4 * _MIB,
+        ge=1,
+        le=RECORD_BYTES_MAX,
+        alias="maxMessageSize",
+        description="largest record, value, key and headers",
     )
     max_batch_bytes: int = Field(
         8 * _MIB,

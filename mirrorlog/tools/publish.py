@@ -18,6 +18,7 @@ import msgspec
 import typer
 
 from mirrorlog.commitlog.format.attributes import NO_ATTRIBUTES, asked_attributes
+from mirrorlog.config import RECORD_BYTES_MAX
 from mirrorlog.errors import BadInput, MirrorlogError, Overloaded
 from mirrorlog.tools.common.options import AsJson, OptionalQueue, VirtualHost, parse_pair
 from mirrorlog.tools.common.output import print_json
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from mirrorlog.client import Client, Delivery, Producer, Publication, Publisher, Receipt
     from mirrorlog.client import Published as Routed
 
-LINE_BYTES_MAX: Final = 64 * 1024 * 1024
+LINE_BYTES_MAX: Final = RECORD_BYTES_MAX
 """The most that a node's `max_record_bytes` may be set to."""
 
 _CHUNK_BYTES: Final = 64 * 1024

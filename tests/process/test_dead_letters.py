@@ -9,6 +9,7 @@ from typing import Any, Final
 import pytest
 
 from mirrorlog.client import Client
+from mirrorlog.config import RECORD_BYTES_MAX
 from mirrorlog.errors import AccessRefused, MirrorlogError
 from mirrorlog.wire.auth.passwords import hashed
 from tests.process.clusters import fast_cluster
@@ -109,27 +110,29 @@ async def test_in_a_cluster_with_users_nodes_need_no_user_and_people_a_right() -
             assert await received(admin, "q", 3) == [b"v"] * 3
 
 
-async def test_a_letter_of_many_megabytes_comes_to_another_nodes_queue() -> None:
+@pytest.mark.parametrize("largest", [64 * MIB, RECORD_BYTES_MAX], ids=["64", "128"])
+@pytest.mark.long_after(1)
+async def test_a_letter_of_many_megabytes_comes_to_another_nodes_queue(largest: int) -> None:
     """Goal: whatever a queue takes can leave it, for the queue of another node too. Method: records of 20 MiB and of
     the largest size that a node may be told to take, between logs of two masters."""
     limits = {
-        "limits.max_record_bytes": 64 * MIB,
-        "limits.max_batch_bytes": 72 * MIB,
-        "limits.outgoing_bytes_max": 256 * MIB,
+        "limits.max_record_bytes": largest,
+        "limits.max_batch_bytes": largest + 8 * MIB,
+        "limits.outgoing_bytes_max": 2 * largest + 16 * MIB,
         "log.segment_bytes": 256 * MIB,
     }
     with fast_cluster(2, logs=TWO_LOGS, settings=limits) as cluster:
-        async with asyncio.timeout(90), Client(*cluster.servers) as client:
+        async with asyncio.timeout(180), Client(*cluster.servers) as client:
             dead = await client.admin.declare("dead", {"flush": "disk"})
             q = await client.admin.declare("q", {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"})
             assert dead.master != q.master
             async with client.producer("q", delivery_timeout_ms=60_000) as producer:
-                for size in (20 * MIB, 64 * MIB):
+                for size in (20 * MIB, largest):
                     await producer.send(bytes(size))
             rejecting = asyncio.ensure_future(reject(client, "q", 2))
             async with client.consumer("dead", start="earliest") as consumer:
                 found: list[int] = []
                 while len(found) < 2:
                     found += [len(record.value or b"") for record in await consumer.read(1, timeout_ms=1000)]
-            assert sorted(found) == [20 * MIB, 64 * MIB]
+            assert sorted(found) == [20 * MIB, largest]
             rejecting.cancel()

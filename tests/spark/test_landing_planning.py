@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from mirrorlog.commitlog.format.header import BatchHeader
+from mirrorlog.config import RECORD_BYTES_MAX
 from mirrorlog.errors import NoSuchQueue
 from mirrorlog.spark.errors import BeginUnknown, HistoryChanged, RecordsMissing, TableOutOfStep
 from mirrorlog.spark.landing.commit.delta_log import TableState
 from mirrorlog.spark.landing.definition import landing
 from mirrorlog.spark.landing.planning import (
-    RECORD_BYTES_MAX,
     QueuePlan,
     limited,
     lookup_options,

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 
 from mirrorlog.commitlog.format.header import BatchHeader
+from mirrorlog.config import RECORD_BYTES_MAX
 from mirrorlog.errors import NoSuchQueue
 from mirrorlog.spark.landing.commit.delta_log import TableState
 from mirrorlog.spark.landing.definition import Landing
@@ -27,9 +27,6 @@ from mirrorlog.spark.plan import QueueFacts, QueuePlace, QueueRange
 from mirrorlog.spark.reading.declared_gaps import GAP_OFFSETS_MIN, Gap, between
 from mirrorlog.spark.reading.lookup import Lookup
 from mirrorlog.spark.reading.planning import gaps_of, headers_below
-
-RECORD_BYTES_MAX: Final = 64 * 1024 * 1024
-"""What `limits.max_record_bytes` can be at most."""
 
 
 @dataclass(frozen=True, slots=True)
