@@ -11,10 +11,11 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, Final
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 SETTINGS: Final[dict[str, Any]] = {
@@ -33,7 +34,42 @@ Globals = Callable[[], Iterable[Any]]
 """Makes the options that every command has, too."""
 
 
-class Noun(TyperGroup):
+class _AsItStands:
+    """How a value is read that stands as it is. Typer asks pydantic about each option, given or not,
+    and to load that takes longer than all that a list of queues does besides. `typers`: for every other value."""
+
+    def __init__(self, kind: Any, typers: Callable[[], Any]) -> None:
+        self._kind = kind
+        self._typers = typers
+
+    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
+        many = param.multiple or param.nargs != 1
+        if value is None:
+            return () if many else None
+        if not many and type(value) is self._kind:
+            return value
+        if many and self._kind == list[str] and not isinstance(value, str):
+            return list(value)
+        return self._typers().coerce(value, param, ctx)
+
+
+class _ReadPlainly:
+    """Of a command or a group: what is absent, or of its kind already, is read without pydantic."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        command: Any = super()
+        for each in command.get_params(ctx):
+            typers, told = getattr(each, "get_runtime_param", None), getattr(each, "type_descriptor", None)
+            if typers is not None and told is not None and told.parameter_info.parser is None:
+                each.get_runtime_param = partial(_AsItStands, told.annotation, typers)
+        return list(command.parse_args(ctx, args))
+
+
+class Verb(_ReadPlainly, TyperCommand):
+    """A command."""
+
+
+class Noun(_ReadPlainly, TyperGroup):
     """The commands of one noun. `load`: a command by its name of one word."""
 
     def __init__(self, name: str, about: str, verbs: Mapping[str, str], load: Callable[[str], Any]) -> None:
@@ -64,7 +100,7 @@ class Noun(TyperGroup):
         return command
 
 
-class Commands(TyperGroup):
+class Commands(_ReadPlainly, TyperGroup):
     """All of them. `table`, `nouns`, `aliases`: set before it is used; `shown`: what help has beside the nouns;
     `more`: makes the options that every command has."""
 
@@ -112,7 +148,7 @@ def made(name: str, function: Callable[..., Any]) -> Any:
     if not hasattr(function, "__code__"):
         return function
     app = typer.Typer(**SETTINGS)
-    app.command(name)(function)
+    app.command(name, cls=Verb)(function)
     command = get_command(app)
     command.name = name
     return command
