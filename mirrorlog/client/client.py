@@ -12,7 +12,7 @@ import ssl
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Self, Unpack
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack
 from weakref import WeakSet
 
 from mirrorlog.client.arguments import checked
@@ -30,7 +30,7 @@ from mirrorlog.client.options import (
 )
 from mirrorlog.client.producer.join_pool import JoinPool
 from mirrorlog.client.producer.record import Headers
-from mirrorlog.client.properties import SendOptions
+from mirrorlog.client.properties import RecordProperties, SendOptions
 from mirrorlog.client.serializers import Deserializer, Serializer
 from mirrorlog.client.subscription.lease_receipts import LeaseReceipt
 from mirrorlog.errors import MirrorlogError, MissingDependency
@@ -50,13 +50,13 @@ if TYPE_CHECKING:  # each is loaded when one is made: no program needs all of th
     from mirrorlog.client.transaction.commit import Transactor
     from mirrorlog.client.transaction.transaction import Transaction
 
+_T = TypeVar("_T")
+
 _KIB: Final = 1024
 _MIB: Final = 1024 * 1024
 DELIVERY_TIMEOUT_MS: Final = 30_000
 _USERS: Final = {"servers", "closed", "connected", "connect_timeout_ms", "request_timeout_ms"}
-_INTERNAL: Final = frozenset(
-    {*dir(ClusterClient), "background", "kept", "leasing", "requests", "asking", "traced"} - {*_USERS, *dir(object)}
-)
+_INTERNAL: Final = frozenset({*dir(ClusterClient), "background", "kept", "leasing", "traced"} - {*_USERS, *dir(object)})
 
 
 @checked(made=True, internal=_INTERNAL)
@@ -122,7 +122,7 @@ class Client(ClusterClient):
         self._subscriptions: WeakSet[Subscription] = WeakSet()
         self._leasing: ClientLeases | None = None
         self._transactor: Transactor | None = None
-        self.requests: ClientRequests | None = None
+        self._requests: ClientRequests | None = None
         self._pool = JoinPool()
 
     # --- life ---
@@ -229,7 +229,7 @@ class Client(ClusterClient):
         again that may have been stored, and what was refused lands behind what was in flight with it.
 
         `compression`: none, lz4 or zstd, of each batch as a whole; one that gets no smaller leaves as it is.
-        `serializer`: what makes bytes or text of each value that is sent alone, as `json.dumps`.
+        `serializer`: what makes bytes or text of each value, as `json.dumps`; `send_many` takes a list of values then.
 
         Raises BadRequest naming the option that is wrong.
         """
@@ -241,8 +241,7 @@ class Client(ClusterClient):
         )  # fmt: skip
         from mirrorlog.client.producer.producer import Producer
 
-        kind = Producer if self.traced is None else self.traced.TracedProducer
-        producer: Producer = kind(self, queue, options, pool=self._pool)
+        producer = self._kind(Producer)(self, queue, options, pool=self._pool)
         self._producers.add(producer)
         return producer
 
@@ -263,28 +262,28 @@ class Client(ClusterClient):
         """
         from mirrorlog.client.publisher.publisher import Publisher
 
-        kind = Publisher if self.traced is None else self.traced.TracedPublisher
-        publisher: Publisher = kind(
-            self,
-            exchange,
-            virtual_host=virtual_host,
-            mandatory=mandatory,
+        publisher = self._kind(Publisher)(
+            self, exchange, virtual_host=virtual_host, mandatory=mandatory, serializer=serializer,
             delivery_timeout_ms=options.get("delivery_timeout_ms", DELIVERY_TIMEOUT_MS),
             make_producer=partial(self.producer, **options),
-            serializer=serializer,
-        )
+        )  # fmt: skip
         self.producer("", **options).abandon()  # a wrong option is told now, and not with the first message
         self._publishers.add(publisher)
         return publisher
 
     def transaction(
-        self, *, confirm: str | int = "all", durability: str = "memory", timeout_ms: int = DELIVERY_TIMEOUT_MS
+        self,
+        *,
+        confirm: str | int = "all",
+        durability: str = "memory",
+        timeout_ms: int = DELIVERY_TIMEOUT_MS,
+        serializer: Serializer | None = None,
     ) -> Transaction:
         """Records for several queues, and acknowledgements, that count together or not at all; use it with `async
         with`: it commits at the end, and rolls back on an exception. All queues must be in one log: `x-log-group`.
 
         `confirm`, `durability`: as of `producer`; no policy says anything of them here. `timeout_ms`: by then a commit
-        has ended. Raises BadRequest naming the option that is wrong.
+        has ended. `serializer`: as of `producer`, of each value. Raises BadRequest naming the option that is wrong.
         """
         from mirrorlog.client.transaction.commit import Transactor
         from mirrorlog.client.transaction.transaction import Transaction
@@ -292,8 +291,9 @@ class Client(ClusterClient):
         check_timeout("timeout_ms", timeout_ms)
         self._transactor = self._transactor or Transactor(self)
         return Transaction(
-            self._transactor, level=parse_level(confirm), durability=parse_durability(durability), timeout_ms=timeout_ms
-        )
+            self._transactor, level=parse_level(confirm), durability=parse_durability(durability),
+            timeout_ms=timeout_ms, serializer=serializer,
+        )  # fmt: skip
 
     def consumer(
         self,
@@ -330,7 +330,7 @@ class Client(ClusterClient):
         )  # fmt: skip
         from mirrorlog.client.consumer.consumer import Consumer
 
-        consumer = Consumer(
+        consumer = self._kind(Consumer)(
             self, queue, options, self._tiers if tiers is None else TierOptions.of(tiers, self._tiers.storage)
         )
         self._consumers.add(consumer)
@@ -386,19 +386,11 @@ class Client(ClusterClient):
         )  # fmt: skip
         from mirrorlog.client.subscription.subscription import Subscription
 
-        kind = Subscription if self.traced is None else self.traced.TracedSubscription
-        subscription: Subscription = kind(
-            self,
-            message,
-            make_consumer=self.consumer,
-            level=parse_level(confirm),
-            settle_timeout_ms=settle_timeout_ms,
-            cancel_on_failover=cancel_on_failover,
-            read_from=read_from,
-            outage_timeout_ms=outage_timeout_ms,
-            retry_delays_ms=retry_delays_ms,
-            deserializer=deserializer,
-        )
+        subscription = self._kind(Subscription)(
+            self, message, make_consumer=self.consumer, reply=self._reply, level=parse_level(confirm),
+            settle_timeout_ms=settle_timeout_ms, cancel_on_failover=cancel_on_failover, read_from=read_from,
+            outage_timeout_ms=outage_timeout_ms, retry_delays_ms=retry_delays_ms, deserializer=deserializer,
+        )  # fmt: skip
         self._subscriptions.add(subscription)
         return subscription
 
@@ -439,7 +431,7 @@ class Client(ClusterClient):
         """Send a request to `queue`, or with that routing key to `exchange`, and await its answer: what its subscriber
         gives to `reply`. Options as of `Producer.send`. Raises Unroutable when it leads to no queue; RequestTimeout, or
         OutcomeUnknown when the reply queue went with its node: it may have been handled."""
-        return await self.asking().request(
+        return await self._asking().request(
             queue, value, exchange=exchange, timeout_ms=timeout_ms, headers=headers, options=asked
         )
 
@@ -450,14 +442,6 @@ class Client(ClusterClient):
 
         self._leasing = self._leasing or ClientLeases(self, self.consumer)
         return self._leasing
-
-    def asking(self) -> ClientRequests:
-        """For what it gives out, which answers."""
-        from mirrorlog.client.requests import ClientRequests
-
-        if self.requests is None:
-            self.requests = ClientRequests(self, make_publisher=self.publisher, make_subscription=self.subscribe)
-        return self.requests
 
     async def settle_receipt(
         self,
@@ -487,6 +471,20 @@ class Client(ClusterClient):
         await self.leasing.extend_lease(LeaseReceipt.parse(receipt, queue=queue, group=group), lease_ms)
 
     # --- inside ---
+
+    def _asking(self) -> ClientRequests:
+        from mirrorlog.client.requests import ClientRequests
+
+        if self._requests is None:
+            self._requests = ClientRequests(self, make_publisher=self.publisher, make_subscription=self.subscribe)
+        return self._requests
+
+    async def _reply(self, to: RecordProperties, value: bytes | str | None, **asked: Unpack[SendOptions]) -> None:
+        await self._asking().reply(to, value, **asked)
+
+    def _kind(self, kind: type[_T]) -> type[_T]:
+        """The same with spans, where this client traces."""
+        return kind if self.traced is None else getattr(self.traced, f"Traced{kind.__name__}")
 
     def _flushed_at_close(self) -> list[Subscription | Publisher | Producer]:
         return [*self._subscriptions, *self._publishers, *self._producers]

@@ -28,6 +28,18 @@ def serialized(serializer: Serializer, value: Any, where: str) -> bytes | str | 
         raise BadInput(f"the serializer for {where} failed: {type(error).__name__}: {error}") from error
 
 
+def serialized_all(serializer: Serializer | None, values: Any, where: str) -> Any:
+    """Each of a list; without a serializer any column, as it is. Raises BadInput, also for a column of bytes."""
+    if serializer is None:
+        return values
+    if not isinstance(values, list | tuple):
+        raise BadInput(
+            f"values are {type(values).__name__}, a column of bytes, and the producer for {where} has a serializer: "
+            "give a list of values, or use a producer without one"
+        )
+    return [serialized(serializer, value, where) for value in values]
+
+
 def deserialized(deserializer: Deserializer | None, value: bytes | None, queue: str, queue_offset: int) -> Any:
     """The value itself without one. Raises BadInput naming the record, behind what the deserializer raised."""
     if value is None or deserializer is None:

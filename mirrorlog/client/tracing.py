@@ -2,31 +2,33 @@
 `tracestate`, as W3C has them. One trace leads from who sends over who receives to the settlement.
 
     send, publish   PRODUCER, from the call to the confirm; its context goes with the record
-    receive         CONSUMER, for each record that a subscription gives out, under the record's context
+    receive         CONSUMER, for each record that a consumer or subscription gives out, under the record's context
     ack, nack, …    CLIENT, under the span that received it; without waiting it ends at once
 
 A record that has a context already is sent as it is: it is somebody else's span. A program's own work on a record is
-put under it by `context_of`. Records of plain consumers, and those that go as columns or in a transaction, have no
-spans of their own. Names are those of the semantic conventions for messaging.
+put under it by `context_of`, as the reply to a request is. Records that go, or are read, as columns, and those of a
+transaction, have no spans of their own. Names are those of the semantic conventions for messaging.
 
 The traced classes stand beside the others, so that who does not trace pays nothing, for any record.
 """
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from datetime import datetime
 from typing import Any, Final
 
-from opentelemetry.context import Context
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode, get_tracer, set_span_in_context
+from opentelemetry.context import Context, attach, detach
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, get_current_span, get_tracer, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from mirrorlog.client.consumer.consumer import Consumer
 from mirrorlog.client.consumer.records import ConsumedRecord, GrantedRecord
 from mirrorlog.client.producer.batch import Receipt
 from mirrorlog.client.producer.deliveries import Delivery
 from mirrorlog.client.producer.producer import Producer
 from mirrorlog.client.producer.record import Headers, as_headers
+from mirrorlog.client.properties import SendOptions
 from mirrorlog.client.publisher.publications import Publication, Published
 from mirrorlog.client.publisher.publisher import Publisher
 from mirrorlog.client.subscription.delivered import Delivered
@@ -34,7 +36,7 @@ from mirrorlog.client.subscription.subscription import Subscription
 from mirrorlog.client.subscription.unacked import Granted
 from mirrorlog.commitlog.format.attributes import Attributes
 from mirrorlog.commitlog.format.body import Header
-from mirrorlog.errors import MirrorlogError, Overloaded
+from mirrorlog.errors import MirrorlogError
 from mirrorlog.wire.frames import How
 
 _PARENT: Final = "traceparent"
@@ -133,8 +135,6 @@ class TracedProducer(Producer):
         try:
             return super().send_nowait(value, headers=pairs, **more)
         except MirrorlogError as error:
-            if parent is None and not isinstance(error, Overloaded):  # begun elsewhere, and not tried again there
-                parent = dict(pairs).get(_PARENT)
             self.spans.end(parent, error)
             raise
 
@@ -176,6 +176,29 @@ class TracedPublisher(Publisher):
         return publication
 
 
+def received(record: ConsumedRecord | GrantedRecord) -> Span:
+    """It was given out. Also for faces that give it out themselves."""
+    span = _begun("receive", SpanKind.CONSUMER, record.queue, context=context_of(record))
+    _place(span, record.queue_offset)
+    span.end()
+    return span
+
+
+class TracedConsumer(Consumer):
+    """As `Consumer`, with spans of the records that it gives out one by one."""
+
+    async def __aiter__(self) -> AsyncIterator[ConsumedRecord]:
+        async for record in super().__aiter__():
+            received(record)
+            yield record
+
+    async def read(self, max_records: int | None = None, *, timeout_ms: int) -> list[ConsumedRecord]:
+        found = await super().read(max_records, timeout_ms=timeout_ms)
+        for each in found:
+            received(each)
+        return found
+
+
 class TracedSubscription(Subscription):
     """As `Subscription`, with spans."""
 
@@ -186,9 +209,7 @@ class TracedSubscription(Subscription):
 
     def received(self, delivered: GrantedRecord) -> None:
         """It was given out. For a face with records of its own, too."""
-        span = _begun("receive", SpanKind.CONSUMER, self.queue, context=context_of(delivered))
-        _place(span, delivered.offset)
-        span.end()
+        span = received(delivered)
         if not self._message.auto_ack:
             self._received[delivered.offset] = set_span_in_context(span)
             if len(self._received) > _RECEIVED_MAX:  # what was lost with its session is never settled
@@ -209,6 +230,15 @@ class TracedSubscription(Subscription):
 
     async def take(self, records_max: int) -> list[Delivered]:
         return self._all(await super().take(records_max))
+
+    async def answer(self, record: GrantedRecord, value: bytes | str | None, asked: SendOptions) -> None:
+        if get_current_span().get_span_context().is_valid:  # the program's own
+            return await super().answer(record, value, asked)
+        token = attach(self._received.get(record.offset) or context_of(record))
+        try:
+            await super().answer(record, value, asked)
+        finally:
+            detach(token)
 
     def settle(
         self, granted: Granted, first: int, following: int, how: How, *, delay_ms: int = 0, multiple: bool = False

@@ -110,6 +110,58 @@ async def test_each_record_has_one_span_however_it_is_sent(
     assert shape(published) == (f"publish {queue}", SpanKind.PRODUCER, StatusCode.UNSET)
 
 
+async def test_what_a_stream_gives_out_is_received_under_what_sent_it(
+    traced: Client, queue: str, spans: Callable[[], list[ReadableSpan]]
+) -> None:
+    """Method: three records, one read, two in an iteration; of batches there are none."""
+    async with traced.producer(queue) as producer:
+        for value in (b"0", b"1", b"2"):
+            await producer.send(value)
+    sent = spans()
+    async with traced.consumer(queue, until="confirmed") as consumer:
+        (first,) = await consumer.read(1, timeout_ms=10_000)
+        found = [first, *[record async for record in consumer]]
+        await consumer.seek(0)
+        assert [len(batch) async for batch in consumer.batches()]
+    assert [record.value for record in found] == [b"0", b"1", b"2"]
+    received = spans()
+    assert [shape(span) for span in received] == [(f"receive {queue}", SpanKind.CONSUMER, StatusCode.UNSET)] * 3
+    assert [parent_of(span) for span in received] == [span.context.span_id for span in sent]
+    assert [dict(span.attributes or {})["messaging.mirrorlog.offset"] for span in received] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("auto_ack", [False, True])
+async def test_one_trace_leads_from_a_request_to_its_answer(
+    traced: Client, queue: str, spans: Callable[[], list[ReadableSpan]], auto_ack: bool
+) -> None:
+    """Goal: who asks sees how he was answered. Method: the handler is another task with a span of nobody's; its reply
+    is under what received the request, and what receives the reply is under that. Under a span of its own it is under
+    that one."""
+
+    async def handle() -> None:
+        async with traced.subscribe(queue, auto_ack=auto_ack) as subscription:
+            await (await anext(subscription)).reply(b"1")
+            delivery = await anext(subscription)
+            with trace.get_tracer("shop").start_as_current_span("handle", context=context_of(delivery)):
+                await delivery.reply(b"2")
+
+    handling = asyncio.create_task(handle())
+    with trace.get_tracer("shop").start_as_current_span("ask") as ask:
+        answer = await traced.request(queue, b"?", timeout_ms=20_000)
+        await traced.request(queue, b"?", timeout_ms=20_000)
+    await handling
+    found = [span for span in spans() if span.context.trace_id == ask.get_span_context().trace_id]
+    named = [span.name.partition(" ")[0] for span in found]
+    assert sorted(named) == sorted([*["publish", "receive"] * 4, "handle", "ask"])
+    by_id = {span.context.span_id: span.name for span in found}
+    requests = [span for span in found if span.name == f"publish {queue}"]
+    replies = [span for span in found if span.name.startswith("publish ") and span not in requests]
+    assert [by_id[parent_of(span) or 0] for span in requests] == ["ask", "ask"]
+    under = requests[0].name if auto_ack else f"receive {queue}"
+    assert [by_id[parent_of(span) or 0] for span in replies] == [under, "handle"]
+    assert dict(answer.headers)["traceparent"]
+
+
 async def test_what_is_refused_or_unknown_has_its_status(
     traced: Client, queue: str, spans: Callable[[], list[ReadableSpan]]
 ) -> None:
@@ -150,6 +202,8 @@ def test_the_blocking_client_traces_under_its_threads_span(
                 publisher.publish(queue, b"3")
             with pytest.raises(RecordTooLarge):
                 producer.send(bytes(2**28))
+        with client.consumer(queue, until="confirmed") as consumer:
+            assert len([*consumer.read(1, timeout_ms=10_000), *consumer]) == 3
         with client.subscribe(queue) as subscription:
             next(subscription).ack()
             second, third = subscription.receive(2, timeout_ms=10_000)
@@ -159,6 +213,7 @@ def test_the_blocking_client_traces_under_its_threads_span(
     trace_id = order.get_span_context().trace_id
     assert [span.name.partition(" ")[0] for span in found] == [
         *("send", "send", "publish", "send", "order"),
+        *("receive", "receive", "receive"),
         *("receive", "ack", "receive", "receive", "reject", "ack"),
     ]
     assert {span.context.trace_id for span in found} == {trace_id}

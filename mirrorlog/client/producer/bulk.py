@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -17,7 +17,7 @@ from mirrorlog.client.producer.columns import (
     header_entries,
     timestamp_entries,
 )
-from mirrorlog.client.producer.record import BATCH_OVERHEAD_BYTES, RECORD_OVERHEAD_BYTES
+from mirrorlog.client.producer.record import BATCH_OVERHEAD_BYTES, RECORD_OVERHEAD_BYTES, Header
 from mirrorlog.commitlog.format.attributes import Attributes
 from mirrorlog.commitlog.format.body import Int64s
 from mirrorlog.commitlog.format.drafts import BodyWriter, Draft, Join
@@ -36,8 +36,9 @@ class Bulk:
     ends: Int64s
 
     @classmethod
-    def of(cls, values: Any, keys: Any, headers: Any, timestamps: Any) -> Self:
-        """Columns as a caller gives them. Raises BadInput for one of a wrong kind or of another length."""
+    def of(cls, values: Any, keys: Any, headers: Any, timestamps: Any, *, also: Sequence[Header] = ()) -> Self:
+        """Columns as a caller gives them; `also`: headers of every record besides. Raises BadInput for one of a wrong
+        kind or of another length."""
         value_entries = binary_entries(values, "values")
         count = len(value_entries)
         sizes = value_entries.sizes() + RECORD_OVERHEAD_BYTES
@@ -45,7 +46,7 @@ class Bulk:
         if key_entries is not None:
             _check_length("keys", len(key_entries), count)
             sizes += key_entries.sizes()
-        header_lists = None if headers is None else header_entries(headers)
+        header_lists = header_entries(headers, also) if also or headers is not None else None
         if header_lists is not None:
             if isinstance(header_lists, HeaderLists):
                 _check_length("headers", len(header_lists.lists), count)

@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple, NoReturn, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from mirrorlog.client.producer.record import as_headers, as_timestamp_us, headers_size
+from mirrorlog.client.producer.record import Header, as_headers, as_timestamp_us, headers_size
 from mirrorlog.client.properties import as_bytes
 from mirrorlog.commitlog.format.body import Bools, Int32s, Int64s
 from mirrorlog.commitlog.format.drafts import Part
@@ -191,15 +191,16 @@ def timestamp_entries(given: Any) -> TimestampEntries:
     raise BadInput(f"timestamps are {type(given).__name__}; give a list, a numpy array or a pyarrow array")
 
 
-def header_entries(given: Any) -> SharedHeaders | HeaderLists:
-    """A mapping is for every record; else there is one mapping, list of pairs, or None for each. Raises BadInput."""
+def header_entries(given: Any, also: Sequence[Header] = ()) -> SharedHeaders | HeaderLists:
+    """A mapping is for every record; else there is one mapping, list of pairs, or None for each. `also`: of every
+    record, behind them. Raises BadInput."""
     if isinstance(given, list | tuple):
-        lists = [as_headers(each) for each in given]
+        lists = [[*as_headers(each), *also] for each in given]
         sizes = np.fromiter(map(headers_size, lists), dtype=np.int64, count=len(lists))
         return HeaderLists(lists, sizes)
-    if not hasattr(given, "items"):
+    if given is not None and not hasattr(given, "items"):
         raise BadInput("headers are a mapping for all records, or a list with a mapping, pairs or None for each")
-    pairs = as_headers(given)
+    pairs = [*as_headers(given), *also]
     size = headers_size(pairs)
     return SharedHeaders([name.encode() for name, _ in pairs], [value for _, value in pairs], size)
 

@@ -34,12 +34,14 @@ from mirrorlog.client.producer.record import (
     Headers,
     as_headers,
     as_timestamp_us,
+    check_record,
+    check_value,
     record_size,
 )
 from mirrorlog.client.producer.sender import Sender
 from mirrorlog.client.producer.window import SendWindow
 from mirrorlog.client.properties import SendOptions, as_bytes, parted
-from mirrorlog.client.serializers import serialized
+from mirrorlog.client.serializers import serialized, serialized_all
 from mirrorlog.client.with_block import WithBlock
 from mirrorlog.commitlog.format.attributes import Attributes, RecordOptions, asked_attributes
 from mirrorlog.commitlog.format.body import Header, Record
@@ -51,7 +53,6 @@ from mirrorlog.errors import (
     Closed,
     MirrorlogError,
     Overloaded,
-    RecordTooLarge,
     Refused,
 )
 from mirrorlog.wire.messages.handshake import NodeLimits
@@ -184,16 +185,22 @@ class Producer(WithBlock):
         options: RecordOptions = {}
         if asked:
             options, headers = parted(asked, headers)
+        attributes = self._asked(options) if options else None
+        if self._serializer is not None:
+            value = serialized(self._serializer, value, f"queue {self.queue!r}")
         if self._window.free and self._accumulator.batch is None:
-            if self._serializer is not None:
-                value = serialized(self._serializer, value, f"queue {self.queue!r}")
-            return await self._send_alone(value, key, headers, timestamp, self._asked(options) if options else None)
+            return await self._send_alone(value, key, headers, timestamp, attributes)
         room_by = self._accumulator.deadline()
         if self._window.contended:
             await self._room_by(room_by)
+        usual = attributes is None and not headers and self._serializer is None
         while True:
             try:
-                delivery = self.send_nowait(value, key=key, headers=headers, timestamp=timestamp, **options)
+                delivery = (
+                    self.send_nowait(value, key=key, timestamp=timestamp)
+                    if usual
+                    else self._hand_over(value, key, headers, timestamp, attributes)
+                )
                 break
             except Overloaded:
                 await self._room_by(room_by)
@@ -215,7 +222,7 @@ class Producer(WithBlock):
         if plain and type(value) is bytes:
             size = RECORD_OVERHEAD_BYTES + len(value) + (0 if key is None else len(key))
             if size > self._sender.alone_bytes_max:
-                self._check_record(value, size)
+                check_record(value, size, self._sender.limits)
             batch = PendingBatch(deadline, codec=self._codec, draft=draft_record(value, key), size_bytes=size)  # type: ignore[arg-type]  # plain
         else:
             value, key = as_bytes(value), as_bytes(key)
@@ -266,7 +273,7 @@ class Producer(WithBlock):
         pairs = as_headers(headers)
         timestamp_us = as_timestamp_us(timestamp)
         size = record_size(value, key, pairs)
-        self._check_record(value, size)
+        check_record(value, size, self._sender.limits)
         return pairs, timestamp_us, size
 
     def _asked(self, asked: RecordOptions) -> Attributes | None:
@@ -304,7 +311,7 @@ class Producer(WithBlock):
         for value, key, headers, timestamp_us in records:
             pairs = as_headers(headers)
             size = record_size(value, key, pairs)
-            self._check_value(value)
+            check_value(value, self._sender.limits)
             batch.add(value, key, pairs, as_timestamp_us(timestamp_us), size)
         size, limit = batch.size_bytes, self._sender.limits.max_batch_bytes
         if BATCH_OVERHEAD_BYTES + size > limit:
@@ -322,21 +329,20 @@ class Producer(WithBlock):
         keys: Any = None,
         headers: Any = None,
         timestamps: Any = None,
-        **asked: Unpack[RecordOptions],
+        **asked: Unpack[SendOptions],
     ) -> BulkDelivery:
         """Hand over many records as columns, in batches of their own; await the BulkDelivery for their Receipts.
 
         `values` and `keys`: a list of bytes or None; a numpy array of dtype S, V or object, or rows of uint8; or a
         pyarrow array of binary or string. `headers`: a mapping for every record, or a list with one for each.
         `timestamps`: a list of what `send` takes, numpy int64 (µs UTC) or datetime64 (UTC), or a pyarrow array of
-        timestamps with a zone. `priority`, `ttl_ms` and `delay_ms`: as of `send`, for all of them. Their bytes are
-        copied now.
+        timestamps with a zone. `priority`, `ttl_ms`, `delay_ms` and the properties: as of `send`, for all of them. With
+        a serializer `values` is a list of what it takes. Their bytes are copied now.
 
         Raises, before any record is taken, Overloaded when the window has no room for all of them, unless it is empty;
         RecordTooLarge, BadInput; Closed.
         """
-        bulk = self._bulk(values, keys, headers, timestamps)
-        attributes = self._asked(asked)
+        bulk, attributes = self._bulk(values, keys, headers, timestamps, asked)
         delivery = BulkDelivery()
         accumulator = self._accumulator
         ends = list(bulk.cuts(accumulator.batch_bytes_max, last_bytes=accumulator.last_batch_bytes_max))
@@ -353,7 +359,7 @@ class Producer(WithBlock):
         keys: Any = None,
         headers: Any = None,
         timestamps: Any = None,
-        **asked: Unpack[RecordOptions],
+        **asked: Unpack[SendOptions],
     ) -> Receipts:
         """Send many records and await their confirms; as `send_many_nowait`, but waits for room, batch by batch.
 
@@ -362,8 +368,7 @@ class Producer(WithBlock):
         more. Where some batch is confirmed, or may be stored, it is OutcomeUnknown, which says how many records are
         confirmed; `send_many_nowait` tells which records an error was for.
         """
-        bulk = self._bulk(values, keys, headers, timestamps)
-        attributes = self._asked(asked)
+        bulk, attributes = self._bulk(values, keys, headers, timestamps, asked)
         delivery = BulkDelivery()
         failure: MirrorlogError | None = None
         try:
@@ -394,12 +399,16 @@ class Producer(WithBlock):
             if taken % _BULK_BURST == 0:
                 await asyncio.sleep(0)
 
-    def _bulk(self, values: Any, keys: Any, headers: Any, timestamps: Any) -> Bulk:
+    def _bulk(
+        self, values: Any, keys: Any, headers: Any, timestamps: Any, asked: SendOptions
+    ) -> tuple[Bulk, Attributes | None]:
         from mirrorlog.client.producer.bulk import Bulk
 
-        bulk = Bulk.of(values, keys, headers, timestamps)
+        options, properties = parted(asked, ())
+        values = serialized_all(self._serializer, values, f"queue {self.queue!r}")
+        bulk = Bulk.of(values, keys, headers, timestamps, also=as_headers(properties))
         bulk.check(self._sender.limits)
-        return bulk
+        return bulk, self._asked(options)
 
     def _take(self, bulk: Bulk, start: int, end: int, size: int, attributes: Attributes | None) -> PendingBatch:
         """The records `start` up to `end` of `bulk`, of `size` bytes, as one batch."""
@@ -458,20 +467,6 @@ class Producer(WithBlock):
         if self._closed:
             raise Closed("the producer is closed")
         self._window.check(size)
-
-    def _check_record(self, value: bytes | None, size: int) -> None:
-        limits = self._sender.limits
-        # What is within both is the usual; else it is to be told which one it is above.
-        if BATCH_OVERHEAD_BYTES + size <= limits.max_batch_bytes and size <= limits.max_record_bytes:
-            return
-        self._check_value(value)
-        if BATCH_OVERHEAD_BYTES + size > limits.max_batch_bytes:
-            raise RecordTooLarge(f"a record of {size} bytes is above max_batch_bytes ({limits.max_batch_bytes})")
-
-    def _check_value(self, value: bytes | None) -> None:
-        limit = self._sender.limits.max_record_bytes
-        if value is not None and len(value) > limit:
-            raise RecordTooLarge(f"a value of {len(value)} bytes is above the node's max_record_bytes ({limit})")
 
 
 # --- Of its parts alone: none of them leads back to it, so that it can be let go while they are at work ---------------

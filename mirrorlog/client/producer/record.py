@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 from typing import Final, cast
 
 from mirrorlog.commitlog.format.header import HEADER_SIZE, NO_TIMESTAMP
-from mirrorlog.errors import BadInput
+from mirrorlog.errors import BadInput, RecordTooLarge
+from mirrorlog.wire.messages.handshake import NodeLimits
 
 Header = tuple[str, bytes | None]
 """As in `commitlog.format.body`, which takes long to load."""
@@ -39,6 +40,23 @@ def record_size(value: bytes | None, key: bytes | None, headers: Sequence[Header
     if key is not None:
         size += len(key) if type(key) is bytes else _refuse("a key", key)
     return size + headers_size(headers) if headers else size
+
+
+def check_record(value: bytes | None, size: int, limits: NodeLimits) -> None:
+    """Of a record of `size` bytes. Raises RecordTooLarge where a node with these limits would not take it."""
+    # What is within both is the usual; else it is to be told which one it is above.
+    if BATCH_OVERHEAD_BYTES + size <= limits.max_batch_bytes and size <= limits.max_record_bytes:
+        return
+    check_value(value, limits)
+    if BATCH_OVERHEAD_BYTES + size > limits.max_batch_bytes:
+        raise RecordTooLarge(f"a record of {size} bytes is above max_batch_bytes ({limits.max_batch_bytes})")
+
+
+def check_value(value: bytes | None, limits: NodeLimits) -> None:
+    """Raises RecordTooLarge."""
+    limit = limits.max_record_bytes
+    if value is not None and len(value) > limit:
+        raise RecordTooLarge(f"a value of {len(value)} bytes is above the node's max_record_bytes ({limit})")
 
 
 def headers_size(headers: Sequence[Header]) -> int:

@@ -44,6 +44,8 @@ class Settler(Protocol[R_co]):
         self, granted: Granted, first: int, following: int, how: How, *, delay_ms: int = 0, multiple: bool = False
     ) -> None: ...
 
+    def answer(self, record: GrantedRecord, value: bytes | str | None, asked: SendOptions) -> R_co: ...
+
 
 @checked(but=("ack", "ack_nowait"), internal=("grant",))
 class Settleable(Generic[R]):
@@ -119,6 +121,7 @@ class Settleable(Generic[R]):
         self._settler.settle_nowait(granted, first, following, how, delay_ms=delay_ms, multiple=multiple)
 
 
+@checked()
 class DeliveredRecord(GrantedRecord, Settleable[R]):
     """A record that was given out."""
 
@@ -135,6 +138,11 @@ class DeliveredRecord(GrantedRecord, Settleable[R]):
         """The value, by the subscription's `deserializer` if it was given one. Raises BadInput when that fails: it can
         be rejected then, as any record."""
         return deserialized(self._settler.deserializer, self.value, self.queue, self.offset)
+
+    def reply(self, value: bytes | str | None, **asked: Unpack[SendOptions]) -> R:
+        """Answer it, where it is a request (`Client.request`); settle it besides. Raises BadRequest where it is
+        none, and as `Publisher.publish`."""
+        return self._settler.answer(self, value, asked)
 
     def __repr__(self) -> str:
         again = f", redelivered, attempts={self.attempts}" if self.redelivered else ""
@@ -187,17 +195,10 @@ class DeliveredStretch(Settleable[R]):
         return f"DeliveredBatch(queue={self.batch.queue!r}, offset={self.offset}, next={self.next})"
 
 
-@checked()
 class Delivered(DeliveredRecord[Coroutine[Any, Any, None]]):
     """A record that was given out; calls that settle it are awaited."""
 
     __slots__ = ()
-
-    async def reply(self, value: bytes | str | None, **asked: Unpack[SendOptions]) -> None:
-        """Answer it, where it is a request (`Client.request`); settle it besides. Raises BadRequest where it is
-        none, and as `Publisher.publish`."""
-        subscription: Any = self._settler.origin
-        await subscription.client.asking().reply(self.properties, value, **asked)
 
 
 class DeliveredBatch(DeliveredStretch[Coroutine[Any, Any, None]]):

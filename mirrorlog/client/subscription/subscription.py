@@ -37,7 +37,9 @@ from mirrorlog.client.connection.outages import read_on
 from mirrorlog.client.connection.queue_metadata import FoundQueue, check_same
 from mirrorlog.client.connection.unclosed import on_loop, warn_unclosed
 from mirrorlog.client.consumer.consumer import Consumer
+from mirrorlog.client.consumer.records import GrantedRecord
 from mirrorlog.client.options import check_delay, check_subscribing, check_timeout
+from mirrorlog.client.properties import SendOptions
 from mirrorlog.client.serializers import Deserializer
 from mirrorlog.client.subscription.delivered import Delivered, DeliveredBatch
 from mirrorlog.client.subscription.grant_buffer import GrantedBytes, Sources
@@ -61,7 +63,7 @@ _KEPT_BYTES: Final = 16 * 1024 * 1024
 _CREDIT: Final = ("prefetch_records", "prefetch_bytes", "paused")
 _PREFETCH: Final = "a prefetch that changes"
 _INTERNAL: Final = (
-    *("settle", "settle_nowait", "began", "granted", "lost", "room", "wake", "read_on", "subscribed_anew"),
+    *("settle", "settle_nowait", "answer", "began", "granted", "lost", "room", "wake", "read_on", "subscribed_anew"),
     *("origin", "session", "client", "reader", "unacked", "kept", "deserializer"),
 )
 
@@ -84,6 +86,7 @@ class Subscription:
         message: Subscribe,
         *,
         make_consumer: Callable[..., Consumer],
+        reply: Callable[..., Awaitable[None]],
         level: int,
         settle_timeout_ms: int,
         cancel_on_failover: bool,
@@ -104,6 +107,7 @@ class Subscription:
         self.client = client
         self.deserializer = deserializer
         self._message = message
+        self._reply = reply
         self._level = level
         self._settle_timeout_s = settle_timeout_ms / 1000
         self._cancel_on_failover = cancel_on_failover
@@ -322,6 +326,10 @@ class Subscription:
             raise Closed(NOT_STARTED)
         delay_ms = delay_ms or self._retry_delay(granted, how)
         self._settling.add(granted, first, following, how, delay_ms=delay_ms, multiple=multiple)
+
+    async def answer(self, record: GrantedRecord, value: bytes | str | None, asked: SendOptions) -> None:
+        """For what it gives out: answer a request."""
+        await self._reply(record.properties, value, **asked)
 
     def _retry_delay(self, granted: Granted, how: How) -> int:
         if how is not How.RETURN or not self._retry_delays_ms:

@@ -27,7 +27,7 @@ milliseconds at a time (`sys.setswitchinterval`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 from weakref import WeakSet
 
 from mirrorlog.client import client as awaited
@@ -45,6 +45,8 @@ if TYPE_CHECKING:  # each is loaded when one is made, as by the awaited client
     from mirrorlog.client.sync.publisher import BlockingPublisher
     from mirrorlog.client.sync.subscription import BlockingSubscription
     from mirrorlog.client.sync.transaction import BlockingTransaction
+
+_T = TypeVar("_T")
 
 
 class BlockingClient(Calls):
@@ -113,12 +115,7 @@ class BlockingClient(Calls):
         """
         from mirrorlog.client.sync.producer import BlockingProducer
 
-        kind: type[BlockingProducer] = BlockingProducer
-        if self.awaited.traced is not None:
-            from mirrorlog.client.sync.tracing import TracedBlockingProducer
-
-            kind = TracedBlockingProducer
-        producer = kind(self, queue, options)
+        producer = self._kind(BlockingProducer)(self, queue, options)
         self._producers.add(producer)
         return producer
 
@@ -133,7 +130,7 @@ class BlockingClient(Calls):
         """A reader of `queue`; use it with `with`. Options as of `mirrorlog.client.Client.consumer`."""
         from mirrorlog.client.sync.consumer import BlockingConsumer
 
-        return BlockingConsumer(self, self.awaited.consumer(queue, **options))
+        return self._kind(BlockingConsumer)(self, self.awaited.consumer(queue, **options))
 
     @options_of(awaited.Client.subscribe)
     def subscribe(self, queue: str, group: str = "", **options: Any) -> BlockingSubscription:
@@ -143,12 +140,7 @@ class BlockingClient(Calls):
         """
         from mirrorlog.client.sync.subscription import BlockingSubscription
 
-        kind: type[BlockingSubscription] = BlockingSubscription
-        if self.awaited.traced is not None:
-            from mirrorlog.client.sync.tracing import TracedBlockingSubscription
-
-            kind = TracedBlockingSubscription
-        subscription = kind(self, queue, group, options)
+        subscription = self._kind(BlockingSubscription)(self, queue, group, options)
         self._subscriptions.add(subscription)
         return subscription
 
@@ -190,6 +182,15 @@ class BlockingClient(Calls):
         self.change(lambda: self.awaited.extend_receipt(*lease, **options), what="extend_receipt")
 
     # --- inside ---
+
+    def _kind(self, kind: type[_T]) -> type[_T]:
+        """The same with spans, where the client traces."""
+        if self.awaited.traced is None:
+            return kind
+        from mirrorlog.client.sync import tracing
+
+        traced: type[_T] = getattr(tracing, f"Traced{kind.__name__}")
+        return traced
 
     def _end(self, error: BaseException | None) -> None:
         with self._lock:

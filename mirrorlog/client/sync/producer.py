@@ -13,13 +13,13 @@ from mirrorlog.client.producer.batch import Receipt, Receipts
 from mirrorlog.client.producer.deliveries import BulkDelivery
 from mirrorlog.client.producer.pipeline import ProducerStats
 from mirrorlog.client.producer.producer import Producer
-from mirrorlog.client.producer.record import BATCH_OVERHEAD_BYTES, as_headers, as_timestamp_us, record_size
+from mirrorlog.client.producer.record import as_headers, as_timestamp_us, check_record, record_size
 from mirrorlog.client.properties import SendOptions, as_bytes, parted
-from mirrorlog.client.serializers import Serializer, serialized
+from mirrorlog.client.serializers import Serializer, serialized, serialized_all
 from mirrorlog.client.sync.blocking import MARGIN_S, Calls, ClosedFace, options_of, seconds
 from mirrorlog.client.sync.record_buffer import Bunch, RecordBuffer
 from mirrorlog.commitlog.format.attributes import RecordOptions, asked_attributes
-from mirrorlog.errors import Closed, MirrorlogError, OutcomeUnknown, Overloaded, RecordTooLarge
+from mirrorlog.errors import Closed, MirrorlogError, OutcomeUnknown, Overloaded
 from mirrorlog.wire.messages.handshake import NodeLimits
 
 _T = TypeVar("_T")
@@ -92,7 +92,8 @@ class BlockingProducer(ClosedFace[Producer]):
             raise refuse("serializer", self._serializer, "a callable or None")
         of = client.made(lambda: client.awaited.producer(queue, **options), what="producer")
         self._buffer = RecordBuffer(of, self._thread, patience_s=self._delivery_s)
-        self._record_bytes_max = self._batch_bytes_max = 0
+        self._limits: NodeLimits | None = None
+        self._record_bytes_max = 0
         super().__init__(client, of)
         of.kept = True
 
@@ -108,8 +109,8 @@ class BlockingProducer(ClosedFace[Producer]):
 
     def start(self) -> Self:
         """Find the queue and connect to its master. Raises NoSuchQueue or ConnectionLost."""
-        limits = self._client.call(self._start, what=f"producer for {self.queue!r}")
-        self._record_bytes_max, self._batch_bytes_max = limits.max_record_bytes, limits.max_batch_bytes
+        self._limits = self._client.call(self._start, what=f"producer for {self.queue!r}")
+        self._record_bytes_max = self._limits.max_record_bytes
         return self
 
     def close(self) -> None:
@@ -153,7 +154,7 @@ class BlockingProducer(ClosedFace[Producer]):
         size = record_size(value, key, pairs)
         attributes = asked_attributes(**options) if options else None
         if size > self._record_bytes_max:
-            self._check_size(value, size)
+            check_record(value, size, self._started_limits())
         if self._closed:
             raise Closed("the producer is closed")
         self._thread.check_open()
@@ -165,14 +166,14 @@ class BlockingProducer(ClosedFace[Producer]):
 
         While the window has no room for all of them it waits, as `send_nowait`. Their bytes are copied when it returns.
         """
-        self._check_started()
+        values = self._columns(values)
         taken = self._in_turn(lambda: self._take_many(values, **columns), what="send_many_nowait")
         return BlockingBulkDelivery(self, taken)
 
     @options_of(Producer.send_many)
     def send_many(self, values: Any, **columns: Any) -> Receipts:
         """Send many records as columns and wait for their confirms; as `mirrorlog.client.Producer.send_many`."""
-        self._check_started()
+        values = self._columns(values)
         self._thread.check_open()
 
         async def in_turn() -> Receipts:
@@ -242,19 +243,16 @@ class BlockingProducer(ClosedFace[Producer]):
     async def _start(self) -> NodeLimits:
         return (await self._of.start()).limits
 
-    def _check_started(self) -> None:
-        # The producer behind this one would say how it is started itself.
-        if not self._batch_bytes_max:
-            raise Closed("the producer is not started; use it with `with`, or call start()")
+    def _columns(self, values: Any) -> Any:
+        """Made by who sends, as single values are. Raises BadInput; Closed before the start."""
+        self._started_limits()
+        return serialized_all(self._serializer, values, f"queue {self.queue!r}")
 
-    def _check_size(self, value: bytes | None, size: int) -> None:
-        self._check_started()
-        if value is not None and len(value) > self._record_bytes_max:
-            raise RecordTooLarge(
-                f"a value of {len(value)} bytes is above the node's max_record_bytes ({self._record_bytes_max})"
-            )
-        if BATCH_OVERHEAD_BYTES + size > self._batch_bytes_max:
-            raise RecordTooLarge(f"a record of {size} bytes is above max_batch_bytes ({self._batch_bytes_max})")
+    def _started_limits(self) -> NodeLimits:
+        # The producer behind this one would say how it is started itself.
+        if self._limits is None:
+            raise Closed("the producer is not started; use it with `with`, or call start()")
+        return self._limits
 
     def _in_turn(self, make: Callable[[], Coroutine[Any, Any, _T]], *, what: str) -> _T:
         """Behind what was handed over before.

@@ -12,11 +12,11 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, Self, Unpack
+from typing import Any, Final, Self
 
 from mirrorlog.client.arguments import checked
-from mirrorlog.client.consumer.records import ConsumedRecord
-from mirrorlog.client.properties import RecordProperties, SendOptions
+from mirrorlog.client.consumer.records import ConsumedRecord, GrantedRecord
+from mirrorlog.client.properties import SendOptions
 from mirrorlog.client.serializers import Deserializer
 from mirrorlog.client.subscription.delivered import DeliveredRecord, DeliveredStretch
 from mirrorlog.client.subscription.subscription import Subscription
@@ -31,16 +31,10 @@ _BUNCH_MAX: Final = 256
 _Crossed = deque[tuple[Granted, ConsumedRecord]]
 
 
-@checked()
 class BlockingDelivered(DeliveredRecord[None]):
     """A record that was given out; calls that settle it block until that is confirmed."""
 
     __slots__ = ()
-
-    def reply(self, value: bytes | str | None, **asked: Unpack[SendOptions]) -> None:
-        """As of `mirrorlog.client.Delivered`."""
-        subscription: Any = self._settler
-        subscription.answer(self.properties, value, asked)
 
 
 class BlockingDeliveredBatch(DeliveredStretch[None]):
@@ -166,10 +160,9 @@ class BlockingSubscription(ClosedFace[Subscription]):
                 self._thread.call_soon(self._act)
                 self._awake = True
 
-    def answer(self, to: RecordProperties, value: bytes | str | None, asked: SendOptions) -> None:
+    def answer(self, record: GrantedRecord, value: bytes | str | None, asked: SendOptions) -> None:
         """For what it gives out: answer a request."""
-        client = self._client
-        client.change(lambda: client.awaited.asking().reply(to, value, **asked), what="reply", more_s=self._longer_s)
+        self._client.change(lambda: self._of.answer(record, value, asked), what="reply", more_s=self._longer_s)
 
     def flush(self) -> None:
         """Wait until everything settled so far has ended; raises the first error, since the last flush, of what nobody

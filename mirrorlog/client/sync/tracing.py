@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+from mirrorlog.client.consumer.records import ConsumedRecord
+from mirrorlog.client.sync.consumer import BlockingConsumer
 from mirrorlog.client.sync.producer import BlockingDelivery, BlockingProducer
 from mirrorlog.client.sync.subscription import BlockingDelivered, BlockingSubscription
-from mirrorlog.client.tracing import TracedProducer, TracedSubscription
+from mirrorlog.client.tracing import TracedProducer, TracedSubscription, received
 
 
 class TracedBlockingProducer(BlockingProducer):
@@ -21,6 +24,21 @@ class TracedBlockingProducer(BlockingProducer):
         except BaseException as error:
             self._of.spans.end(parent, error)
             raise
+
+
+class TracedBlockingConsumer(BlockingConsumer):
+    """As `mirrorlog.client.tracing.TracedConsumer`."""
+
+    def __iter__(self) -> Iterator[ConsumedRecord]:
+        for record in super().__iter__():
+            received(record)
+            yield record
+
+    def read(self, max_records: int | None = None, *, timeout_ms: int) -> list[ConsumedRecord]:
+        found = super().read(max_records, timeout_ms=timeout_ms)
+        for each in found:
+            received(each)
+        return found
 
 
 class TracedBlockingSubscription(BlockingSubscription):

@@ -18,11 +18,12 @@ from mirrorlog.client.producer.batch import Receipt
 from mirrorlog.client.producer.record import Headers, as_headers, as_timestamp_us
 from mirrorlog.client.properties import SendOptions, as_bytes, parted
 from mirrorlog.client.publisher.publications import checked_keys
+from mirrorlog.client.serializers import Serializer, serialized
 from mirrorlog.client.subscription.delivered import Settleable
 from mirrorlog.client.subscription.subscription import Subscription
 from mirrorlog.client.transaction.commit import Commit, Transactor
 from mirrorlog.client.transaction.contents import Routed, SentRecord, SettledPart, release, settle
-from mirrorlog.commitlog.format.attributes import asked_attributes
+from mirrorlog.commitlog.format.attributes import Attributes, asked_attributes
 from mirrorlog.commitlog.format.body import Record
 from mirrorlog.errors import BadRequest
 from mirrorlog.wire.frames import How
@@ -37,8 +38,17 @@ class Transaction:
     # For one whose options were refused.
     _over = "was never made"
 
-    def __init__(self, transactor: Transactor, *, level: int, durability: int, timeout_ms: int) -> None:
+    def __init__(
+        self,
+        transactor: Transactor,
+        *,
+        level: int,
+        durability: int,
+        timeout_ms: int,
+        serializer: Serializer | None = None,
+    ) -> None:
         self._transactor = transactor
+        self._serializer = serializer
         self._level = level
         self._durability = durability
         self._timeout_ms = timeout_ms
@@ -53,7 +63,7 @@ class Transaction:
     def send(
         self,
         queue: str,
-        value: bytes | str | None,
+        value: Any,
         *,
         key: bytes | str | None = None,
         headers: Headers | None = None,
@@ -62,9 +72,7 @@ class Transaction:
     ) -> int:
         """A record for `queue`; which of the receipts will be its. Options as of `Producer.send`. Raises BadInput."""
         self._check_open()
-        options, headers = parted(asked, headers)
-        record = Record(as_bytes(value), as_bytes(key), list(as_headers(headers)), as_timestamp_us(timestamp))
-        attributes = asked_attributes(**options) if options else None
+        record, attributes = self._record(value, key, headers, timestamp, asked=asked, where=f"queue {queue!r}")
         self._sent.append(SentRecord(record, attributes, queue, self._count))
         self._count += 1
         return self._count - 1
@@ -73,7 +81,7 @@ class Transaction:
         self,
         exchange: str,
         routing_key: str,
-        value: bytes | str | None,
+        value: Any,
         *,
         key: bytes | str | None = None,
         headers: Headers | None = None,
@@ -99,13 +107,29 @@ class Transaction:
                 f"exchange {exchange!r} is in virtual host {virtual_host}, and this transaction publishes to one in "
                 f"{self._virtual_host}: a transaction that publishes to exchanges is of one virtual host"
             )
-        options, headers = parted(asked, headers)
-        named = routing_key.encode() if key is None else as_bytes(key)
-        record = Record(as_bytes(value), named, list(as_headers(headers)), as_timestamp_us(timestamp))
+        where, key = f"exchange {exchange!r}", routing_key if key is None else key
+        record, attributes = self._record(value, key, headers, timestamp, asked=asked, where=where)
         routed = Routed(exchange, routing_key, mandatory, checked_keys(also_keys))
-        self._sent.append(SentRecord(record, asked_attributes(**options) if options else None, routed=routed))
+        self._sent.append(SentRecord(record, attributes, routed=routed))
         self._virtual_host = virtual_host
         return routed
+
+    def _record(
+        self,
+        value: Any,
+        key: bytes | str | None,
+        headers: Headers | None,
+        timestamp: datetime | int | None,
+        *,
+        asked: SendOptions,
+        where: str,
+    ) -> tuple[Record, Attributes | None]:
+        """And what it asks for. Raises BadInput."""
+        options, headers = parted(asked, headers)
+        if self._serializer is not None:
+            value = serialized(self._serializer, value, where)
+        record = Record(as_bytes(value), as_bytes(key), list(as_headers(headers)), as_timestamp_us(timestamp))
+        return record, asked_attributes(**options) if options else None
 
     def ack(self, delivery: Settleable[Any]) -> None:
         """Acknowledge a record, or a stretch of a batch, that a subscription of this client has given out. Raises
