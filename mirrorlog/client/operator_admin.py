@@ -77,6 +77,9 @@ class OperatorAdmin:
     def __init__(self, client: ClusterClient) -> None:
         self._client = client
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._client!r})"
+
     async def metadata(self, queues: list[str] | None = None) -> Metadata:
         """Nodes, and all queues of the cluster or those named, whichever node is asked."""
         return await self._client.metadata(queues)

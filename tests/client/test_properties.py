@@ -92,6 +92,25 @@ async def test_what_is_shown_of_objects_names_them_and_no_secret(client: Client,
         "Publisher(exchange='amq.direct', virtual_host='/')",
         f"Subscription(queue={queue!r}, group='g')",
     ]
+    async with (
+        client.producer(queue) as sending,
+        client.consumer(queue, until=4) as reading,
+        client.transaction() as tx,
+    ):
+        delivery, bulk = sending.send_nowait(b"v", key=b"k"), sending.send_many_nowait([b"v"] * 3)
+        assert (repr(delivery), repr(bulk)) == ("Delivery(under way)", "BulkDelivery(3 records, under way)")
+        await delivery, await bulk
+        assert (repr(delivery), repr(bulk)) == ("Delivery(confirmed)", "BulkDelivery(3 records, ended)")
+        (record,) = await reading.read(1, timeout_ms=10_000)
+        assert repr(record) == f"ConsumedRecord(queue={queue!r}, queue_offset=0, value=b'v', key=b'k')"
+        batches = [batch async for batch in reading.batches()]
+        assert repr(batches[-1]).startswith(f"ConsumedBatch(queue={queue!r}, first=")
+        assert repr(tx) == "Transaction(0 sent, 0 settled)"
+    info = await client.admin.declare(queue)
+    assert repr(info) == (
+        f"QueueInfo(name={queue!r}, master={info.master!r}, mirrors={info.mirrors!r}, begin=0, next=4, arguments={{}})"
+    )
+    assert repr(client.admin.topology) == f"Topology({client!r})"
     secret = repr(Client("h:1", user="u", password="geheim"))
     assert secret.startswith("Client('h:1'")
     assert "geheim" not in secret

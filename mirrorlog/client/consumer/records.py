@@ -52,6 +52,10 @@ class ConsumedRecord(NamedTuple):
     append_time_us: int
     attributes: Attributes = NO_ATTRIBUTES
 
+    def __repr__(self) -> str:
+        key = "" if self.key is None else f", key={self.key!r:.60}"
+        return f"ConsumedRecord(queue={self.queue!r}, queue_offset={self.queue_offset}, value={self.value!r:.60}{key})"
+
     @property
     def data(self) -> Any:
         """The value, by the reader's `deserializer` if it was given one. Raises BadInput when that fails."""
@@ -153,6 +157,9 @@ class ConsumedBatch:
     first: int
     next: int
     kind: type[ConsumedRecord] = ConsumedRecord
+
+    def __repr__(self) -> str:
+        return f"ConsumedBatch(queue={self.queue!r}, first={self.first}, next={self.next})"
 
     def __len__(self) -> int:
         return self.next - self.first
@@ -453,15 +460,9 @@ class GrantedRecord:
         self.append_time_us: int
         self.attributes: Attributes
         (
-            self.queue,
-            self.offset,
-            self.value,
-            self.key,
-            self.headers,
-            self.timestamp,
-            self.append_time_us,
+            self.queue, self.offset, self.value, self.key, self.headers, self.timestamp, self.append_time_us,
             self.attributes,
-        ) = record
+        ) = record  # fmt: skip
 
     @property
     def record(self) -> ConsumedRecord:

@@ -195,7 +195,7 @@ def header_entries(given: Any, also: Sequence[Header] = ()) -> SharedHeaders | H
     """A mapping is for every record; else there is one mapping, list of pairs, or None for each. `also`: of every
     record, behind them. Raises BadInput."""
     if isinstance(given, list | tuple):
-        lists = [[*as_headers(each), *also] for each in given]
+        lists: list[Sequence[Header]] = [(*as_headers(each), *also) for each in given]
         sizes = np.fromiter(map(headers_size, lists), dtype=np.int64, count=len(lists))
         return HeaderLists(lists, sizes)
     if given is not None and not hasattr(given, "items"):

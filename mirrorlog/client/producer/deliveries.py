@@ -24,6 +24,11 @@ class Delivery:
         self._batch = batch
         self._index = index
 
+    def __repr__(self) -> str:
+        outcome = self._batch.outcome
+        told = repr(outcome) if isinstance(outcome, MirrorlogError) else "confirmed" if outcome else "under way"
+        return f"Delivery({told})"
+
     def done(self) -> bool:
         return self._batch.outcome is not None
 
@@ -85,6 +90,9 @@ class BulkDelivery:
         self._well = 0
         for batch in batches:
             self.add(batch)
+
+    def __repr__(self) -> str:
+        return f"BulkDelivery({len(self)} records, {'ended' if self.done() else 'under way'})"
 
     def __len__(self) -> int:
         """Records."""

@@ -91,6 +91,9 @@ class Topology:
     def __init__(self, client: ClusterClient) -> None:
         self._client = client
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._client!r})"
+
     # --- exchanges ---
 
     async def declare_exchange(

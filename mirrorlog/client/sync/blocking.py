@@ -103,6 +103,9 @@ class Face(Generic[_A]):
         self._of = of
         self._longer_s = longer_s
 
+    def __repr__(self) -> str:
+        return f"sync.{self._of!r}"
+
     @property
     def _awaited(self) -> _A:
         return self._of
@@ -186,9 +189,6 @@ class ClosedFace(Face[_C], ABC):
     @abstractmethod
     def _unfinished(self) -> tuple[str, Callable[[], Coroutine[Any, Any, None]], str]:
         """By its finalizer: what it is, how it is closed, and what of it has not ended, if anything."""
-
-    def __repr__(self) -> str:
-        return f"sync.{self._of!r}"
 
     def __enter__(self) -> Self:
         return self.start()

@@ -36,6 +36,9 @@ class BlockingDelivery:
         self._bunch = bunch
         self._index = index
 
+    def __repr__(self) -> str:
+        return f"sync.Delivery({'ended' if self.done() else 'under way'})"
+
     def done(self) -> bool:
         return self._bunch.has_ended(self._index)
 
@@ -57,6 +60,9 @@ class BlockingBulkDelivery:
     def __init__(self, producer: BlockingProducer, awaited: BulkDelivery) -> None:
         self._producer = producer
         self._awaited = awaited
+
+    def __repr__(self) -> str:
+        return f"sync.{self._awaited!r}"
 
     def __len__(self) -> int:
         """Records."""

@@ -198,6 +198,10 @@ class Transaction:
         told = f"a transaction of {records} and {settled} settlements was neither committed nor rolled back"
         warnings.warn(f"{told}: nothing of it counts", ResourceWarning, stacklevel=2, source=self)
 
+    def __repr__(self) -> str:
+        settled = sum(len(each.parts) for each in self._taken.values())
+        return f"Transaction({len(self._sent)} sent, {settled} settled{self._over and ', ' + self._over})"
+
     @property
     def over(self) -> bool:
         """Whether it was committed or rolled back."""

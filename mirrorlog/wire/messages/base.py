@@ -9,5 +9,5 @@ from __future__ import annotations
 import msgspec
 
 
-class Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, kw_only=True):
+class Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, kw_only=True, repr_omit_defaults=True):
     """Base of all control messages."""

@@ -44,7 +44,7 @@ class ListConnections(Message, frozen=True):
     limit: int = TOLD_MAX
 
 
-class ConnectionInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ConnectionInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, repr_omit_defaults=True):
     """`name`: as RabbitMQ has it, `host:port -> host:port`, its client's end first; of several nodes with a connection
     within their machine two may have the same. `door`: by which it came, native, or the name that a door has given in
     its greeting, grpc or http; `protocol`: what is spoken behind it. `since_us`: µs UTC, by the node's clock. `role`,

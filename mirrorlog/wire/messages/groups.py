@@ -85,7 +85,7 @@ class SubscriptionEnded(Message, frozen=True):
     details: dict[str, Any] = {}
 
 
-class LeasedRange(msgspec.Struct, frozen=True, kw_only=True):
+class LeasedRange(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     """Records [first, next) under the lease of that number: each of them with it is a receipt."""
 
     first: int
@@ -198,7 +198,7 @@ class ListGroups(Message, frozen=True):
     queue: str
 
 
-class LeaseInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class LeaseInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, repr_omit_defaults=True):
     """A lease that runs. `lease`: its number, which its receipts name, too. `records`: how many it has still.
     `ends_in_ms`: unless it is extended, -1: not known yet. `since_us`: when it was given, or extended last, or came to
     this master, µs UTC; 0: not known."""
@@ -210,7 +210,7 @@ class LeaseInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     since_us: int = 0
 
 
-class ConsumerInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ConsumerInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, repr_omit_defaults=True):
     """Who is subscribed to a group. `name`: as it gave it; `peer`: its connection's address. `in_hand`: records.
     `alone`: it has the group for itself, because it is exclusive, or the single one that is active. `since_us`: when it
     subscribed, to this master; `held_since_us`: since when it has had the oldest of its records, at the latest: where
@@ -227,7 +227,7 @@ class ConsumerInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     connection: str = ""
 
 
-class GroupInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class GroupInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, repr_omit_defaults=True):
     """`kind`: stream (`floor` is its position) or acking. Records below `floor` are settled, below `watermark` may have
     been given out. `ready`: may be given out now; `unsettled`: all confirmed ones that are not settled, of which `out`
     are with subscribers, `leased` leased, `departing` leave for other queues, and `parked` wait for a delay's end,
@@ -293,7 +293,7 @@ class ResetGroups(Message, frozen=True):
     force: bool = False
 
 
-class GroupMove(msgspec.Struct, frozen=True, kw_only=True):
+class GroupMove(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     """`kind`: stream or acking. `source`: where it stood, an acking group's floor; `target`: where it stands now, or
     would. `active`: who is at it, in words; empty when nobody is known to be."""
 

@@ -11,7 +11,7 @@ from mirrorlog.wire.frames import PROTOCOL_VERSION_MAX, PROTOCOL_VERSION_MIN
 from mirrorlog.wire.messages.base import Message
 
 
-class NodeLimits(msgspec.Struct, frozen=True, kw_only=True):
+class NodeLimits(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     """What the node will take; a client checks them before it sends. `credit_…`: what a producer may have in one queue
     that is not confirmed, before any CREDIT frame has come; 0: the node has no such limit."""
 

@@ -48,7 +48,7 @@ class Rebalance(Message, frozen=True):
     dry_run: bool = False
 
 
-class MasterMove(msgspec.Struct, frozen=True, kw_only=True):
+class MasterMove(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     """A log that is not mastered by its home, the first of its replicas. `reason`: why it stays; empty when it is, or
     would be, handed over."""
 
@@ -70,7 +70,7 @@ class GetCopyMoves(Message, frozen=True):
     """To who coordinates: which logs go to other nodes, now and then. Answered with CopyMoves."""
 
 
-class PlannedMove(msgspec.Struct, frozen=True, kw_only=True):
+class PlannedMove(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     """A log goes from the nodes `source` to those of `target`, the home first. `why`: for people. `size_bytes`: of the
     log, -1 when it is not known; `under_way`: it has begun, the others follow one after the other."""
 
@@ -106,7 +106,7 @@ class PromoteCopy(Message, frozen=True):
     accept_loss: bool = False
 
 
-class CopyReport(msgspec.Struct, frozen=True, kw_only=True):
+class CopyReport(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     """What a fenced copy holds; `error`: why it said nothing. Log offsets; -1 for not known."""
 
     node_id: str
@@ -142,7 +142,7 @@ class GetEvents(Message, frozen=True):
     limit: int = 1000
 
 
-class ClusterEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ClusterEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, repr_omit_defaults=True):
     """`number`: of the node's run, from 1; `time_us`: µs UTC by the node's clock, 0 for what was decided before its
     run; `index`: of the entry that decided it, 0 for what this node saw by itself; `kind`: docs/operate/watch.md."""
 
@@ -173,7 +173,7 @@ class FreeFormer(Message, frozen=True):
     log: str = ""
 
 
-class FormerKept(msgspec.Struct, frozen=True, kw_only=True):
+class FormerKept(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     """A copy that is not freed. `named`: the cluster names the node for it, so it is no former one."""
 
     log_id: str
@@ -201,7 +201,7 @@ class StateRead(Message, frozen=True):
     version: int
 
 
-class LogEpoch(msgspec.Struct, frozen=True, array_like=True):
+class LogEpoch(msgspec.Struct, frozen=True, array_like=True, repr_omit_defaults=True):
     """An entry of a log's epoch list."""
 
     epoch: int

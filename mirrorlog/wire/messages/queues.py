@@ -11,7 +11,7 @@ from mirrorlog.wire.messages.base import Message
 from mirrorlog.wire.policies import DECLARED
 
 
-class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
+class NodeInfo(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     """Advertised addresses, `host:port`; None for a door that the node does not have."""
 
     node_id: str
@@ -21,7 +21,7 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
     http: str | None = None
 
 
-class TierInfo(msgspec.Struct, frozen=True, kw_only=True):
+class TierInfo(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     """A Delta table that has records of the queue below `next`, by the word of the landing `name`, which has told that
     they may go from the log."""
 
@@ -30,7 +30,7 @@ class TierInfo(msgspec.Struct, frozen=True, kw_only=True):
     next: int
 
 
-class SpanInfo(msgspec.Struct, frozen=True, kw_only=True):
+class SpanInfo(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     """A stretch of a queue that has moved: its records from queue offset `first` on, up to the next one's, are in this
     log. `master`: empty while there is none."""
 
@@ -41,7 +41,7 @@ class SpanInfo(msgspec.Struct, frozen=True, kw_only=True):
     mirrors: list[str] = []
 
 
-class QueueInfo(msgspec.Struct, frozen=True, kw_only=True):
+class QueueInfo(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     """A queue as this node knows it. Queue offsets are those of confirmed records: `begin` up to `next`.
 
     `incarnation` tells it from another queue that has or had the same name and ids. `producer_epoch`: a new producer
@@ -82,6 +82,12 @@ class QueueInfo(msgspec.Struct, frozen=True, kw_only=True):
     policy_version: int = 0
     policy_pending: bool = False
 
+    def __repr__(self) -> str:
+        """What is asked for most; all the others are its fields."""
+        shown = {name: getattr(self, name) for name in ("name", "master", "mirrors", "begin", "next")}
+        shown |= {"arguments": self.effective or self.arguments} | ({"reason": self.reason} if self.reason else {})
+        return f"QueueInfo({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+
     def at(self, queue_offset: int) -> QueueInfo:
         """The same, with the log of the span that the record stands in, and its nodes."""
         for span in reversed(self.spans[:-1]):
@@ -106,7 +112,7 @@ class QueueInfo(msgspec.Struct, frozen=True, kw_only=True):
         return log_id == self.log_id or log_id in self.former_logs
 
 
-class QueueOutage(msgspec.Struct, frozen=True, kw_only=True):
+class QueueOutage(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     """A queue that nobody can answer for: all nodes that hold its log are down. `node`: the one to start, of several
     the log's home; `since_us`: since when this node knows that it is down, µs UTC, 0 when it was so before; `reason`:
     in words."""
@@ -118,7 +124,7 @@ class QueueOutage(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
-class Position(msgspec.Struct, frozen=True, kw_only=True):
+class Position(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     """Where a reader stands: the next queue offset it will read."""
 
     log_id: str
@@ -152,7 +158,7 @@ class SetHold(Message, frozen=True):
     epoch: int = 0
 
 
-class HoldInfo(msgspec.Struct, frozen=True, kw_only=True):
+class HoldInfo(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     """A landing's hold on a queue. `epoch`: rises with each other holder. Records below `queue_offset` are landed, at
     `location`; `left_ms`: of its lease, -1 where only the log's master knows. `ended`: why it keeps nothing any more
     (expired, too-much), empty while it does. `begin`, `next`: the queue's first and next confirmed queue offset; what
@@ -267,7 +273,7 @@ class SyncQueue(Message, frozen=True):
     wish: Literal["sync", "cancel", ""] = ""
 
 
-class FormerSpan(msgspec.Struct, frozen=True, kw_only=True):
+class FormerSpan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     """What a former log alone keeps of a queue that has moved: `records`, queue offsets from `first` up to `next`;
     what is copied already is not counted. `log`: its name; `size`: bytes of their batches, -1 while nobody says, for
     the reason `unknown`. `mqtool queues` says -1 `records` where the queue's master does not tell."""
@@ -318,7 +324,7 @@ class ListMoves(Message, frozen=True):
     """Of any node: which queues are on their way to another log, or shall go there? Answered with MovesFound."""
 
 
-class MoveOfQueue(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class MoveOfQueue(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, repr_omit_defaults=True):
     """A queue goes from the log `source` to the log `target` (names; a rule's words while no log is chosen). `number`:
     of the move, 0 before it has begun. `stage`: *planned*: one of the next that even out who masters how many;
     *wanted*: not begun; *waits*: for the other log; *left*: what is known of the queue goes over, nothing is taken for

@@ -7,7 +7,7 @@ import msgspec
 from mirrorlog.wire.messages.base import Message
 
 
-class EpochEntry(msgspec.Struct, frozen=True, array_like=True):
+class EpochEntry(msgspec.Struct, frozen=True, array_like=True, repr_omit_defaults=True):
     """`start`: first log offset of the epoch; `node_id`, `start_id`: who wrote it."""
 
     epoch: int

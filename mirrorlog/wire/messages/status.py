@@ -12,7 +12,7 @@ class GetStatus(Message, frozen=True):
     """What `mqtool offsets` shows. Answered with Status."""
 
 
-class MirrorStatus(msgspec.Struct, frozen=True, kw_only=True):
+class MirrorStatus(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     """One mirror as its master sees it. Offsets are log offsets, -1 before the first; times are µs UTC.
 
     `move_bytes_per_s`: what the master sends to all copies together that are made for a move, of which this is one; 0
@@ -38,7 +38,7 @@ class MirrorStatus(msgspec.Struct, frozen=True, kw_only=True):
     last_write_us: int | None = None
 
 
-class QueueCounts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class QueueCounts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, repr_omit_defaults=True):
     """Of a queue on one node since its process began, see `broker.queue_counters`. Rates: records per second, of the
     last seconds."""
 
@@ -55,7 +55,7 @@ class QueueCounts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     dead_lettered: int = 0
 
 
-class QueueStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class QueueStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, repr_omit_defaults=True):
     """`begin`: first, `next`: after the last appended, `confirmed`: after the last confirmed queue offset. `counts`:
     None while the node has counted nothing for it. `refuse_rate`: records a second, of the last seconds, that were
     refused because the queue is full. `ready`, `unacknowledged`: confirmed records of the queue's own group that may be
@@ -79,7 +79,7 @@ class QueueStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     oldest_age_ms: int = -1
 
 
-class AckingGroupStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class AckingGroupStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, repr_omit_defaults=True):
     """A group that acks, at its log's master; the queue's own group has no name. As in QueueStatus and QueueCounts;
     `leaving`: records that are on their way to other queues, as dead letters or sent back."""
 
@@ -98,7 +98,7 @@ class AckingGroupStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     ack_rate: float = 0.0
 
 
-class GroupStatus(msgspec.Struct, frozen=True, kw_only=True):
+class GroupStatus(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     """`lag`: confirmed records not yet passed."""
 
     group: str
@@ -107,7 +107,7 @@ class GroupStatus(msgspec.Struct, frozen=True, kw_only=True):
     lag: int
 
 
-class ProducerStatus(msgspec.Struct, frozen=True, kw_only=True):
+class ProducerStatus(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     """A producer with something in a queue that is not confirmed, or that a limit holds. `peer`: its connection's other
     end; `unconfirmed_…`: of it; `blocked_by`: the limit, for `blocked_ms` already; empty: it may go on. `refused`:
     whether it has sent more than it may."""
@@ -122,7 +122,7 @@ class ProducerStatus(msgspec.Struct, frozen=True, kw_only=True):
     refused: bool = False
 
 
-class LeftQueueStatus(msgspec.Struct, frozen=True, kw_only=True):
+class LeftQueueStatus(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     """Records [`begin`, `next`) of a queue are in this log, though the queue has moved to another one, `moved_to` (id).
     The log keeps them until they are freed, or copied there (`mqtool sync-queue`)."""
 
@@ -133,7 +133,7 @@ class LeftQueueStatus(msgspec.Struct, frozen=True, kw_only=True):
     moved_to: str
 
 
-class PinStatus(msgspec.Struct, frozen=True, kw_only=True):
+class PinStatus(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     """A log's `dead_bytes`, of all its queues, stay because `live_bytes` of this queue stand before and among them."""
 
     queue: str
@@ -141,7 +141,7 @@ class PinStatus(msgspec.Struct, frozen=True, kw_only=True):
     dead_bytes: int
 
 
-class LogStatus(msgspec.Struct, frozen=True, kw_only=True):
+class LogStatus(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     """One log on one node. `state`: serving, recovering, opening, following, disconnected or corrupt, with `reason`.
     `copies_up`: at its master, with fewer than `min_in_sync` publishes are refused; -1 elsewhere, and if not told.
     `holds`: of landings on its queues. `producers`: at its master, 100 at most, those that a limit holds first, and
@@ -172,7 +172,7 @@ class LogStatus(msgspec.Struct, frozen=True, kw_only=True):
     acking: list[AckingGroupStatus] = []
 
 
-class DiskStatus(msgspec.Struct, frozen=True, kw_only=True):
+class DiskStatus(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     """The disk of a node's data directory. `state`: ok, low (`reason` says what is missing) or full: data is
     refused."""
 
@@ -182,7 +182,7 @@ class DiskStatus(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int
 
 
-class MemoryStatus(msgspec.Struct, frozen=True, kw_only=True):
+class MemoryStatus(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     """The memory of a node and its doors, page cache not counted. `state`: ok, or high: data is refused, and `reason`
     says why. `used_bytes`: what they hold; `high_bytes`: with how much it is high; `size_bytes`: of the machine or the
     container."""
@@ -194,7 +194,7 @@ class MemoryStatus(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int
 
 
-class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
+class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     """A node as another one sees it. `member`: its number in Raft; `votes`: not while it learns; `life`: up, down or
     unknown; `kind`: of its start, clean, died or lossy; `start_id`: of the run that the cluster knows, empty before the
     first; `software_version`: the highest cluster version that this run can do, 0 before the first; `leaving`: its
@@ -217,7 +217,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     leaving: bool = False
 
 
-class LossStatus(msgspec.Struct, frozen=True, kw_only=True):
+class LossStatus(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     """Confirmed records may be gone from log offset `start` up to `end`, or further: where the copy ended that came
     back and held most; None while no copy has told. `epoch`: the one that began there; `leapt`: the queue offsets are
     past it."""
@@ -228,7 +228,7 @@ class LossStatus(msgspec.Struct, frozen=True, kw_only=True):
     leapt: bool = False
 
 
-class PlacedLog(msgspec.Struct, frozen=True, kw_only=True):
+class PlacedLog(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     """A log as the cluster has decided it. `master`: empty while there is none; `waits_for`: whom the coordinator that
     was asked waits for to promote one; `copies_wanted`: with fewer in sync nothing is confirmed; `wished`: to whom the
     log is being handed over, empty for nobody; `reason`: why nobody masters it, as far as it waits for somebody who is
@@ -254,7 +254,7 @@ class PlacedLog(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
+class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     """The view of one node. `version`: of the view; `coordinator`: empty while none is known; `elections`: how often
     this node has seen another coordinator in its run; `advice`: what would make it safer, a line each;
     `cluster_version`: what the nodes may write, see `mirrorlog.versions`; `moving_paused`: no log goes to other
@@ -273,7 +273,7 @@ class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
     moving_paused: bool = False
 
 
-class DurationCounts(msgspec.Struct, frozen=True, kw_only=True):
+class DurationCounts(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     """How long something took, how often. `counts`: of each bucket alone: above the bound before it, up to and with its
     own of `bounds_s`; the last one has no bound. `sum_s`: of all."""
 
@@ -282,7 +282,7 @@ class DurationCounts(msgspec.Struct, frozen=True, kw_only=True):
     sum_s: float
 
 
-class LogCounts(msgspec.Struct, frozen=True, kw_only=True):
+class LogCounts(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     """Of one log on one node since it took a copy of it in, whatever roles it has had: see `broker.counters`. `log`:
     its name; `unknown`: by an error's code; `sent_bytes`: by the mirror's node id."""
 
@@ -301,7 +301,7 @@ class LogCounts(msgspec.Struct, frozen=True, kw_only=True):
     promotions: int
 
 
-class NodeCounts(msgspec.Struct, frozen=True, kw_only=True):
+class NodeCounts(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     """Of one node since its process began. `accepted`: connections by port, client or replication; `open`: those that
     are there now. `refused`: publishes of which nothing was stored, by the error's code. `links_opened`: to other
     members of the cluster, of which `links_open` stand; `questions_failed`: to these, without an answer that serves.
@@ -323,7 +323,7 @@ class NodeCounts(msgspec.Struct, frozen=True, kw_only=True):
     users_held_s: dict[str, float] = {}
 
 
-class FormerStatus(msgspec.Struct, frozen=True, kw_only=True):
+class FormerStatus(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     """What a node still holds of a log that the cluster does not name it for any more. `since_us`: µs UTC, since it is
     known to be such a copy; `removed`: the cluster has no such log; `goes_us`: when it is freed by itself, 0: never."""
 

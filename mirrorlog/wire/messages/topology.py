@@ -104,7 +104,7 @@ class ListVirtualHosts(Message, frozen=True):
     """Answered with VirtualHosts."""
 
 
-class VirtualHostInfo(msgspec.Struct, frozen=True, kw_only=True):
+class VirtualHostInfo(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     """`version`: of its routing; the rest are numbers of them. `exchanges`: declared ones."""
 
     name: str
@@ -186,14 +186,14 @@ class ListUsers(Message, frozen=True):
     """Answered with Users; hashes are not told."""
 
 
-class PermissionInfo(msgspec.Struct, frozen=True, kw_only=True):
+class PermissionInfo(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     virtual_host: str
     configure: str
     write: str
     read: str
 
 
-class UserInfo(msgspec.Struct, frozen=True, kw_only=True):
+class UserInfo(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     name: str
     tags: list[str]
     permissions: list[PermissionInfo]
