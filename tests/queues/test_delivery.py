@@ -753,6 +753,14 @@ class DeliveryMachine(RuleBasedStateMachine):
         self.closing.add(number)
         self._gone_if_done(number)
 
+    @precondition(lambda self: self.open())
+    @rule(data=st.data(), records=st.integers(0, 9), size=st.integers(1, 60))
+    def changes_prefetch(self, data: st.DataObject, records: int, size: int) -> None:
+        """Without a record it is paused."""
+        number = data.draw(st.sampled_from(sorted(self.open())))
+        self.stage.delivery.subscribers.bound(number, records, size)
+        self.prefetch[number] = records, size
+
     def _gone_if_done(self, number: int) -> None:
         if number in self.closing and not self.model.hands[number]:
             del self.model.hands[number]
@@ -806,7 +814,7 @@ class DeliveryMachine(RuleBasedStateMachine):
         with_room = [
             number
             for number in self.open()
-            if not self.model.hands[number]
+            if (self.prefetch[number][0] and not self.model.hands[number])
             or (
                 len(self.model.hands[number]) < self.prefetch[number][0]
                 and (len(self.model.hands[number]) + 1) * RECORD_BYTES <= self.prefetch[number][1]
@@ -881,10 +889,10 @@ class DeliveryMachine(RuleBasedStateMachine):
             self._say_again(data.draw(st.sampled_from(self.subscribers())), asked, again=True)
 
     @precondition(lambda self: not self.stage.rules.single_active and not self.exclusive)
-    @rule(count=st.integers(1, 5))
-    def lease(self, count: int) -> None:
+    @rule(count=st.integers(1, 5), apart=st.booleans())
+    def lease(self, count: int, apart: bool) -> None:
         self.last += 1
-        self.stage.lease(self.last, count, 700)
+        self.stage.lease(self.last, count, 700, apart=apart)
 
     @precondition(lambda self: self.stage.ledger.leases and not self.stage.refuses)
     @rule(data=st.data(), how=st.sampled_from([How.ACK, How.RETURN, How.RELEASE]))
@@ -942,6 +950,15 @@ class DeliveryMachine(RuleBasedStateMachine):
         self.closing, self.exclusive, self.prefetch = set(), set(), {}
         self.found = self.stage.found
         assert all(each < self.found for each in self.model.ever_given), "given out, and would not be flagged"
+
+    @invariant()
+    def all_rooms_together_are_those_of_each(self) -> None:
+        """By which the watermark runs ahead."""
+        if hasattr(self, "stage"):
+            subscribers = self.stage.delivery.subscribers
+            active = subscribers._active
+            rooms = [each.room for each in subscribers if active is None or each.facts.number == active]
+            assert subscribers.room == sum(rooms)
 
     @invariant()
     def the_ledger_says_what_the_model_says(self) -> None:
