@@ -56,7 +56,9 @@ _KIB: Final = 1024
 _MIB: Final = 1024 * 1024
 DELIVERY_TIMEOUT_MS: Final = 30_000
 _USERS: Final = {"servers", "closed", "connected", "connect_timeout_ms", "request_timeout_ms"}
-_INTERNAL: Final = frozenset({*dir(ClusterClient), "background", "kept", "leasing", "traced"} - {*_USERS, *dir(object)})
+_INTERNAL: Final = frozenset(
+    {*dir(ClusterClient), "background", "events", "kept", "leasing", "traced"} - {*_USERS, *dir(object)}
+)
 
 
 @checked(made=True, internal=_INTERNAL)

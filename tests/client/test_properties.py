@@ -115,5 +115,9 @@ async def test_what_is_shown_of_objects_names_them_and_no_secret(client: Client,
     assert secret.startswith("Client('h:1'")
     assert "geheim" not in secret
     names = {name for name in dir(client) if not name.startswith("_")}
+    blocking = BlockingClient("h:1")
+    assert {name for name in dir(blocking) if not name.startswith("_")} == names - {
+        *("closed", "connected", "servers", "connect_timeout_ms", "request_timeout_ms")
+    }
     assert names >= {"producer", "subscribe", "admin", "servers", "closed"}
     assert not names & {"connection_to", "reach", "learn", "background", "leasing"}

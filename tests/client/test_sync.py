@@ -18,7 +18,9 @@ from typing import Any
 
 import pytest
 
+from mirrorlog.client import Client as AwaitedClient
 from mirrorlog.client.sync import Client, Delivery, Producer
+from mirrorlog.client.sync.blocking import Calls
 from mirrorlog.client.sync.record_buffer import Bunch
 from mirrorlog.errors import (
     BadInput,
@@ -317,18 +319,19 @@ def test_a_record_that_never_ends_is_of_unknown_outcome() -> None:
 def test_a_change_that_is_under_way_when_the_client_is_closed_is_of_unknown_outcome() -> None:
     """Goal: nobody is told that nothing was done of what may be. Method: the thread is closed from within the change,
     and from within a question; and before either has begun."""
-    for act, error in ((Client.change, OutcomeUnknown), (Client.call, Closed)):
-        client = Client("127.0.0.1:1")
-        thread = client.thread
+    for act, error in ((Calls.change, OutcomeUnknown), (Calls.call, Closed)):
+        calls = Calls(AwaitedClient("127.0.0.1:1"))
+        thread = calls.thread
 
         async def closes(close: Callable[[], None] = thread.close) -> None:
             threading.Thread(target=close).start()
             await asyncio.Event().wait()
 
         with pytest.raises(error, match="closed meanwhile"):
-            act(client, closes, what="it")
+            act(calls, closes, what="it")
         with pytest.raises(Closed, match="is closed"):
-            act(client, closes, what="it")
+            act(calls, closes, what="it")
+        assert calls.end() is thread
 
 
 def test_an_error_that_is_none_of_ours_ends_its_records_and_not_the_producer(client: Client, queue: str) -> None:
@@ -616,7 +619,7 @@ def test_what_was_handed_over_when_the_thread_ends_is_of_unknown_outcome() -> No
                 named = [each.ident or 0 for each in threading.enumerate() if each.name.startswith("waits")]
                 while not all(blocked_in(each, "result") for each in named):
                     time.sleep(0.01)
-                client.thread.close()
+                client._calls.thread.close()
                 for each in waiting:
                     with pytest.raises(OutcomeUnknown, match="closed"):
                         each.result()

@@ -49,7 +49,7 @@ async def taken_all(client: Client, queue: str) -> dict[int, int]:
 
 
 def tasks_of_subscriptions() -> set[asyncio.Task[object]]:
-    return {task for task in asyncio.all_tasks() if "client/subscription/subscription.py" in repr(task)}
+    return {task for task in asyncio.all_tasks() if "client/subscription/" in repr(task)}
 
 
 async def test_a_subscription_that_nobody_has_gives_back_what_it_was_granted(cluster: Cluster) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 from mirrorlog.attempts import outcome_of
+from mirrorlog.client.arguments import checked
 from mirrorlog.client.producer.batch import PendingBatch, Receipt, Receipts
 from mirrorlog.errors import MirrorlogError, OutcomeUnknown
 
@@ -74,6 +75,7 @@ class _EndCall:
         self._delivery.when_ended(self._call)
 
 
+@checked(internal=("add", "failed", "whole"))
 class BulkDelivery:
     """Records that were handed over together: await it for their Receipts, or for the first error among them.
 

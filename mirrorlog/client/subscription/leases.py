@@ -64,7 +64,7 @@ class LeaseSettler(Protocol[R_co]):
     def extend_lease(self, receipt: LeaseReceipt, lease_ms: int) -> R_co: ...
 
 
-@checked()
+@checked(internal=("lease_receipt",))
 class LeasedRecord(GrantedRecord, Generic[R]):
     """A record under a lease. `R` is what a call gives that settles, a coroutine or nothing."""
 

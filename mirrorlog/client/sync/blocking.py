@@ -48,6 +48,21 @@ class Calls:
         self._thread: LoopThread | None = None
         self._closed = False
 
+    def __del__(self) -> None:
+        """Nobody has it any more, nor anything that its client made: that is closed, as of `close`, without waiting."""
+        thread: LoopThread | None = self.__dict__.get("_thread")  # unless options were refused
+        if thread is None or self._closed or thread.elsewhere:
+            return
+        thread.end_behind(self.awaited.close)
+        warn_unclosed(self, f"a client of {', '.join(self.awaited.servers)}")
+
+    def end(self) -> LoopThread | None:
+        """Nothing is called any more. Its thread, to be closed by who asks first; None where there is none to close."""
+        with self._lock:
+            closed, self._closed = self._closed, True
+            thread = self._thread
+        return None if closed or thread is None or thread.elsewhere else thread
+
     @property
     def thread(self) -> LoopThread:
         """Begun when first asked for. Raises Closed after `close` and in a forked child."""

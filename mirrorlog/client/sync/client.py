@@ -31,9 +31,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from weakref import WeakSet
 
 from mirrorlog.client import client as awaited
-from mirrorlog.client.connection.unclosed import warn_unclosed
 from mirrorlog.client.sync.blocking import Calls, options_of, seconds
-from mirrorlog.client.sync.loop_thread import LoopThread
 from mirrorlog.errors import MirrorlogError
 
 if TYPE_CHECKING:  # each is loaded when one is made, as by the awaited client
@@ -49,12 +47,13 @@ if TYPE_CHECKING:  # each is loaded when one is made, as by the awaited client
 _T = TypeVar("_T")
 
 
-class BlockingClient(Calls):
+class BlockingClient:
     """A client of one cluster; arguments as of `mirrorlog.client.Client`. The thread begins with the first call."""
 
     @options_of(awaited.Client.__init__)
     def __init__(self, *servers: str, **options: Any) -> None:
-        super().__init__(awaited.Client(*servers, **options))
+        self._calls = Calls(awaited.Client(*servers, **options))
+        self._awaited = self._calls.awaited
         self._producers: WeakSet[BlockingProducer] = WeakSet()
         self._subscriptions: WeakSet[BlockingSubscription] = WeakSet()
 
@@ -62,7 +61,7 @@ class BlockingClient(Calls):
 
     def connect(self) -> Self:
         """Reach one of the servers. Raises ConnectionLost naming what each said."""
-        self.call(self.awaited.connect, what="connect")
+        self._calls.call(self._awaited.connect, what="connect")
         return self
 
     def close(self) -> None:
@@ -72,14 +71,6 @@ class BlockingClient(Calls):
         Raises the first error that a producer's flush raises, once all are closed.
         """
         self._end(None)
-
-    def __del__(self) -> None:
-        """Nobody has it any more, nor anything that it made: it is closed, as of `close`, without waiting."""
-        thread: LoopThread | None = self.__dict__.get("_thread")  # unless options were refused
-        if thread is None or self._closed or thread.elsewhere:
-            return
-        thread.end_behind(self.awaited.close)
-        warn_unclosed(self, f"a client of {', '.join(self.awaited.servers)}")
 
     def __enter__(self) -> Self:
         try:
@@ -96,7 +87,7 @@ class BlockingClient(Calls):
                 raise
 
     def __repr__(self) -> str:
-        return f"sync.{self.awaited!r}"
+        return f"sync.{self._awaited!r}"
 
     # --- what it is for ---
 
@@ -105,7 +96,7 @@ class BlockingClient(Calls):
         """Queues, offsets, positions, status."""
         from mirrorlog.client.sync.admin import BlockingAdmin
 
-        return BlockingAdmin(self, self.awaited.admin)
+        return BlockingAdmin(self._calls, self._awaited.admin)
 
     @options_of(awaited.Client.producer)
     def producer(self, queue: str, **options: Any) -> BlockingProducer:
@@ -115,7 +106,7 @@ class BlockingClient(Calls):
         """
         from mirrorlog.client.sync.producer import BlockingProducer
 
-        producer = self._kind(BlockingProducer)(self, queue, options)
+        producer = self._kind(BlockingProducer)(self._calls, queue, options)
         self._producers.add(producer)
         return producer
 
@@ -123,14 +114,14 @@ class BlockingClient(Calls):
         """A publisher to `exchange`; use it with `with`. Options as of `mirrorlog.client.Client.publisher`."""
         from mirrorlog.client.sync.publisher import BlockingPublisher
 
-        return BlockingPublisher(self, exchange, options)
+        return BlockingPublisher(self._calls, exchange, options)
 
     @options_of(awaited.Client.consumer)
     def consumer(self, queue: str, **options: Any) -> BlockingConsumer:
         """A reader of `queue`; use it with `with`. Options as of `mirrorlog.client.Client.consumer`."""
         from mirrorlog.client.sync.consumer import BlockingConsumer
 
-        return self._kind(BlockingConsumer)(self, self.awaited.consumer(queue, **options))
+        return self._kind(BlockingConsumer)(self._calls, self._awaited.consumer(queue, **options))
 
     @options_of(awaited.Client.subscribe)
     def subscribe(self, queue: str, group: str = "", **options: Any) -> BlockingSubscription:
@@ -140,7 +131,7 @@ class BlockingClient(Calls):
         """
         from mirrorlog.client.sync.subscription import BlockingSubscription
 
-        subscription = self._kind(BlockingSubscription)(self, queue, group, options)
+        subscription = self._kind(BlockingSubscription)(self._calls, queue, group, options)
         self._subscriptions.add(subscription)
         return subscription
 
@@ -150,7 +141,7 @@ class BlockingClient(Calls):
         timeout_s = seconds(options, "timeout_ms", awaited.DELIVERY_TIMEOUT_MS)
         from mirrorlog.client.sync.transaction import BlockingTransaction
 
-        return BlockingTransaction(self, self.awaited.transaction(**options), longer_s=timeout_s)
+        return BlockingTransaction(self._calls, self._awaited.transaction(**options), longer_s=timeout_s)
 
     @options_of(awaited.Client.lease)
     def lease(self, queue: str, group: str = "", **options: Any) -> list[BlockingLeased]:
@@ -158,8 +149,8 @@ class BlockingClient(Calls):
         wait_s = seconds(options, "wait_ms", 0)
         from mirrorlog.client.sync.leases import TOLD, BlockingLeased, BlockingLeasing
 
-        found = self.change(lambda: self.awaited.lease(queue, group, **options), what="lease", more_s=wait_s)
-        leasing = BlockingLeasing(self, self.awaited.leasing)
+        found = self._calls.change(lambda: self._awaited.lease(queue, group, **options), what="lease", more_s=wait_s)
+        leasing = BlockingLeasing(self._calls, self._awaited.leasing)
         return [
             BlockingLeased(leasing, each.lease_receipt, each.record, **{name: getattr(each, name) for name in TOLD})
             for each in found
@@ -169,23 +160,23 @@ class BlockingClient(Calls):
     def request(self, queue: str, value: Any, **options: Any) -> ConsumedRecord:
         """Send a request and wait for its answer; as `mirrorlog.client.Client.request`."""
         more_s = seconds(options, "timeout_ms", awaited.DELIVERY_TIMEOUT_MS)
-        return self.change(lambda: self.awaited.request(queue, value, **options), what="request", more_s=more_s)
+        return self._calls.change(lambda: self._awaited.request(queue, value, **options), what="request", more_s=more_s)
 
     @options_of(awaited.Client.settle_receipt)
     def settle_receipt(self, *lease: Any, **options: Any) -> bool:
         """Settle a leased record by its receipt; as `mirrorlog.client.Client.settle_receipt`."""
-        return self.change(lambda: self.awaited.settle_receipt(*lease, **options), what="settle_receipt")
+        return self._calls.change(lambda: self._awaited.settle_receipt(*lease, **options), what="settle_receipt")
 
     @options_of(awaited.Client.extend_receipt)
     def extend_receipt(self, *lease: Any, **options: Any) -> None:
         """Let a lease run on, by the receipt of any of its records; as `mirrorlog.client.Client.extend_receipt`."""
-        self.change(lambda: self.awaited.extend_receipt(*lease, **options), what="extend_receipt")
+        self._calls.change(lambda: self._awaited.extend_receipt(*lease, **options), what="extend_receipt")
 
     # --- inside ---
 
     def _kind(self, kind: type[_T]) -> type[_T]:
         """The same with spans, where the client traces."""
-        if self.awaited.traced is None:
+        if self._awaited.traced is None:
             return kind
         from mirrorlog.client.sync import tracing
 
@@ -193,10 +184,8 @@ class BlockingClient(Calls):
         return traced
 
     def _end(self, error: BaseException | None) -> None:
-        with self._lock:
-            closed, self._closed = self._closed, True
-            thread = self._thread
-        if closed or thread is None or thread.elsewhere:
+        thread = self._calls.end()
+        if thread is None:
             return
         failures: list[MirrorlogError] = []
         try:
@@ -206,9 +195,11 @@ class BlockingClient(Calls):
                 flushed: list[BlockingSubscription | BlockingProducer] = [*self._subscriptions, *self._producers]
                 for each in flushed:
                     _collect(failures, each.close)
-                _collect(failures, lambda: thread.run(self.awaited.background.ended, timeout_s=None, what="close"))
+                _collect(failures, lambda: thread.run(self._awaited.background.ended, timeout_s=None, what="close"))
             kind = type(error) if error is not None else None
-            _collect(failures, lambda: self.call(lambda: self.awaited.__aexit__(kind, error, None), what="close"))
+            _collect(
+                failures, lambda: self._calls.call(lambda: self._awaited.__aexit__(kind, error, None), what="close")
+            )
         finally:
             thread.close()
         if failures:

@@ -83,6 +83,7 @@ class BlockingBulkDelivery:
         return self._awaited.result() if self._awaited.done() else self._producer.wait_for_all(self._awaited, timeout)
 
 
+@checked(but=("send", "send_nowait"), internal=("wait", "wait_for_all"))
 class BlockingProducer(ClosedFace[Producer]):
     """Sends records to one queue. Made by `Client.producer`; use it with `with`, from any number of threads. One that
     is let go without `close` sends what it was given, with a ResourceWarning."""
