@@ -643,6 +643,24 @@ async def test_a_node_that_knows_no_new_prefetch_is_not_asked(nodes: Nodes) -> N
     assert (n1.prefetches, n1.subscribes[1].prefetch_records, n1.subscribes[1].paused) == ([], 7, False)
 
 
+async def test_what_is_set_while_an_older_node_has_not_answered_holds_by_subscribing_anew(nodes: Nodes) -> None:
+    """Goal: a node that would end the connection is not asked. Method: one of the version before answers late; the
+    prefetch is set meanwhile."""
+    n1 = giver(nodes)
+    n1.start_id = versions.run_id("s", versions.PREFETCH - 1)
+    n1.late = True
+    async with Client(*nodes.servers) as client:
+        subscription = client.subscribe(QUEUE, prefetch=7)
+        begins = asyncio.ensure_future(subscription.start())
+        await until(lambda: n1.subscribes, "nobody asked")
+        await subscription.set_prefetch(3)
+        n1.catch_up()
+        await until(lambda: len(n1.subscribes) == 2, "it was left at the former prefetch")
+        await begins
+        await subscription.close()
+    assert (n1.prefetches, n1.subscribes[1].prefetch_records) == ([], 3)
+
+
 async def test_closing_the_client_closes_its_subscriptions(nodes: Nodes) -> None:
     """Goal: acks that were not awaited are not lost by a tidy end. Method: leave the client with one on its way."""
     async with Client(*nodes.servers) as client:

@@ -278,15 +278,13 @@ class Subscription:
     async def set_prefetch(self, prefetch: int, prefetch_bytes: int | None = None) -> None:
         """So many records, and bytes, at most are with this subscription and not settled from now on, as of
         `Client.subscribe`; also at a master that comes later. Nothing is taken back: when it has more, it gets nothing
-        until enough is settled. None: as many bytes as before. Raises UnsupportedVersion for a node of older software.
-        """
+        until enough is settled. None: as many bytes as before. Raises UnsupportedVersion for an older node."""
         size = self._message.prefetch_bytes if prefetch_bytes is None else prefetch_bytes
         check_subscribing(prefetch=prefetch, prefetch_bytes=size)
         await self._change_prefetch(prefetch_records=prefetch, prefetch_bytes=size)
 
     async def pause(self) -> None:
-        """Have nothing more given, until `resume`; what is here already is read and settled as ever. Raises as
-        `set_prefetch`."""
+        """Have nothing more given until `resume`; what is here is settled as ever. Raises as `set_prefetch`."""
         await self._change_prefetch(paused=True)
 
     async def resume(self) -> None:
@@ -301,6 +299,14 @@ class Subscription:
         self.reader.bound(self._message.prefetch_records)
         if session is not None:
             await self._tell_prefetch(session)
+
+    async def _catch_up(self, session: GrantSession) -> None:
+        """It was set while that one began; where it cannot be told, the next one begins with it."""
+        try:
+            check_software(session.connection, versions.PREFETCH, _PREFETCH)
+            await self._tell_prefetch(session)
+        except MirrorlogError as error:
+            session.end(ConnectionLost(f"what was set meanwhile was not told: {error}"))
 
     async def _tell_prefetch(self, session: GrantSession) -> None:
         """One that has ended meanwhile is followed by one that begins with it."""
@@ -435,7 +441,7 @@ class Subscription:
         async with StallWatch(partial(client.has_moved, found), reason=reason):
             await session.begin(timeout_ms=client.request_timeout_ms)
             if any(getattr(self._message, name) != getattr(session.message, name) for name in _CREDIT):
-                await self._tell_prefetch(session)  # it was set meanwhile
+                await self._catch_up(session)
         return session, found
 
     def _next_message(self) -> Subscribe:
