@@ -36,7 +36,7 @@ from mirrorlog.client.subscription.subscription import Subscription
 from mirrorlog.client.subscription.unacked import Granted
 from mirrorlog.commitlog.format.attributes import Attributes
 from mirrorlog.commitlog.format.body import Header
-from mirrorlog.errors import MirrorlogError
+from mirrorlog.errors import MirrorlogError, Overloaded
 from mirrorlog.wire.frames import How
 
 _PARENT: Final = "traceparent"
@@ -135,6 +135,8 @@ class TracedProducer(Producer):
         try:
             return super().send_nowait(value, headers=pairs, **more)
         except MirrorlogError as error:
+            if parent is None and not isinstance(error, Overloaded):  # begun by a face, which waits for room itself
+                parent = dict(pairs).get(_PARENT)
             self.spans.end(parent, error)
             raise
 

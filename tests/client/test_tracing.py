@@ -220,6 +220,25 @@ def test_the_blocking_client_traces_under_its_threads_span(
     assert found[3].status.status_code is StatusCode.ERROR
 
 
+def test_what_the_loop_does_not_take_of_the_blocking_client_ends_its_span(
+    shared_cluster: Cluster, new_name: Callable[[], str], spans: Callable[[], list[ReadableSpan]]
+) -> None:
+    """Method: producers that are abandoned right behind a record: it may have left by then, or not."""
+    failed: list[bool] = []
+    with BlockingClient(*shared_cluster.servers, tracing=True) as client:
+        queue = client.admin.declare(new_name()).name
+        for _ in range(20):
+            producer = client.producer(queue).start()
+            delivery = producer.send_nowait(b"v")
+            producer.abandon()
+            try:
+                delivery.result(20)
+                failed.append(False)
+            except (Refused, OutcomeUnknown):
+                failed.append(True)
+    assert [span.status.status_code is StatusCode.ERROR for span in spans()] == failed
+
+
 def test_without_the_package_it_is_said_what_to_install() -> None:
     program = """
 import sys
