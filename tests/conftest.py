@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Generator
+
 import pytest
 from hypothesis import HealthCheck, settings
+
+from mirrorlog.testing import Node
+from tests.forked_nodes import Parent
 
 # How long an example takes says how busy the machine is, and nothing of what is tested.
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
+
+Node.popen = Parent().popen
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Tens of thousands of objects come and stay: neither now nor later are they looked through for garbage."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()  # extensions tell of what is left of theirs at the end
 
 
 @pytest.hookimpl(tryfirst=True)  # `-m` looks at marks in the same hook

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, ClassVar, Final
 
 from mirrorlog.config import ENVIRONMENT_PREFIX
 from mirrorlog.errors import (
@@ -41,7 +41,11 @@ class Node:
 
     Signals go to the node's process group, so a door that it has started shares its fate; `stop` asks the node alone,
     which ends its door itself.
+
+    `popen`: what starts processes, as `subprocess.Popen` does.
     """
+
+    popen: ClassVar[Callable[..., Any]] = subprocess.Popen
 
     def __init__(
         self,
@@ -107,7 +111,7 @@ class Node:
             raise MirrorlogError(f"node {self.id} runs already, as process {self.pid}")
         with self.log_file.open("ab") as log:
             self._log_start = log.tell()
-            self._process = subprocess.Popen(
+            self._process = self.popen(
                 [
                     *self.command_prefix,
                     *(sys.executable, "-m", "mirrorlog.broker.main", "--config", str(self.config_file)),
