@@ -55,7 +55,7 @@ class Walk:
 class Walks:
     """Programs of a client that publishes to a queue of three nodes, and takes from it."""
 
-    def __init__(self, nodes: Sequence[SimulatedNode], walks: dict[str, Walk], begin: Callable[[Walk], None]) -> None:
+    def __init__(self, nodes: Sequence[SimulatedNode], walks: dict[str, Walk], begin: Callable[[Walk | None], None]) -> None:
         self.kill = self.done = False
         self._nodes = nodes
         self._walks = walks
@@ -89,6 +89,7 @@ class Walks:
         self._begin(walk)
         yield
         walk.running = False
+        self._begin(None)
         known = self._walks.get(name)
         if known is None or walk.calls < known.calls:
             self._walks[name] = walk

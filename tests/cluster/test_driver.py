@@ -209,7 +209,8 @@ def test_who_was_late_himself_reads_first_what_was_said_meanwhile(tmp_path: Path
         found = Sockets(tmp_path)
         try:
             for number in (1, 2, 3):
-                found.start(number)
+                # A real disk that is busy for half a second ends a term as well.
+                found.start(number, SimulatedFiles(tmp_path / str(number), seed=number))
             leader = await found.leader()
             term = leader.raft.term
             for name in ("a", "b", "c", "d"):

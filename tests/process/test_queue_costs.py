@@ -14,7 +14,7 @@ from mirrorlog.wire.messages.queues import Position
 from tests.broker.hosting import running_all
 from tests.ha.nodes import cluster_settings
 
-QUEUES: Final = 1_000
+QUEUES: Final = 300
 AT_ONCE: Final = 50
 SPARE: Final = 12
 """Of what comes and goes by itself: a connection's next PING, a look that has begun, a thread of the loop's pool."""
@@ -57,7 +57,7 @@ async def each_of(queues: Iterable[str], act: Callable[[str], Awaitable[None]]) 
 
 
 def test_there_is_no_thread_timer_or_task_per_queue(tmp_path: Path) -> None:
-    """Goal: ten thousand idle queues are memory, and nothing else. Method: a node in this process; 1,000 queues of nine
+    """Goal: ten thousand idle queues are memory, and nothing else. Method: a node in this process; 300 queues of nine
     sorts, each with a record that was leased and acknowledged, one that waits, and a position of a stream group: the
     threads of the process, and timers and tasks of its loop, are as many as before."""
 
