@@ -3,8 +3,8 @@ imports, and the tests make thousands of starts.
 
 What is forked runs the same module with the same arguments, environment, directory and files as the command would, in
 a session of its own. It is the child of that process, which waits for it when it is asked to: until then it stays a
-zombie and keeps its number, as a child does. What a fork cannot have is started as it is: commands that begin otherwise (`ip netns exec …`), and
-environments that tell the interpreter more than where modules are.
+zombie and keeps its number, as a child does. What a fork cannot have is started as it is: commands that begin otherwise
+(`ip netns exec …`), and environments that tell the interpreter more than where modules are.
 
 This file is also the program of that process: `python -m tests.forked_nodes SOCKET MODULE`.
 """

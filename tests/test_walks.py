@@ -55,7 +55,9 @@ class Walk:
 class Walks:
     """Programs of a client that publishes to a queue of three nodes, and takes from it."""
 
-    def __init__(self, nodes: Sequence[SimulatedNode], walks: dict[str, Walk], begin: Callable[[Walk | None], None]) -> None:
+    def __init__(
+        self, nodes: Sequence[SimulatedNode], walks: dict[str, Walk], begin: Callable[[Walk | None], None]
+    ) -> None:
         self.kill = self.done = False
         self._nodes = nodes
         self._walks = walks

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import selectors
 import socket
-import time
 from collections import deque
-from collections.abc import AsyncIterator, Hashable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Callable, Hashable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -55,7 +55,12 @@ class Watching:
 
 
 class Mesh:
-    """Members by number, each message delivered in a turn of the loop of its own; those in `cut_off` get none."""
+    """Members by number, each message delivered in a turn of the loop of its own; those in `cut_off` get none.
+
+    `helper`: makes what stores for a member.
+    """
+
+    helper: Callable[[], Executor] = partial(ThreadPoolExecutor, 1)
 
     def __init__(self, directory: Path) -> None:
         self.drivers: dict[int, RaftDriver] = {}
@@ -63,7 +68,7 @@ class Mesh:
         self.failures: dict[int, MirrorlogError] = {}
         self.cut_off: set[int] = set()
         self._directory = directory
-        self._helpers: dict[int, ThreadPoolExecutor] = {}
+        self._helpers: dict[int, Executor] = {}
 
     def start(self, number: int, files: Files | None = None) -> RaftDriver:
         files, directory = files or OsFiles(), self._directory / str(number)
@@ -74,7 +79,7 @@ class Mesh:
         # Slow enough that a busy machine does not elect for ever.
         timing = Timing(heartbeat_s=0.05, election_s=0.5)
         now = asyncio.get_running_loop().time()
-        self._helpers[number] = ThreadPoolExecutor(1)
+        self._helpers[number] = self.helper()
         self.watchers[number] = Watching()
         self.drivers[number] = RaftDriver(
             Raft(number, stored, chance=Random(number), now=now, timing=timing),
@@ -182,12 +187,42 @@ def test_a_member_that_stopped_comes_back_with_what_it_had(tmp_path: Path) -> No
     asyncio.run(run())
 
 
+class StandingLoop(asyncio.SelectorEventLoop):
+    """`now` goes on while the loop waits for a timer, by as much as it waits for, and not with what a machine has to do
+    beside it."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        selector = selectors.DefaultSelector()
+        self._select, selector.select = selector.select, self._waited  # type: ignore[method-assign]
+        super().__init__(selector)
+
+    def time(self) -> float:
+        return self.now
+
+    def _waited(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        events = self._select(None if timeout is None else 0)
+        self.now += (timeout or 0) if not events else 0
+        return events
+
+
+class AtOnce(Executor):
+    """Stores within the turn that asks for it."""
+
+    def submit(self, fn: Callable[..., _T], /, *args: Any, **kwargs: Any) -> Future[_T]:
+        done: Future[_T] = Future()
+        done.set_result(fn(*args, **kwargs))
+        return done
+
+
 def test_who_was_late_himself_reads_first_what_was_said_meanwhile(tmp_path: Path) -> None:
     """Goal: a loop that stood still takes nobody for gone. Method: messages lie in sockets until a loop reads them; the
     loop of all three is held up for longer than an election takes; the term stays."""
 
     class Sockets(Mesh):
         """Messages are there when the loop has looked at its sockets, and not before."""
+
+        helper = AtOnce
 
         def __init__(self, directory: Path) -> None:
             super().__init__(directory)
@@ -209,12 +244,11 @@ def test_who_was_late_himself_reads_first_what_was_said_meanwhile(tmp_path: Path
         found = Sockets(tmp_path)
         try:
             for number in (1, 2, 3):
-                # A real disk that is busy for half a second ends a term as well.
-                found.start(number, SimulatedFiles(tmp_path / str(number), seed=number))
+                found.start(number)
             leader = await found.leader()
             term = leader.raft.term
             for name in ("a", "b", "c", "d"):
-                time.sleep(0.9)  # noqa: ASYNC251  (that is the point)
+                loop.now += 0.9
                 await found.join(name)
             assert {each.raft.term for each in found.drivers.values()} == {term}
         finally:
@@ -224,7 +258,9 @@ def test_who_was_late_himself_reads_first_what_was_said_meanwhile(tmp_path: Path
             for end in found.ends:
                 end.close()
 
-    asyncio.run(run())
+    loop = StandingLoop()
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.run(run())
 
 
 def test_a_long_journal_becomes_a_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
