@@ -167,7 +167,9 @@ def attacks() -> list[str]:
 
 def _run(attack: str, target: Target, seconds: float, seed: int) -> int:
     """How many inputs it sent."""
-    command = [sys.executable, "-m", "tests.attacks.stage", attack, target.text, str(seconds), str(seed)]
+    # A stranger has a machine of its own: where it has not, nodes and bystander come first.
+    nice = ["nice", "-n", "10"]
+    command = [*nice, sys.executable, "-m", "tests.attacks.stage", attack, target.text, str(seconds), str(seed)]
     ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=seconds + _MARGIN_S, check=False)
     assert ended.returncode == 0, f"the attack {attack} itself ended with {ended.returncode} (seed {seed})"
     return int(ended.stdout)
