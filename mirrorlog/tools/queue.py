@@ -200,18 +200,26 @@ def delete(
 
     Example: mqtool delete flights --if-unused
     """
-    records = session_of(context).remove(
-        lambda client: client.admin.delete_queue(
-            qualified(vhost, queue), if_empty=if_empty, if_unused=if_unused, force=force
-        ),
-        f"queue {queue}",
-        if_exists=if_exists,
-    )
+    name = qualified(vhost, queue)
+
+    async def remove(client: Client) -> tuple[int, bool]:
+        works = await _is_worked(client, name)
+        return await client.admin.delete_queue(name, if_empty=if_empty, if_unused=if_unused, force=force), works
+
+    records, works = session_of(context).remove(remove, f"queue {queue}", if_exists=if_exists)
+    count = f"{records} record{'' if records == 1 else 's'}"
     emit(
         as_json,
         {"queue": queue, "records": records},
-        f"queue {queue} deleted; {records} record{'' if records == 1 else 's'} had not been settled",
+        f"queue {queue} deleted; {f'{count} had not been settled' if works else f'it had {count}'}",
     )
+
+
+async def _is_worked(client: Client, queue: str) -> bool:
+    """Whether anybody was ever subscribed to its own group: in a stream nothing waits to be settled."""
+    with contextlib.suppress(MirrorlogError):  # what counts is whether it can be deleted
+        return any(not each.group for each in (await client.admin.groups(queue)).groups)
+    return True
 
 
 def alter_queue(

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 _ACKING: Final = "acking"
 _PREFETCH: Final = 1_000
 _WAIT_S: Final = 1.0
+_QUIET_MS: Final = 2_000
+"""After so long it says that it waits."""
 
 _Write = Callable[["Delivered"], None]
 _OrderedBy = Annotated[
@@ -85,8 +87,8 @@ def receive(  # noqa: PLR0917  (typer makes them options, nobody passes them by 
     does not exist is an error, which names those that do, unless --create is given. The queue's own group is always
     there.
 
-    Without --count or --wait it goes on until Ctrl-C. With --nack and --peek it ends when none came for a second, or at
-    1000 records (or --prefetch), and then gives all of them back.
+    Without --wait it waits until it has --count, or until Ctrl-C, and says so once. With --nack and --peek it ends when
+    none came for a second, or at 1000 records (or --prefetch), and then gives all of them back.
 
     Example: mqtool receive flights --count 10 --json
 
@@ -155,9 +157,17 @@ async def _take(
 ) -> list[Delivered]:
     """Print records; those that are to be held until the end are the result, the others are settled."""
     kept: list[Delivered] = []
-    left = limit
+    left, said = limit, False
     while left is None or left > 0:
-        found = await _some(subscription, left, wait_s)
+        records_max = min(left or _PREFETCH, _PREFETCH)
+        found = await subscription.take_within(
+            records_max, timeout_ms=_QUIET_MS if wait_s is None else int(wait_s * 1000)
+        )
+        if not found and wait_s is None:
+            if not said:
+                said = True
+                typer.echo(f"waiting for records of {shown(subscription.queue)}; --wait SECONDS ends it", err=True)
+            found = await subscription.take(records_max)
         if not found:
             break
         left = None if left is None else left - len(found)
@@ -170,14 +180,6 @@ async def _take(
             else:
                 each.ack_nowait()
     return kept
-
-
-async def _some(subscription: Subscription, limit: int | None, wait_s: float | None) -> list[Delivered]:
-    """What comes next, `limit` at most; none when nothing came for `wait_s`."""
-    records_max = min(limit or _PREFETCH, _PREFETCH)
-    if wait_s is None:
-        return await subscription.take(records_max)
-    return await subscription.take_within(records_max, timeout_ms=int(wait_s * 1000))
 
 
 def again_text(record: Delivered | Leased) -> str:

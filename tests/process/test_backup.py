@@ -55,7 +55,9 @@ def cluster_of(copies: int = 3, **settings: Any) -> Iterator[Cluster]:
 @contextmanager
 def restored(folder: Path, directory: Path, node_id: str = "r1") -> Iterator[Node]:
     """The node of a restored cluster, which runs."""
-    told("restore", str(folder), "--data-dir", str(directory / node_id), "--node-id", node_id)
+    options = ("--node-id", node_id, "--data-dir", str(directory / node_id))
+    done = mqtool("restore", str(folder), *options)
+    assert done.stdout.endswith(f"start it: mqnode {' '.join(options)}\n"), done
     with started(directory, node_id) as node:
         yield node
 

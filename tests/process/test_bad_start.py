@@ -143,7 +143,7 @@ def test_a_directory_of_another_node(cluster: Cluster, tmp_path: Path) -> None:
 @pytest.mark.long_after(2)
 @pytest.mark.parametrize("port", ["client", "http", "grpc", "replication"])
 def test_a_port_taken(tmp_path: Path, port: str) -> None:
-    """Goal: the address is named, a door's too, and nothing is made. Method: hold the port."""
+    """Goal: the address is named, a door's too. Method: hold the port."""
     with socket.create_server((HOST, 0)) as holder:
         address = f"{HOST}:{holder.getsockname()[1]}"
         flags = [*own_ports(), "--set", f"{port}.bind='{address}'", "--data-dir", str(tmp_path / "data")]

@@ -20,13 +20,19 @@ def queue(mqtool: Tool, request: pytest.FixtureRequest) -> str:
 
 def test_a_queue_is_deleted_and_a_second_time_it_is_not_there(mqtool: Tool, queue: str) -> None:
     """In words and as JSON; a queue of its name is empty; the chronicle tells it."""
-    assert mqtool("delete", queue).out == f"queue {queue} deleted; 5 records had not been settled\n"
+    assert mqtool("delete", queue).out == f"queue {queue} deleted; it had 5 records\n"
     again = mqtool("delete", queue)
     assert (again.code, "no queue" in again.err, again.err.count("\n")) == (5, True, 1)
     assert mqtool("declare", queue).code == 0
     assert mqtool("consume", queue, "--until-end").out == ""
     assert mqtool("delete", queue, "--json").json == {"queue": queue, "records": 0}
     assert f"queue {queue} was deleted" in mqtool("events").out
+
+
+def test_of_a_work_queue_what_was_not_settled_is_told(mqtool: Tool, queue: str) -> None:
+    """And of one that nobody was ever subscribed to how much it had, as above."""
+    assert mqtool("receive", queue, "--count", "2").code == 0
+    assert mqtool("delete", queue).out == f"queue {queue} deleted; 3 records had not been settled\n"
 
 
 def test_conditions_refuse_and_say_why(mqtool: Tool, queue: str) -> None:
@@ -37,7 +43,8 @@ def test_conditions_refuse_and_say_why(mqtool: Tool, queue: str) -> None:
     assert mqtool("vhost-add", "theirs").code == 0
     assert mqtool("declare", queue, "--vhost", "theirs").code == 0
     assert mqtool("delete", queue, "--if-unused", "--vhost", "theirs").code == 0
-    assert mqtool("delete", queue, "--if-empty", "--if-unused", "--force").out.startswith(f"queue {queue} deleted; 0 ")
+    gone = mqtool("delete", queue, "--if-empty", "--if-unused", "--force").out
+    assert gone == f"queue {queue} deleted; 0 records had not been settled\n"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -55,6 +57,20 @@ def test_what_is_given_back_with_a_delay_comes_behind_it(mqtool: Tool, queue: st
     assert [value for value, _ in received(mqtool, queue)] == ["1", "2", "3", "4"]
     [own] = mqtool("groups", queue, "--json").json
     assert (own["parked"], own["unsettled"]) == (1, 1)
+
+
+def test_who_waits_for_records_is_told_so_once(mqtool: Tool, cluster: Cluster) -> None:
+    """Goal: an empty queue looks like none that hangs. Method: two are asked for; each comes once it has been told."""
+    assert mqtool("declare", "empty").code == 0
+    command = [sys.executable, "-m", "mirrorlog.tools.main", "--servers", cluster.servers[0]]
+    options = ("receive", "empty", "--count", "2")
+    with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as reading:
+        assert reading.stdout is not None
+        assert reading.stderr is not None
+        assert reading.stderr.readline() == "waiting for records of empty; --wait SECONDS ends it\n"
+        assert mqtool("publish", "empty", "--value", "1", "--value", "2").code == 0
+        assert len(reading.stdout.readlines()) == 2
+        assert (reading.stderr.read(), reading.wait()) == ("", 0)
 
 
 def test_how_a_reader_stands_among_others_is_asked_for(

@@ -113,6 +113,10 @@ def test_exchanges_and_bindings_come_and_go(mqtool: Tool) -> None:
     assert mqtool("unbind", *bind).code == 0
     assert mqtool("unbind", "amq.match", "cli-e", "--to-exchange", "--arg", "size=7").code == 0
     assert mqtool("bindings", "cli-e", "--json").json == []
+    assert mqtool("bindings", "cli-q", "--json").json == []
+    assert mqtool("bindings", "amq.fanout", "--json").json == []
+    nobody = mqtool("bindings", "cli-nope")
+    assert (nobody.code, nobody.err) == (5, "mqtool: there is no exchange and no queue 'cli-nope'\n")
     assert mqtool("exchange-delete", "cli-e", "--if-unused").code == 0
     assert mqtool("exchange-delete", "cli-e", "--if-unused").code == 5
     assert "cli-e" not in mqtool("exchanges", "--json").json

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from pathlib import Path
 from typing import Annotated, Final
@@ -55,7 +56,8 @@ def restore(
         manifest.cluster_name = cluster_name or manifest.cluster_name
         _restore(source, manifest, data_dir, node_id, cluster_id)
     fields = {"data_dir": str(data_dir), "node_id": node_id, "cluster_id": str(cluster_id)}
-    emit(as_json, fields, f"{data_dir}: node {node_id} of cluster {cluster_id}; start it: mqnode --node-id {node_id} …")
+    start = shlex.join(["mqnode", "--node-id", node_id, "--data-dir", str(data_dir)])
+    emit(as_json, fields, f"{data_dir}: node {node_id} of cluster {cluster_id}; start it: {start}")
 
 
 def _check(source: Folder, manifest: Manifest) -> None:

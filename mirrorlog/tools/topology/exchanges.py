@@ -10,12 +10,13 @@ import typer
 from rich.console import RenderableType
 
 from mirrorlog.diagnosis.cells import NOTHING
+from mirrorlog.errors import NoSuchQueue
 from mirrorlog.tools.common.options import AsJson, IfExists, VirtualHost, parse_arguments
 from mirrorlog.tools.common.output import emit, table
 from mirrorlog.tools.common.session import session_of
 from mirrorlog.tools.common.watching import watchable
 from mirrorlog.wire.messages.topology import Routing, VirtualHostInfo
-from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST
+from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, qualified
 from mirrorlog.wire.routing import PREDEFINED, Binding
 
 if TYPE_CHECKING:
@@ -168,12 +169,22 @@ def bindings(
     vhost: VirtualHost = DEFAULT_VIRTUAL_HOST,
     as_json: AsJson = False,
 ) -> None:
-    """List the bindings of a virtual host.
+    """List the bindings of a virtual host. A name of no exchange or queue is an error.
 
     Example: mqtool bindings orders
     """
-    routing = session_of(context).run(lambda client: client.admin.topology.routing(virtual_host=vhost))
-    found = [each for each in routing.bindings if name in (None, each.source, each.destination)]
+
+    async def look(client: Client) -> list[Binding]:
+        routing = await client.admin.topology.routing(virtual_host=vhost)
+        found = [each for each in routing.bindings if name in (None, each.source, each.destination)]
+        if name and not found and name not in {**PREDEFINED, **routing.exchanges}:
+            try:
+                await client.queue_info(qualified(vhost, name))
+            except NoSuchQueue:
+                raise NoSuchQueue(f"there is no exchange and no queue {name!r}", queue=name) from None
+        return found
+
+    found = session_of(context).run(look)
     found.sort(key=lambda each: (each.source, each.to_exchange, each.destination, each.key, repr(each.arguments)))
     emit(as_json, found, bindings_view(found))
 
