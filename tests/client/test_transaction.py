@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
@@ -207,7 +206,7 @@ class OneNode(Asked):
     async def find(self, queue: str) -> FoundQueue:
         found = await super().find(queue)
         number = 1 + sorted({queue, "a", "b"}).index(queue)
-        return dataclasses.replace(found, info=replace(found.info, queue_id=number, attributes=True, producer_epoch=5))
+        return replace(found, info=replace(found.info, queue_id=number, attributes=True, producer_epoch=5))
 
     async def reach_master(self, found: FoundQueue) -> Node:
         return self.node
@@ -359,7 +358,7 @@ class RoutedNode(OneNode):
             raise NoSuchQueue(f"no queue {queue!r}", queue=queue)
         found = await super().find(queue)
         log_id = "m" if queue == "far" else "l"
-        return dataclasses.replace(found, info=replace(found.info, log_id=log_id))
+        return replace(found, info=replace(found.info, log_id=log_id))
 
 
 async def published(transactor: Transactor, *, timeout_ms: int = 5_000) -> list[str]:
@@ -577,7 +576,7 @@ async def test_a_queue_that_was_declared_anew_under_a_commit_is_another_one_thou
 
     async def found(queue: str) -> FoundQueue:
         each = await find(queue)
-        return dataclasses.replace(each, info=replace(each.info, incarnation=incarnations[-1]))
+        return replace(each, info=replace(each.info, incarnation=incarnations[-1]))
 
     client.find = found  # type: ignore[method-assign]
     committing = asyncio.ensure_future(committed(Transactor(cast(Client, client)), "a"))
