@@ -106,6 +106,23 @@ def _places(properties: bytes) -> dict[str, tuple[int, int]]:
     return found
 
 
+def without_header(properties: bytes, name: str) -> bytes:
+    """The properties without one entry of their table, all other bytes as they were. Raises BadInput."""
+    start, end = scanned(properties).headers
+    at = start
+    try:
+        while at < end:
+            key_end = at + 1 + properties[at]
+            _, following = _read_value(properties, key_end, _DEPTH_MAX)
+            if properties[at + 1 : key_end] == name.encode():
+                size = _U32.pack(end - start - (following - at))
+                return properties[: start - 4] + size + properties[start:at] + properties[following:]
+            at = following
+    except (LookupError, StructError, ValueError, ArithmeticError):
+        raise _none() from None
+    return properties
+
+
 def packed(exchange: bytes, properties: bytes) -> bytes:
     """The header's value. `exchange`: of 255 bytes at most."""
     return bytes((_FORMAT, len(exchange))) + exchange + properties

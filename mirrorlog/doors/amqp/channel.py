@@ -24,6 +24,7 @@ from mirrorlog.doors.amqp.errors import (
     NO_ROUTE,
     NOT_FOUND,
     NOT_IMPLEMENTED,
+    PRECONDITION_FAILED,
     AmqpError,
     as_amqp,
 )
@@ -31,6 +32,7 @@ from mirrorlog.doors.amqp.message import AmqpMessage, incoming
 from mirrorlog.doors.amqp.publishing import AmqpPublication, Publishing
 from mirrorlog.doors.amqp.state import ChannelClosed, Failed, MessagePublished, MessageSettled, Said
 from mirrorlog.doors.amqp.tags import Confirms
+from mirrorlog.doors.amqp.transactions import ChannelTransaction
 from mirrorlog.errors import (
     MirrorlogError,
     OutcomeUnknown,
@@ -77,6 +79,7 @@ class Channel:
         self._gone = False
         self._consuming = Consuming(connection, number)
         self._confirms: Confirms | None = None
+        self._transaction: ChannelTransaction | None = None
         self._telling = False
         self._outstanding = 0
         self._drained: asyncio.Future[None] | None = None
@@ -154,6 +157,8 @@ class Channel:
 
     def _drop_waiting(self) -> None:
         """But for its end, which is answered."""
+        if self._transaction is not None:
+            self._unload(self._transaction.take())
         kept = [each for each in self._waiting if type(each) is ChannelClosed]
         self._connection.loaded(len(kept) - len(self._waiting))
         self._waiting = deque(kept)
@@ -167,6 +172,10 @@ class Channel:
         if method.immediate:
             raise AmqpError(NOT_IMPLEMENTED, "immediate=true")
         message = incoming(method, properties, body, self._connection.user)
+        if self._transaction is not None:
+            self._transaction.publish(message)
+            self._connection.loaded(1, len(body))
+            return None
         confirms = self._confirms
         publication = AmqpPublication(message, 0 if confirms is None else confirms.publish(), self._ended)
         self._outstanding += 1
@@ -242,7 +251,8 @@ class Channel:
         if not self._gone:
             tag, multiple, requeue = event.settlement
             how = How.ACK if event.method == ACK else How.RETURN if requeue else How.DEAD
-            self._consuming.settle(tag, how, multiple=multiple)
+            settle = self._consuming.settle if self._transaction is None else self._transaction.settle
+            settle(tag, how, multiple=multiple)
 
     def _said(self, method: base.Frame) -> Coroutine[Any, Any, None] | None:
         if self._gone:
@@ -263,6 +273,7 @@ class Channel:
 
     async def _close(self, event: ChannelClosed) -> None:
         self._gone = True
+        self._drop_waiting()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_CLOSE_TIMEOUT_S):
                 await self._all_ended()
@@ -347,12 +358,14 @@ class Channel:
     async def _delete_queue(self, method: commands.Queue.Delete) -> None:
         await self._all_ended()
         queue = self._queue_name(method.queue)
+        cancels = b""
         if not (method.if_unused or method.if_empty):
-            await self._consuming.queue_goes(queue)
+            cancels = await self._consuming.queue_goes(queue)
         messages = await self._connection.topology.delete_queue(
             queue, if_unused=method.if_unused, if_empty=method.if_empty
         )
         self._answer(method, commands.Queue.DeleteOk(message_count=messages))
+        self._connection.write(cancels)
 
     async def _purge_queue(self, method: commands.Queue.Purge) -> None:
         await self._all_ended()
@@ -373,8 +386,7 @@ class Channel:
         await self._consuming.consume(
             queue, tag, no_ack=method.no_ack, exclusive=method.exclusive, arguments=_table(method.arguments)
         )
-        self._answer(method, codec.consume_ok(self.number, tag.encode()))
-        self._consuming.begin(tag)
+        await self._consuming.begin(tag, b"" if method.nowait else codec.consume_ok(self.number, tag.encode()))
 
     async def _cancel(self, method: commands.Basic.Cancel) -> None:
         tag = method.consumer_tag or ""
@@ -396,8 +408,37 @@ class Channel:
     # --- confirms ---
 
     def _select_confirms(self, method: commands.Confirm.Select) -> None:
+        if self._transaction is not None:
+            raise AmqpError(PRECONDITION_FAILED, "cannot switch from tx to confirm mode")
         self._confirms = self._confirms or Confirms()
         self._answer(method, commands.Confirm.SelectOk())
+
+    # --- transactions ---
+
+    def _select_transactions(self, method: commands.Tx.Select) -> None:
+        if self._confirms is not None:
+            raise AmqpError(PRECONDITION_FAILED, "cannot switch from confirm to tx mode")
+        connection = self._connection
+        self._transaction = self._transaction or ChannelTransaction(
+            connection, connection.publishing, self._consuming, returned=self._return
+        )
+        self._answer(method, commands.Tx.SelectOk())
+
+    async def _commit(self, method: commands.Tx.Commit) -> None:
+        if self._transaction is None:
+            raise AmqpError(PRECONDITION_FAILED, "channel is not transactional")
+        self._unload(await self._transaction.commit())
+        await self._consuming.flush()
+        self._answer(method, commands.Tx.CommitOk())
+
+    def _roll_back(self, method: commands.Tx.Rollback) -> None:
+        if self._transaction is None:
+            raise AmqpError(PRECONDITION_FAILED, "channel is not transactional")
+        self._unload(self._transaction.take())
+        self._answer(method, commands.Tx.RollbackOk())
+
+    def _unload(self, messages: list[AmqpMessage]) -> None:
+        self._connection.loaded(-len(messages), -sum(len(each.body) for each in messages))
 
 
 _Do = Callable[[Channel, Any], Coroutine[Any, Any, None] | None]
@@ -420,6 +461,9 @@ _METHODS: Final[dict[int, _Do]] = {
     commands.Basic.Recover.index: Channel._recover,
     commands.Basic.RecoverAsync.index: Channel._recover,
     commands.Confirm.Select.index: Channel._select_confirms,
+    commands.Tx.Select.index: Channel._select_transactions,
+    commands.Tx.Commit.index: Channel._commit,
+    commands.Tx.Rollback.index: Channel._roll_back,
 }
 
 

@@ -100,7 +100,8 @@ class Frames:
             data = b"".join(self._pieces)
             self._pieces = []
         at, end = 0, len(data)
-        unpack, size_max = _HEAD.unpack_from, self.frame_max - FRAME_OVERHEAD
+        # As RabbitMQ has it: some clients take it for the size of what is within.
+        unpack, size_max = _HEAD.unpack_from, self.frame_max
         need = FRAME_OVERHEAD
         while end - at >= FRAME_OVERHEAD:
             kind, channel, size = unpack(data, at)
@@ -115,7 +116,7 @@ class Frames:
                 raise FrameError(_FRAME_ERROR, f"frame ends with {data[stop]:#04x}, not with 0xce")
             yield AmqpFrame(kind, channel, data, at + 7, stop)
             at = stop + 1
-            size_max = self.frame_max - FRAME_OVERHEAD  # what the frame said may have changed it
+            size_max = self.frame_max  # what the frame said may have changed it
         if at < end:
             self._pieces = [data[at:] if at else data]
             self._have, self._need = end - at, need

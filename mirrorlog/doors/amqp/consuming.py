@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, Final, NamedTuple, Protocol, cast
 
 from mirrorlog.client import Client
+from mirrorlog.client.subscription.delivered import DeliveredBatch
 from mirrorlog.client.subscription.leases import Leased
 from mirrorlog.client.subscription.subscription import Subscription
 from mirrorlog.client.subscription.unacked import Granted
@@ -37,6 +38,8 @@ logger = logging.getLogger(__name__)
 LEASE_MS: Final = 60_000
 """Of what `get` gives out; extended while the connection lives."""
 EXTEND_S: Final = 20.0
+FIRST_S: Final = 0.01
+"""How long a consumer's answer waits for the first that it gets."""
 _PRIORITY_MAX: Final = 2**31 - 1
 _NAME_CHARS_MAX: Final = 128
 
@@ -115,9 +118,12 @@ class AmqpConsumer:
         self._name = queue.encode()
         self._task: asyncio.Task[None] | None = None
 
-    def begin(self) -> None:
-        """Deliver from now on."""
-        self._task = asyncio.ensure_future(self._run())
+    async def begin(self, answer: bytes) -> None:
+        """Deliver from now on, behind the answer."""
+        first = asyncio.ensure_future(self.subscription.next_batch())
+        await asyncio.wait({first}, timeout=FIRST_S)
+        self._output.write(answer)
+        self._task = asyncio.ensure_future(self._run(first))
 
     async def stop(self, *, requeue: bool) -> None:
         """Nothing is delivered any more. `requeue`: what it has given out, too."""
@@ -128,13 +134,15 @@ class AmqpConsumer:
         with contextlib.suppress(MirrorlogError):
             await self.subscription.close(requeue=requeue)
 
-    async def _run(self) -> None:
+    async def _run(self, first: asyncio.Future[DeliveredBatch]) -> None:
         try:
+            following: Awaitable[DeliveredBatch] = first
             while True:
-                await self._output.writable()
-                stretch = await self.subscription.next_batch()
+                stretch = await following
                 granted = stretch.grant[1]
                 self._output.write(b"".join([self._delivery(granted, record) for record in stretch.records()]))
+                await self._output.writable()
+                following = self.subscription.next_batch()
         except MirrorlogError as error:
             self._ended(self, error)
 
@@ -211,10 +219,12 @@ class Consuming:
         )  # fmt: skip
         await self._share()
 
-    def begin(self, tag: str) -> None:
-        """The client knows of it now."""
-        if (consumer := self._consumers.get(tag)) is not None:
-            consumer.begin()
+    async def begin(self, tag: str, answer: bytes) -> None:
+        """With the answer that the client waits for, or none. What is there already comes with it: there are programs
+        that take a queue for empty when nothing has come right behind."""
+        consumer = self._consumers.get(tag)
+        if consumer is not None:
+            await consumer.begin(answer)
 
     async def cancel(self, tag: str) -> None:
         """By the client: what it has it keeps."""
@@ -223,12 +233,16 @@ class Consuming:
             self._former.append(consumer)
             await self._share()
 
-    async def queue_goes(self, queue: str) -> None:
-        """It is deleted here: its consumers are told before."""
-        for tag, consumer in list(self._consumers.items()):
-            if consumer.queue == queue:
-                del self._consumers[tag]
-                await self._cancelled(consumer)
+    async def queue_goes(self, queue: str) -> bytes:
+        """It is deleted here; what its consumers are told behind the answer to that, for whoever waits for the answer
+        must not meet it."""
+        gone = [each for each in self._consumers.values() if each.queue == queue]
+        for consumer in gone:
+            del self._consumers[consumer.tag]
+            await consumer.stop(requeue=False)
+            self._former.append(consumer)
+        told = gone if self._connection.wants_cancels else []
+        return b"".join(cancel(self._number, each.tag.encode()) for each in told)
 
     async def get(self, queue: str, *, no_ack: bool) -> bytes | None:
         """The frames of one message; None where there is none. Raises AmqpError, MirrorlogError."""
@@ -242,7 +256,7 @@ class Consuming:
                 await record.ack()
         except (NoSuchQueue, QueueExclusive) as error:
             raise not_to_be_used(error, queue, host) from None
-        left = await connection.topology.ready(queue)
+        left = max(0, record.ready)
         route, properties = outgoing(record.headers, record.key, queue.encode(), record.attributes)
         tag = self._tags.next() if no_ack else self._tags.add(HeldLease(record))
         return get_ok(
@@ -258,11 +272,41 @@ class Consuming:
             found = self._tags.settle(tag, multiple)
         except UnknownTag as error:
             raise AmqpError(PRECONDITION_FAILED, str(error)) from None
-        self._settle(found, how)
+        self.settle_held(found, how)
+
+    def take(self, tag: int, *, multiple: bool) -> list[tuple[int, Unsettled]]:
+        """What will be settled by that, with its tags. Raises AmqpError."""
+        try:
+            return self._tags.take(tag, multiple)
+        except UnknownTag as error:
+            raise AmqpError(PRECONDITION_FAILED, str(error)) from None
+
+    def restore(self, deliveries: Iterable[tuple[int, Unsettled]]) -> None:
+        """What was taken is not settled after all."""
+        self._tags.restore(deliveries)
+
+    def settle_held(self, deliveries: Sequence[Unsettled], how: How) -> None:
+        """Without waiting: neighbours as one."""
+        at, count = 0, len(deliveries)
+        while at < count:
+            first = deliveries[at]
+            at += 1
+            if type(first) is HeldLease:
+                self._settle_lease(first.leased, how)
+                continue
+            consumer, granted, offset = cast(HeldGrant, first)
+            following = offset + 1
+            while at < count:
+                each = deliveries[at]
+                if type(each) is not HeldGrant or each.granted is not granted or each.offset != following:
+                    break
+                following += 1
+                at += 1
+            consumer.subscription.settle_nowait(granted, offset, following, how)
 
     def recover(self) -> None:
         """All that is unacknowledged comes again, to anybody."""
-        self._settle(self._tags.take_all(), How.RETURN)
+        self.settle_held(self._tags.take_all(), How.RETURN)
 
     async def flush(self) -> None:
         """What was settled has ended."""
@@ -290,7 +334,7 @@ class Consuming:
         held = self._tags.take_all()
         rest = [each for each in held if type(each) is HeldLease or each.consumer in former]  # type: ignore[union-attr]
         with contextlib.suppress(MirrorlogError):
-            self._settle(rest, How.RETURN)
+            self.settle_held(rest, How.RETURN)
         await asyncio.gather(*(each.stop(requeue=True) for each in consumers))
         for consumer in former:
             with contextlib.suppress(MirrorlogError):
@@ -313,25 +357,6 @@ class Consuming:
             for consumer in self._acknowledging():
                 with contextlib.suppress(MirrorlogError):  # it has ended, or begins anew with it
                     await consumer.subscription.set_prefetch(min(share, self._prefetch or share))
-
-    def _settle(self, deliveries: Sequence[Unsettled], how: How) -> None:
-        """Without waiting: neighbours as one."""
-        at, count = 0, len(deliveries)
-        while at < count:
-            first = deliveries[at]
-            at += 1
-            if type(first) is HeldLease:
-                self._settle_lease(first.leased, how)
-                continue
-            consumer, granted, offset = cast(HeldGrant, first)
-            following = offset + 1
-            while at < count:
-                each = deliveries[at]
-                if type(each) is not HeldGrant or each.granted is not granted or each.offset != following:
-                    break
-                following += 1
-                at += 1
-            consumer.subscription.settle_nowait(granted, offset, following, how)
 
     def _settle_lease(self, leased: Leased, how: How) -> None:
         task = asyncio.ensure_future(_settled(leased, how))

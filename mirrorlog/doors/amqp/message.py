@@ -13,7 +13,19 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from mirrorlog.client.amqp import AMQP, NAMES, Properties, Scanned, closed, opened, packed, parts, scanned, table_in
+from mirrorlog.client.amqp import (
+    AMQP,
+    NAMES,
+    Properties,
+    Scanned,
+    closed,
+    opened,
+    packed,
+    parts,
+    scanned,
+    table_in,
+    without_header,
+)
 from mirrorlog.client.properties import PREFIX
 from mirrorlog.commitlog.format.attributes import DURATION_MS_MAX, Attributes
 from mirrorlog.doors.amqp.codec import PublishMethod, short
@@ -24,6 +36,7 @@ _NONE: Final = b"\x00\x00"
 _CC: Final = "CC"
 _BCC: Final = "BCC"
 _DEATHS: Final = "x-death"
+_DELAY: Final = "x-delay"
 _SHORT_MAX: Final = 255
 
 Header = tuple[str, bytes | None]
@@ -32,7 +45,7 @@ Header = tuple[str, bytes | None]
 @dataclass(slots=True, eq=False)
 class AmqpMessage:
     """What was published. `keys`: the routing key, and those of CC and BCC; `properties`: without BCC. `header`: of its
-    record. `ttl_ms`, `priority`: what queues are asked."""
+    record. `ttl_ms`, `priority`, `delay_ms`: what queues are asked."""
 
     exchange: str
     keys: tuple[str, ...]
@@ -42,6 +55,7 @@ class AmqpMessage:
     scan: Scanned
     ttl_ms: int | None = None
     priority: int = 0
+    delay_ms: int = 0
     header: Header = field(init=False)
 
     def __post_init__(self) -> None:
@@ -69,7 +83,17 @@ class AmqpMessage:
             found["ttl_ms"] = self.ttl_ms
         if self.priority:
             found["priority"] = self.priority
+        if self.delay_ms:
+            found["delay_ms"] = self.delay_ms
         return found
+
+    def delay(self) -> None:
+        """Its exchange holds messages back for as long as they ask."""
+        asked = self.headers.get(_DELAY, 0)
+        if isinstance(asked, str) and asked.isascii() and asked.isdigit():
+            asked = int(asked)
+        if isinstance(asked, int):
+            self.delay_ms = max(0, min(asked, DURATION_MS_MAX))
 
 
 def incoming(method: PublishMethod, properties: bytes, body: bytes, user: str) -> AmqpMessage:
@@ -129,8 +153,7 @@ def _more_keys(key: str, properties: bytes, scan: Scanned) -> tuple[tuple[str, .
             raise AmqpError(PRECONDITION_FAILED, f"invalid '{name}' header: expected an array of strings, not {kind}")
         keys += told
     if _BCC in headers:
-        del headers[_BCC]
-        properties = closed(opened(properties)._replace(headers=headers))
+        properties = without_header(properties, _BCC)
     return tuple(dict.fromkeys(keys)), properties
 
 

@@ -109,7 +109,7 @@ class Publishing:
                 self._note(publication, queue, producer, error)
         if not queues:
             self._led_nowhere(publication)
-        self._settle(publication)
+        self._handed(publication)
         return True
 
     async def publish(self, publication: AmqpPublication) -> None:
@@ -123,7 +123,7 @@ class Publishing:
                 await self._routes.refresh(VERSION_FIRST, give_up_at=publication.give_up_at)
             await self._send(publication, waits=True)
             self._producers.let_idle_go(self._loop.time())
-        self._settle(publication)
+        self._handed(publication)
 
     async def changed(self) -> None:
         """This connection has changed bindings: what it publishes from now on is routed by them."""
@@ -160,6 +160,7 @@ class Publishing:
     def _begin(self, publication: AmqpPublication) -> None:
         self._serial += 1
         publication.serial = self._serial
+        publication.waiting = 1  # for its handing over: a first queue may have it before a second one is found
         publication.handed_over_at = now = self._loop.time()
         publication.give_up_at = now + GIVE_UP_S
 
@@ -172,6 +173,8 @@ class Publishing:
         if table.version != self._headers_version:
             self._headers_version = table.version
             self._needs_headers = any(each.kind == HEADERS for each in table.exchanges.values())
+        if table.exchanges[message.exchange].arguments:  # of a delayed one alone
+            message.delay()
         headers = message.headers if self._needs_headers and message.scan.headers[1] else _NO_HEADERS
         return table.route(message.exchange, message.keys[0], headers, also=message.keys[1:])
 
@@ -290,6 +293,11 @@ class Publishing:
         publication.stale[queue] = error
         self._go_again()
 
+    def _handed(self, publication: AmqpPublication) -> None:
+        """To all queues that it leads to."""
+        publication.waiting -= 1
+        self._settle(publication)
+
     def _settle(self, publication: AmqpPublication) -> None:
         """It has ended, unless something of it is under way."""
         if self._changed is not None:
@@ -340,6 +348,7 @@ class Publishing:
         held = set(map(id, doubtful))
         for publication in again:
             publication.stale = {}
+            publication.waiting += 1
             if id(publication) in held:
                 self._release(publication)
             if self._loop.time() >= publication.give_up_at:
@@ -350,7 +359,7 @@ class Publishing:
                     await self._send(publication)
                 except AmqpError as error:
                     publication.error = worse(publication.error, NoSuchQueue(error.text))
-            self._settle(publication)
+            self._handed(publication)
         if self._routes.table.version == version:
             for publication in doubtful:
                 self._release(publication)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import partial
+from itertools import takewhile
+from operator import ge, itemgetter
 from typing import Final, Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -44,22 +47,26 @@ class DeliveryTags(Generic[T]):
 
     def settle(self, tag: int, multiple: bool) -> list[T]:
         """What is settled by that, the oldest first. 0 with `multiple`: all there is. Raises UnknownTag."""
-        held = self._held
         if not multiple:
             try:
-                return [held.pop(tag)]
+                return [self._held.pop(tag)]
             except KeyError:
                 raise UnknownTag(tag) from None
-        if not tag:
-            return self.take_all()
-        if tag not in held:
+        return [each for _, each in self.take(tag, multiple)]
+
+    def take(self, tag: int, multiple: bool) -> list[tuple[int, T]]:
+        """The same, with tags."""
+        held = self._held
+        if tag not in held and (tag or not multiple):
             raise UnknownTag(tag)
-        found = []
-        for each in held:
-            if each > tag:
-                break
-            found.append(each)
-        return [held.pop(each) for each in found]
+        found = [tag]
+        if multiple:
+            found = list(held) if not tag else list(takewhile(partial(ge, tag), held))
+        return [(each, held.pop(each)) for each in found]
+
+    def restore(self, deliveries: Iterable[tuple[int, T]]) -> None:
+        """What was taken is unacknowledged after all."""
+        self._held = dict(sorted([*self._held.items(), *deliveries], key=itemgetter(0)))
 
     def take_all(self) -> list[T]:
         """All there is; nothing of it is known any more."""

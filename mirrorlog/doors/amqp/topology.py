@@ -30,7 +30,8 @@ from mirrorlog.errors import (
 from mirrorlog.wire.messages.queues import QueueInfo
 from mirrorlog.wire.messages.topology import NoSuchBinding
 from mirrorlog.wire.names import qualified, split
-from mirrorlog.wire.routing import KINDS, PREDEFINED, Exchange
+from mirrorlog.wire.policies import means_nothing
+from mirrorlog.wire.routing import DELAYED, DELAYED_TYPE, KINDS, PREDEFINED, Exchange, exchange_as
 
 RESERVED: Final = "amq."
 _DURABLE: Final = "durable"
@@ -39,12 +40,6 @@ _EXCLUSIVE: Final = "exclusive"
 _OWN: Final = (_DURABLE, _AUTO_DELETE, _EXCLUSIVE)
 _ALTERNATE: Final = "alternate-exchange"
 _TYPE: Final = "x-queue-type"
-# What RabbitMQ does with them is done here in another way, or always.
-_WITHOUT_MEANING: Final = (
-    *(_TYPE, "x-queue-mode", "x-queue-version", "x-queue-leader-locator", "x-max-in-memory-length"),
-    *("x-max-in-memory-bytes", "x-quorum-initial-group-size", "x-quorum-target-group-size"),
-    *("x-initial-cluster-size", "x-ha-policy", "x-ha-policy-params", "x-cancel-on-ha-failover"),
-)
 
 
 class DeclaredQueue(NamedTuple):
@@ -110,11 +105,6 @@ class AmqpTopology:
         except QueueExclusive:
             raise locked(name, self._host) from None
 
-    async def ready(self, name: str) -> int:
-        """Messages that are there to be given out."""
-        found = await self._counts(await self._client.queue_info(qualified(self._host, name)))
-        return found[0]
-
     # --- exchanges ---
 
     async def declare_exchange(
@@ -127,16 +117,15 @@ class AmqpTopology:
         internal: bool,
         arguments: Mapping[str, Any],
     ) -> None:
-        if kind not in KINDS:
+        if kind not in KINDS and kind != DELAYED:
             raise AmqpError(COMMAND_INVALID, f"unknown exchange type '{kind}'")
-        topology = self._client.admin.topology
-        alternate = str(arguments.get(_ALTERNATE) or "")
-        asked = Exchange(kind, durable, auto_delete, internal, alternate)
+        delayed = {DELAYED_TYPE: arguments[DELAYED_TYPE]} if DELAYED_TYPE in arguments and kind == DELAYED else {}
+        asked = exchange_as(
+            kind, durable=durable, auto_delete=auto_delete, internal=internal,
+            alternate=str(arguments.get(_ALTERNATE) or ""), arguments=delayed,
+        )  # fmt: skip
         try:
-            await topology.declare_exchange(
-                name, kind, durable=durable, auto_delete=auto_delete, internal=internal, alternate=alternate,
-                virtual_host=self._host,
-            )  # fmt: skip
+            await self._client.admin.topology.declare_as(name, asked, self._host)
         except ExchangeExists as error:
             raise await self._exchange_difference(name, asked, error) from None
         except AccessRefused as error:
@@ -216,7 +205,7 @@ class AmqpTopology:
             raise AmqpError(NOT_IMPLEMENTED, "streams: every queue here can be read as one, by the native client")
         if kind not in ("classic", "quorum"):
             raise AmqpError(PRECONDITION_FAILED, f"invalid arg 'x-queue-type' for queue: unknown type '{kind}'")
-        asked = {name: value for name, value in arguments.items() if name not in _WITHOUT_MEANING}
+        asked = dict(arguments)
         if strange := next((name for name in _OWN if name in asked), None):
             raise AmqpError(PRECONDITION_FAILED, f"invalid arg '{strange}': it is a flag of the method")
         if not durable:
@@ -256,7 +245,7 @@ class AmqpTopology:
         for argument in (*_OWN, *sorted({*asked, *there} - set(_OWN))):
             received = asked.get(argument, defaults.get(argument))
             current = there.get(argument, defaults.get(argument))
-            if received == current:
+            if received == current or means_nothing(argument):
                 continue
             if argument == _EXCLUSIVE:
                 return locked(name, self._host)
@@ -274,7 +263,7 @@ class AmqpTopology:
         if there is None:
             return AmqpError(PRECONDITION_FAILED, error.message)
         for argument, received, current in (
-            ("type", asked.kind, there.kind),
+            ("type", asked.type, there.type),
             ("durable", asked.durable, there.durable),
             ("auto_delete", asked.auto_delete, there.auto_delete),
             ("internal", asked.internal, there.internal),

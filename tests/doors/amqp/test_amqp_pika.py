@@ -218,3 +218,100 @@ def test_what_a_full_queue_refuses_is_a_nack(channel: Any) -> None:
     channel.basic_publish("", name, b"1")
     with pytest.raises(NackError):
         channel.basic_publish("", name, b"2")
+
+
+def test_a_transaction_counts_at_its_commit(connection: Any, channel: Any, queue: str) -> None:
+    """Goal: tx. Method: two messages, of which one's ack is in it; rolled back, then committed."""
+    channel.basic_publish("", queue, b"0")
+    (method, _, _), *_ = consumed(connection, channel, queue, 1)
+    channel.tx_select()
+    for end, left in ((channel.tx_rollback, 0), (channel.tx_commit, 2)):
+        channel.basic_ack(method.delivery_tag)
+        for number in range(2):
+            channel.basic_publish("", queue, b"%d" % number)
+        end()
+        other = connection.channel()
+        assert other.queue_declare(queue, passive=True).method.message_count == 0
+        other.close()
+        assert left == 0 or method.delivery_tag == 1
+    until(connection, lambda: channel.get_waiting_message_count() == 0, "nothing waits")
+    channel.close()
+    again = connection.channel()
+    assert again.queue_declare(queue, passive=True).method.message_count == 2
+
+
+def test_a_delayed_exchange_holds_messages_back(connection: Any, channel: Any, queue: str) -> None:
+    """Goal: x-delayed-message, for countdowns held by the broker. Method: a second, then none, in another order."""
+    exchange = f"late-{uuid.uuid4()}"
+    channel.exchange_declare(exchange, "x-delayed-message", arguments={"x-delayed-type": "direct"})
+    channel.queue_bind(queue, exchange, "k")
+    channel.basic_publish(exchange, "k", b"late", pika.BasicProperties(headers={"x-delay": 1_000}))
+    channel.basic_publish(exchange, "k", b"now")
+    found = consumed(connection, channel, queue, 1, auto_ack=True)
+    assert [body for _, _, body in found] == [b"now"]
+    until(connection, lambda: len(found) == 2, "the late one comes")
+
+
+def test_dead_letters_tell_how_they_died_as_a_table(connection: Any, channel: Any, queue: str) -> None:
+    """Goal: x-death, as Java's and Spring's code reads it. Method: rejected, and expired by its own time."""
+    name, exchange = f"dying-{uuid.uuid4()}", f"dlx-{uuid.uuid4()}"
+    channel.exchange_declare(exchange, "fanout")
+    channel.queue_bind(queue, exchange)
+    channel.queue_declare(name, arguments={"x-dead-letter-exchange": exchange, "x-message-ttl": 60_000})
+    channel.basic_publish("", name, b"1", pika.BasicProperties(headers={"n": 5}))
+    method, _, _ = channel.basic_get(name)
+    channel.basic_reject(method.delivery_tag, requeue=False)
+    found = consumed(connection, channel, queue, 1)
+    (death,) = found[0][1].headers["x-death"]
+    assert (death["queue"], death["reason"], death["count"], death["exchange"]) == (name, "rejected", 1, "")
+    assert death["routing-keys"] == [name]
+    assert (found[0][1].headers["n"], found[0][1].headers["x-first-death-queue"]) == (5, name)
+    channel.basic_publish("", name, b"2", pika.BasicProperties(expiration="1"))
+    until(connection, lambda: len(found) == 2, "the expired one comes")
+    (death,) = found[1][1].headers["x-death"]
+    assert (death["reason"], death["original-expiration"], found[1][1].expiration) == ("expired", "1", None)
+
+
+def test_carbon_copies_reach_their_queues_once(channel: Any, queue: str) -> None:
+    """Goal: CC and BCC. Method: both name another queue; what BCC says is nobody else's to know."""
+    other = channel.queue_declare("", exclusive=True).method.queue
+    channel.basic_publish("", queue, b"x", pika.BasicProperties(headers={"CC": [other], "BCC": [other], "a": 1}))
+    for name in (queue, other):
+        _, found, body = channel.basic_get(name, auto_ack=True)
+        assert (body, found.headers) == (b"x", {"CC": [other], "a": 1})
+    assert channel.basic_get(other)[0] is None
+
+
+def test_recovered_messages_come_again(connection: Any, channel: Any, queue: str) -> None:
+    """Goal: basic.recover. Method: three, unacknowledged."""
+    for number in range(3):
+        channel.basic_publish("", queue, b"%d" % number)
+    found = consumed(connection, channel, queue, 3)
+    channel.basic_recover(requeue=True)
+    until(connection, lambda: len(found) == 6, "they come again")
+    assert [(method.redelivered, body) for method, _, body in found[3:]] == [(True, b"%d" % n) for n in range(3)]
+
+
+def test_a_channels_prefetch_is_of_all_its_consumers(connection: Any, channel: Any, queue: str) -> None:
+    """Goal: qos of a channel. Method: two consumers share four; what was said of a consumer is changed while it is."""
+    channel.basic_qos(prefetch_count=4, global_qos=True)
+    for number in range(12):
+        channel.basic_publish("", queue, b"%d" % number)
+    found = consumed(connection, channel, queue, 4)
+    channel.basic_consume(queue, lambda _, *delivery: found.append(delivery))
+    connection.process_data_events(0.3)
+    assert len(found) <= 6  # the second one's share, beside what the first one had
+    channel.basic_qos(prefetch_count=24, global_qos=True)
+    until(connection, lambda: len(found) == 12, "all come")
+
+
+def test_urgent_messages_come_first_and_late_ones_not_at_all(connection: Any, channel: Any) -> None:
+    """Goal: priority and expiration. Method: a queue with priorities; the lowest, the highest, an expired one."""
+    name = f"q-{uuid.uuid4()}"
+    channel.queue_declare(name, arguments={"x-max-priority": 5, "x-queue-type": "classic"})
+    for priority in (0, 5, 3):
+        channel.basic_publish("", name, b"%d" % priority, pika.BasicProperties(priority=priority))
+    channel.basic_publish("", name, b"late", pika.BasicProperties(expiration="0"))
+    found = [channel.basic_get(name, auto_ack=True)[2] for _ in range(4)]
+    assert found == [b"5", b"3", b"0", None]
+    channel.queue_declare(name, arguments={"x-max-priority": 5})
