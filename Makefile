@@ -18,10 +18,10 @@ export HYPOTHESIS_STORAGE_DIRECTORY := $(CURDIR)/.build/hypothesis
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv docs lock audit jars proto check kit format test test-long test-again torture chaos attack sim fuzz fuzz-nodes demo demo-keep bench bench-peers bench-spark compare-rabbitmq clean
+.PHONY: help venv docs lock audit jars proto check kit format test test-long test-again test-pythons torture chaos attack sim fuzz fuzz-nodes demo demo-keep bench bench-peers bench-spark compare-rabbitmq clean
 
 help: ## print this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 venv: $(INSTALLED) ## create .venv with everything that work on the project needs
 
@@ -97,6 +97,9 @@ test-long: venv jars ## the rest: longer storms, more deaths, the whole of the l
 
 test-again: venv jars ## what failed in the last runs, one at a time
 	$(BIN)/pytest -m "not slow" --last-failed --last-failed-no-failures none
+
+test-pythons: venv ## the package on Python 3.12 and 3.13, as far as this machine has them: imports, pure parts, a node
+	@BIN=$(BIN) .ci/pythons
 
 # Both go on where the last run stopped and add up in .build: `make torture ROUNDS=50`, as often as wanted.
 torture: venv ## kill -9, stop and pause real nodes under load; ROUNDS=100, SEED, FLUSH=memory|disk

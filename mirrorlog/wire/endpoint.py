@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -45,6 +46,9 @@ _LINK_BYTES_PER_MS_MIN: Final = 64
 
 REST_MS: Final = 1000
 """After so long without a frame a connection keeps no more than the least buffer."""
+
+# CVE-2024-12254: there `writelines` of asyncio's own loop, which clients run on, never pauses who writes; `write` does.
+_NEVER_PAUSED: Final = (3, 12) <= sys.version_info < (3, 12, 9) or (3, 13) <= sys.version_info < (3, 13, 2)
 
 _HTTP_METHODS: Final = (b"GET ", b"POST", b"PUT ", b"HEAD", b"DELE", b"OPTI", b"PATC", b"CONN", b"TRAC", b"PRI ")
 
@@ -217,7 +221,12 @@ class Endpoint(asyncio.BufferedProtocol):
         transport = self._transport
         if transport is None or self._ended or transport.is_closing():
             return
-        transport.writelines(sealed(parts) if self._reader.checked else parts)
+        parts = sealed(parts) if self._reader.checked else parts
+        if _NEVER_PAUSED:
+            for part in parts:
+                transport.write(part)
+        else:
+            transport.writelines(parts)
         if self.paused and transport.get_write_buffer_size() > self._outgoing_bytes_max:
             self.abort(Overloaded(f"{self.peer} does not read what it asked for", limit="outgoing_bytes_max"))
 

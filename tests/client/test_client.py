@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -84,7 +85,7 @@ async def test_closing_ends_an_opening_for_who_waits_for_it(greeted: bool) -> No
 
 async def test_who_is_cancelled_while_a_client_is_closed_stays_cancelled() -> None:
     """Closing must not hide it; by cancelling one of two who wait for a node that never answers."""
-    async with await asyncio.start_server(lambda *_: None, HOST, 0) as server:
+    with closing(await asyncio.start_server(lambda *_: None, HOST, 0)) as server:
         address = f"{HOST}:{server.sockets[0].getsockname()[1]}"
         client = Client(address, connect_timeout_ms=20_000)
         opening = [asyncio.ensure_future(client.connection_to(address)) for _ in range(2)]
