@@ -184,8 +184,10 @@ def _send(tap: Tap, original: _Any) -> _Any:
 
 def _lend(tap: Tap, original: _Any) -> _Any:
     def lend(self: Leasing, work: Any, given: Any, end: int) -> None:
-        until = tap.now() + given.change.lease_ms / 1000
-        tap.give(self._works, self._replica, work, given.grants, way="lease", number=given.change.lease, until=until)
+        for at, change in enumerate(given.changes):
+            grants = given.grants if len(given.changes) == 1 else given.grants[at : at + 1]
+            until = tap.now() + change.lease_ms / 1000
+            tap.give(self._works, self._replica, work, grants, way="lease", number=change.lease, until=until)
         original(self, work, given, end)
 
     return lend
