@@ -33,6 +33,11 @@ _ADVICE: Final[Mapping[tuple[str, str], str]] = {
     ("node", "disk"): "free space on it, shorten retention_ms or retention_bytes, or end holds that keep records "
     "(mqtool landings)",
     ("node", "draining"): "mqtool drain {} --undo ends it, and mqtool rebalance brings its logs back",
+    ("node", "emptying"): "mqtool rebalance --dry-run --watch shows it; mqtool drain {} --undo ends it",
+    (
+        "node",
+        "emptying-waits",
+    ): "start a node that may take it, mqtool rebalance --resume where moving is paused; or mqtool drain {} --undo",
     ("node", "memory-high"): "look who takes it: connections that do not read, many queues or unsettled records; give "
     "the node more (limits.memory_bytes), or end what else runs on its machine",
     ("node", "connections-capped"): "raise the hard limit of open files of its process (LimitNOFILE=65536, or ulimit "

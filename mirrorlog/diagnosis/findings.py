@@ -19,10 +19,18 @@ import msgspec
 from mirrorlog.diagnosis.advice import STOPS, Diagnosis, say
 from mirrorlog.diagnosis.cells import bytes_text, printable
 from mirrorlog.diagnosis.cluster_status import AllStatuses, LogCopy, UnreachedLog, authorities, logs_in, newest_view
-from mirrorlog.diagnosis.places import absent_nodes, why_queue_unmet
+from mirrorlog.diagnosis.places import absent_nodes, nowhere, why_queue_unmet
 from mirrorlog.wire.messages.groups import GroupInfo, GroupsFound
 from mirrorlog.wire.messages.queues import MoveOfQueue, QueueInfo, QueueOutage, QueueSync
-from mirrorlog.wire.messages.status import LogStatus, MirrorStatus, PlacedLog, QueueStatus, Status
+from mirrorlog.wire.messages.status import (
+    ClusterStatus,
+    LogStatus,
+    MirrorStatus,
+    NodeStatus,
+    PlacedLog,
+    QueueStatus,
+    Status,
+)
 from mirrorlog.wire.names import shown
 
 _ACKING: Final = "acking"
@@ -93,6 +101,23 @@ def _draining(status: AllStatuses) -> Iterator[Diagnosis]:
         if node.draining and not node.leaving:
             text = f"node {node.node_id} drains: it hands over what it masters, and leaves promotions to others"
             yield say("node", node.node_id, "draining", text, start=node.node_id)
+        elif node.leaving and view is not None:
+            yield _emptied(node, view)
+
+
+def _emptied(node: NodeStatus, view: ClusterStatus) -> Diagnosis:
+    """What is left on a node that leaves for good, and why that goes nowhere, if it does not."""
+    name = node.node_id
+    left = [log for log in view.logs if name in log.replicas and not log.transient]
+    if not left:
+        text = f"node {name} was emptied and holds nothing any more: mqtool forget-node {name} takes it out"
+        return say("node", name, "emptying", text, start=name)
+    logs = f"{len(left)} log{'s are' if len(left) != 1 else ' is'} on it yet"
+    text = f"node {name} is being emptied; {logs}: {', '.join(log.name for log in left[:_NAMED_MAX])}"
+    waits = "moving is paused" if view.moving_paused else next(filter(None, (nowhere(log, view) for log in left)), "")
+    if not waits:
+        return say("node", name, "emptying", text, start=name)
+    return say("node", name, "emptying-waits", f"{text}; it goes on no further: {waits}", stops=True, start=name)
 
 
 def _resources(node: Status) -> Iterator[Diagnosis]:

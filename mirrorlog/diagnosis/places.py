@@ -136,6 +136,23 @@ def _why_not(node: NodeStatus | None) -> str:
     return "is leaving" if node.leaving else "is draining" if node.draining else ""
 
 
+def nowhere(log: PlacedLog, view: ClusterStatus) -> str:
+    """Why a log does not come away from a node that leaves; empty when nothing keeps it. Pure."""
+    there = {node.node_id: node for node in view.nodes}
+    if not log.master:
+        return f"log {log.name} has no master"
+    if away := _away([name for name in log.target if name not in log.replicas or _is_down(there.get(name))], there):
+        return f"log {log.name} is to be on {', '.join(log.target)}{away}"
+    others = [node.node_id for node in view.nodes if not node.leaving and not node.witness]
+    if not others or all(_why_not(there[name]) for name in others):
+        return f"log {log.name} has nowhere to go, no other node may take it{_away(others, there)}"
+    return ""
+
+
+def _is_down(node: NodeStatus | None) -> bool:
+    return node is None or node.life == "down"
+
+
 def _many(count: int, one: str, more: str) -> str:
     return f"{count} {one if count == 1 else more}"
 

@@ -6,15 +6,17 @@ import fcntl
 import shutil
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
 from mirrorlog.config import CLIENT_PORT
-from mirrorlog.errors import DirectoryInUse
+from mirrorlog.errors import DirectoryInUse, MirrorlogError, RequestTimeout
 from mirrorlog.testing.cluster import Cluster
+from mirrorlog.testing.node import START_SECONDS
 
 _HOME: Final = Path("~/.local/share/mirrorlog-dev")
 _TOLD: Final = "nodes.txt"
@@ -29,7 +31,8 @@ def dev(
 ) -> None:
     """Start nodes on this machine, with all their doors, and say what to try. Ctrl-C ends them; their data stay.
 
-    Whoever is on this machine may use them; nobody else reaches them. Exit code 13 when they run already, with their
+    Whoever is on this machine may use them; nobody else reaches them. A node that `mqtool node forget` has taken out
+    begins anew at the next start, what it had is set aside. Exit code 13 when they run already, with their
     addresses.
 
     Example: mqtool dev --fresh
@@ -40,10 +43,7 @@ def dev(
         data = home / "cluster"
         if fresh:
             shutil.rmtree(data, ignore_errors=True)
-        with Cluster(
-            nodes, data_dir=data, grpc=True, http=True, amqp=True, logs=(), name="dev", first_port=CLIENT_PORT
-        ) as cluster:
-            cluster.wait_in_sync()
+        with closing(_serving(nodes, data)) as cluster:
             pages = [f"http://{node.http}/page/" for node in cluster.nodes.values()]
             doors = [f"amqp://{node.amqp}" for node in cluster.nodes.values()]
             text = told(cluster.servers, pages, doors, data)
@@ -53,6 +53,45 @@ def dev(
             with suppress(KeyboardInterrupt):
                 signal.pause()
             typer.echo(f"\nending; the data stay in {data}")
+
+
+def _serving(nodes: int, data: Path) -> Cluster:
+    """With all nodes in sync. One that its cluster has forgotten (`mqtool node forget`) begins anew, as another member:
+    what it had is set aside."""
+    while True:
+        cluster = Cluster(
+            nodes, data_dir=data, grpc=True, http=True, amqp=True, logs=(), name="dev", first_port=CLIENT_PORT
+        )
+        try:
+            cluster.start()
+            _wait_in_sync(cluster)
+        except BaseException as error:
+            cluster.close()
+            forgotten = [node for node in cluster.nodes.values() if node.forgotten]
+            if not isinstance(error, MirrorlogError) or not forgotten:
+                raise
+            for node in forgotten:
+                aside = next(path for path in _names(node.data_dir) if not path.exists())
+                node.data_dir.rename(aside)
+                typer.echo(f"node {node.id} was forgotten by its cluster, and begins anew; what it had is in {aside}")
+        else:
+            return cluster
+
+
+def _names(directory: Path) -> Iterator[Path]:
+    return (directory.with_name(f"{directory.name}.forgotten-{number}") for number in count(1))
+
+
+def _wait_in_sync(cluster: Cluster) -> None:
+    """Raises RequestTimeout; at once when a node turns out to be forgotten, for it would be waited for in vain."""
+    for left in reversed(range(int(START_SECONDS))):
+        try:
+            cluster.wait_in_sync(timeout=1.0)
+        except RequestTimeout:
+            if not left or any(node.forgotten for node in cluster.nodes.values()):
+                raise
+        else:
+            return
 
 
 def told(servers: list[str], pages: list[str], doors: list[str], data: Path) -> str:

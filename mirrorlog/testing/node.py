@@ -20,6 +20,7 @@ from mirrorlog.errors import (
     ForeignDirectory,
     LogCorrupt,
     MirrorlogError,
+    NotAMember,
     PortTaken,
     RequestTimeout,
 )
@@ -30,6 +31,9 @@ START_SECONDS: Final = 30.0
 STOP_SECONDS: Final = 15.0
 
 _LOG_LINES: Final = 20
+_FAILED: Final = "mqnode: "
+_FORGOTTEN: Final = "was forgotten by its cluster"
+"""As a node says it: its exit code is that of others, too."""
 _LOG_TAIL_BYTES: Final = 64 * 1024
 _START_ERRORS: Final = {
     kind.exit_code: kind for kind in (ConfigError, PortTaken, DirectoryInUse, ForeignDirectory, LogCorrupt, DiskFailed)
@@ -99,8 +103,8 @@ class Node:
     def start(self, *flags: str, timeout: float = START_SECONDS) -> None:
         """Start the process and wait until it serves; `flags` are added to its command line.
 
-        Raises the error that the node ended with (PortTaken, DirectoryInUse, …) or RequestTimeout, with the last lines
-        of its log in the message.
+        Raises the error that the node ended with (PortTaken, DirectoryInUse, …), with what it said, or RequestTimeout
+        with the last lines of its log.
         """
         self.launch(*flags)
         self.wait_serving(timeout)
@@ -176,6 +180,20 @@ class Node:
             return "\n".join(log.read().decode(errors="replace").splitlines()[-lines:])
         return ""
 
+    def last_word(self) -> str:
+        """What it said at its end, of the last start: why it failed, if it did, else the last line of its log."""
+        with contextlib.suppress(FileNotFoundError), self.log_file.open("rb") as log:
+            log.seek(max(self._log_start, self.log_file.stat().st_size - _LOG_TAIL_BYTES))
+            lines = [line for line in log.read().decode(errors="replace").splitlines() if line.strip()]
+            told = [line for line in lines if line.startswith(_FAILED) or "node_failed" in line]
+            return (told or lines or [""])[-1].removeprefix(_FAILED)
+        return ""
+
+    @property
+    def forgotten(self) -> bool:
+        """Whether it has ended since its cluster has forgotten it: its directory is of no use to it any more."""
+        return self.exit_code == NotAMember.exit_code and _FORGOTTEN in self.last_word()
+
     def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None:
             raise MirrorlogError(f"node {self.id} was not started")
@@ -195,7 +213,10 @@ class Node:
                 return True
         if code is not None:
             kind = _START_ERRORS.get(code, MirrorlogError)
-            raise kind(f"node {self.id} ended with exit code {code} before it served; {self._last_lines()}")
+            raise kind(
+                f"node {self.id} ended with exit code {code} before it served: {self.last_word()}; its log is "
+                f"{self.log_file}"
+            )
         return None
 
     def _last_lines(self) -> str:

@@ -22,7 +22,8 @@ MQTOOL = [sys.executable, "-m", "mirrorlog.tools.main"]
 @contextmanager
 def dev(directory: Path, *options: str) -> Iterator[str]:
     """What it says; ended by Ctrl-C, with exit code 0."""
-    command = [*MQTOOL, "dev", "--dir", str(directory), "--nodes", "1", *options]
+    nodes = () if "--nodes" in options else ("--nodes", "1")
+    command = [*MQTOOL, "dev", "--dir", str(directory), *nodes, *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         said = ""
@@ -58,3 +59,19 @@ def test_it_says_what_to_try_once_and_goes_on_with_what_is_there(tmp_path: Path)
     for options, queues in (((), ["hello"]), (("--fresh",), [])):
         with dev(tmp_path, *options) as said, Client(*servers(said)) as client:
             assert [each.name for each in client.admin.metadata().queues] == queues
+
+
+@pytest.mark.long
+def test_a_node_that_was_forgotten_begins_anew(tmp_path: Path) -> None:
+    """Goal: what the questions of the first day end with does not end the nodes for good. Method: one of two is
+    forgotten; at the next start it is said, its directory set aside, and both nodes have the queue."""
+    with dev(tmp_path, "--nodes", "2") as said, Client(*servers(said)) as client:
+        client.admin.declare("hello")
+        client.admin.forget_node("n2", force=True)
+    with dev(tmp_path, "--nodes", "2") as said, Client(*servers(said)) as client:
+        aside = tmp_path / "cluster" / "n2.forgotten-1"
+        assert f"node n2 was forgotten by its cluster, and begins anew; what it had is in {aside}" in said
+        assert aside.is_dir()
+        found = client.admin.metadata()
+        assert [each.node_id for each in found.nodes] == ["n1", "n2"]
+        assert [each.name for each in found.queues] == ["hello"]

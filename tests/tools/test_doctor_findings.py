@@ -172,7 +172,6 @@ def test_a_stream_group_says_nothing() -> None:
 
 
 def test_a_node_that_drains_is_told() -> None:
-    """Until it leaves, which is told by its own name."""
     node = NodeStatus(node_id="n2", member=2, client="", replication="", life="up", draining=True)
     view = ClusterStatus(
         coordinator="n1", term=1, registered=True, version=1, incarnation=1, elections=0, nodes=[node], logs=[]
@@ -180,6 +179,39 @@ def test_a_node_that_drains_is_told() -> None:
     found = only(Facts(status=cluster_status(msgspec.structs.replace(node_status("n1"), cluster=view))))
     assert (found.what, found.name, found.reason, found.weight) == ("node", "n2", "draining", NOTED)
     assert "mqtool drain n2 --undo" in found.advice
+
+
+def emptied(*logs: PlacedLog, n2: str = "up", **changes: Any) -> Diagnosis:
+    """Of n1, which leaves, in a cluster of two."""
+    nodes = [
+        NodeStatus(node_id="n1", member=1, client="", replication="", life="up", draining=True, leaving=True),
+        NodeStatus(node_id="n2", member=2, client="", replication="", life=n2),
+    ]
+    view = ClusterStatus(
+        coordinator="n1", term=1, registered=True, version=1, incarnation=1, elections=0, nodes=nodes, logs=list(logs),
+        **changes,
+    )  # fmt: skip
+    return only(Facts(status=cluster_status(msgspec.structs.replace(node_status("n1"), cluster=view))))
+
+
+def test_a_node_that_is_emptied_is_told_with_what_is_on_it() -> None:
+    """And why that goes nowhere, which stops it; a node that holds nothing may be forgotten."""
+    log = PlacedLog(
+        log_id="l", name="main", flush="memory", replicas=["n1"], master="n1", epoch=1, version=1, in_sync=["n1"],
+        marked=[], copies=1, copies_wanted=1,
+    )  # fmt: skip
+    found = emptied(log)
+    assert (found.what, found.name, found.reason, found.weight) == ("node", "n1", "emptying", NOTED)
+    assert "node n1 is being emptied; 1 log is on it yet: main" in found.text
+    assert "mqtool drain n1 --undo" in found.advice
+    assert "mqtool forget-node n1" in emptied(msgspec.structs.replace(log, replicas=["n2"])).text
+    for stuck, words in (
+        (emptied(log, n2="down"), "log main has nowhere to go, no other node may take it: n2 is down"),
+        (emptied(msgspec.structs.replace(log, target=["n2"]), n2="down"), "log main is to be on n2: n2 is down"),
+        (emptied(log, moving_paused=True), "moving is paused"),
+    ):
+        assert (stuck.reason, stuck.weight) == ("emptying-waits", STOPS)
+        assert words in stuck.text
 
 
 def test_a_queue_above_its_length_and_one_that_keeps_for_a_group_are_told() -> None:
