@@ -110,6 +110,10 @@ class SimulatedFiles:
         with self._changing("unlink", path):
             self._names.unlink(path)
 
+    def shorten(self, path: Path, size: int) -> bool:
+        self._fault("shorten")
+        return False  # it takes no space of anybody's
+
     def open_directory(self, path: Path) -> SimulatedDirectory:
         self._fault("open_directory")
         self._names.require_directory(path)

@@ -121,6 +121,9 @@ class Files(Protocol):
 
     def unlink(self, path: Path) -> None: ...
 
+    def shorten(self, path: Path, size: int) -> bool:
+        """Cut the file at `size`, which nothing maps beyond; False for one that has another name too, which stays."""
+
     def open_directory(self, path: Path) -> Directory: ...
 
     def fsync_directory(self, path: Path) -> None:
@@ -292,6 +295,12 @@ class OsFiles:
 
     def unlink(self, path: Path) -> None:
         path.unlink()
+
+    def shorten(self, path: Path, size: int) -> bool:
+        if path.stat().st_nlink > 1:
+            return False
+        os.truncate(path, size)
+        return True
 
     def open_directory(self, path: Path) -> OsDirectory:
         return OsDirectory(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))

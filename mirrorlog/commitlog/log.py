@@ -236,6 +236,7 @@ class CommitLog(StoredLog):
 
     def drop_placed(self, run: memoryview) -> None:
         """Mirror: what was received there will not be kept. Zeros end a log; bytes that are no batch look torn."""
+        self._chain.lent = False
         # From the back, in steps smaller than any batch: a process that is killed in it leaves whole batches in front,
         # and never one behind bytes that are none.
         for end in range(len(run), 0, -HEADER_SIZE):

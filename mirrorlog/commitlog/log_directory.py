@@ -53,6 +53,9 @@ class ReadOnlyFiles(OsFiles):
     def unlink(self, path: Path) -> None:
         _refuse()
 
+    def shorten(self, path: Path, size: int) -> bool:
+        _refuse()
+
 
 def _refuse() -> NoReturn:
     raise PermissionError("who reads a log offline changes nothing")

@@ -8,6 +8,7 @@ lock around every method (it would be taken for each batch, to guard what happen
 
 from __future__ import annotations
 
+import mmap
 from array import array
 from collections.abc import Callable
 from enum import Enum
@@ -17,15 +18,16 @@ from uuid import UUID
 
 from mirrorlog.commitlog.files import Files
 from mirrorlog.commitlog.flush import Checkpoint, FlushJob
-from mirrorlog.commitlog.format.header import BatchHeader, log_seed, read_header
+from mirrorlog.commitlog.format.header import HEADER_SIZE, BatchHeader, log_seed, read_header
 from mirrorlog.commitlog.index.table import SegmentTable, table_name
 from mirrorlog.commitlog.index.tables import table_from_segment
 from mirrorlog.commitlog.recovery.opening import OpenedLog
 from mirrorlog.commitlog.recovery.recovery import Claim, RecoveryReport
 from mirrorlog.commitlog.segments.cold import ColdRead
-from mirrorlog.commitlog.segments.preallocation import PrepareJob, RecentGrowth, WarmJob
+from mirrorlog.commitlog.segments.preallocation import PrepareJob, RecentGrowth
 from mirrorlog.commitlog.segments.scan import BatchRules, OnBatch, scan_file
 from mirrorlog.commitlog.segments.segment import Segment
+from mirrorlog.commitlog.segments.warming import WarmJob
 from mirrorlog.errors import BadRequest, IndexDoubtful, LogCorrupt, LogUnavailable, OffsetOutOfRange
 
 _EMPTY: Final = memoryview(b"")
@@ -78,7 +80,7 @@ class StoredLog:
         self._loss = opened.loss
         self._doubt = opened.doubt
         self.end = opened.chain.end
-        self._growth = RecentGrowth(self.end)
+        self._growth = self._preparer.growth = RecentGrowth(self.end)
         """Where the next batch will stand. A plain attribute, as the next three: they are looked up a dozen times per
         batch."""
         self.active_start = opened.chain.active.start
@@ -303,6 +305,10 @@ class StoredLog:
             return None
         self._growth.look(self.end, now)
         grown = self._growth.to(self.end)
+        self._chain.release(self.flushed, now)
+        if not self._chain.lent and self._preparer.is_outgrown(self._chain.active):
+            self._chain.roll()
+            self.active_start = self._chain.active.start
         return self._preparer.start(self._chain.active, idle=idle, grown=grown, sharers=sharers)
 
     def complete_prepare(self, job: PrepareJob) -> None:
@@ -350,12 +356,26 @@ class StoredLog:
                 return (segment.start, segment.end) if behind and segment.end > self.begin else None
         return None
 
+    def shorten(self, end: int) -> None:
+        """Give back to the disk what the file of the segment that ends there has behind its batches, if that is much:
+        before `seal`, when nothing maps it any more. Blocking. Raises OSError."""
+        for segment in list(self._chain.segments[:-1]):
+            if segment.end == end and (size := self._shortened(segment)) < segment.capacity:
+                self._files.shorten(segment.path, size)
+
+    def _shortened(self, segment: Segment) -> int:
+        """What its file has when that was done; a page behind its batches shows that they have ended."""
+        if segment.room < self._preparer.first_bytes:
+            return segment.capacity
+        return -(-(segment.end - segment.start + HEADER_SIZE) // mmap.PAGESIZE) * mmap.PAGESIZE
+
     def seal(self, end: int) -> None:
-        """The segment that ends there has its table, and whoever keeps an index has it from that. It may have been
-        freed meanwhile."""
+        """The segment that ends there has its table, and whoever keeps an index has it from that; its file was
+        shortened. It may have been freed meanwhile."""
         for segment in self._chain.segments[:-1]:
             if segment.end == end:
                 segment.sealed = True
+                segment.capacity = self._shortened(segment)
                 segment.borders, segment.inside = array("Q"), array("Q")
 
     def check_table(self, start: int) -> None:

@@ -20,7 +20,7 @@ TIB = 1024**4
         # Shares of a common disk; a number of bytes on a huge one; on a small one what the next segment needs.
         (100 * GIB, GIB, 10 * GIB, 2 * GIB),
         (100 * TIB, GIB, 32 * GIB, 4 * GIB),
-        (10 * GIB, GIB, 10 * GIB // 50 + GIB, 10 * GIB // 50),
+        (10 * GIB, GIB, GIB, 10 * GIB // 50),
         (50 * MIB, MIB, 5 * MIB, MIB),
         (0, MIB, 0, 0),
     ],

@@ -143,6 +143,10 @@ class FaultyFiles:
         self.disk.call("unlink")
         self._files.unlink(path)
 
+    def shorten(self, path: Path, size: int) -> bool:
+        self.disk.call("shorten")
+        return self._files.shorten(path, size)
+
     def open_directory(self, path: Path) -> FaultyDirectory:
         self.disk.call("open_directory")
         return FaultyDirectory(self._files.open_directory(path), self.disk)

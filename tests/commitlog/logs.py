@@ -36,6 +36,7 @@ def open_log(
     cluster_id: UUID = CLUSTER_ID,
     populate_bytes: int = 64 * KIB,
     prepare_bytes: int = 0,
+    prepare_at_rest_bytes: int | None = None,
     kept_mapped_bytes: int = 1 << 28,
     write_through: bool = False,
 ) -> CommitLog:
@@ -45,7 +46,7 @@ def open_log(
         segment_bytes=segment_bytes,
         populate_bytes=populate_bytes,
         prepare_bytes=prepare_bytes,
-        prepare_at_rest_bytes=prepare_bytes,
+        prepare_at_rest_bytes=prepare_bytes if prepare_at_rest_bytes is None else prepare_at_rest_bytes,
         kept_mapped_bytes=kept_mapped_bytes,
     )
     log = CommitLog.open(

@@ -46,6 +46,7 @@ from mirrorlog.cluster.state.events import line_of
 from mirrorlog.cluster.state.state import ClusterState
 from mirrorlog.commitlog.epochs import ENTRIES_MAX
 from mirrorlog.commitlog.retention import RetentionLimits
+from mirrorlog.commitlog.segments.preallocation import first_file_bytes
 from mirrorlog.config import Member, Settings
 from mirrorlog.ha.accept import MasteredLog
 from mirrorlog.ha.client import HAClient
@@ -381,7 +382,9 @@ class MirrorRole:
         if replica.usable:
             replica.log.allow_bytes(report.allowed_to_mirror_bytes)
         has_spare = replica.usable and replica.log.has_spare
-        room = has_spare or report.allowed_to_mirror_bytes >= self._host.settings.log.segment_bytes
+        settings = self._host.settings
+        file_bytes = first_file_bytes(settings.log.segment_bytes, settings.limits.max_batch_bytes)
+        room = has_spare or report.allowed_to_mirror_bytes >= file_bytes
         self.service.space_measured(room=room)
 
     def status(self, now: float, now_us: int) -> LogStatus:

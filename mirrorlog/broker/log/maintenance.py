@@ -26,7 +26,8 @@ from mirrorlog.commitlog.index.past import Past
 from mirrorlog.commitlog.index.queue_order import QueuedBatch
 from mirrorlog.commitlog.index.tables import build_table
 from mirrorlog.commitlog.log import CommitLog
-from mirrorlog.commitlog.segments.preallocation import PrepareJob, WarmJob
+from mirrorlog.commitlog.segments.preallocation import PrepareJob
+from mirrorlog.commitlog.segments.warming import WarmJob
 from mirrorlog.errors import DiskFailed, DiskFull, IndexDoubtful, LogUnavailable, MirrorlogError, Overloaded
 from mirrorlog.queues.checkpoint import CheckpointWriter
 
@@ -348,6 +349,7 @@ class PastKeeper:
             content = build_table(pieces, start=start, end=end, seed=replica.log.seed)
             try:
                 replica.log.tables.store(start, end, content)
+                replica.log.shorten(end)
             except OSError as error:
                 raise disk_error(error, "write a table in", replica.log.directory) from None
 

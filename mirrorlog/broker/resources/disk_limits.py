@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple, Self
 
+from mirrorlog.commitlog.segments.preallocation import FIRST_BYTES
 from mirrorlog.config import LogSettings
 
 
@@ -40,7 +41,8 @@ class DiskLimits:
         """Those of a disk of that size. One without a low limit (0 percent) is never low."""
         full = min(int(size_bytes * settings.disk_full_percent / 100), settings.disk_full_bytes)
         low = min(int(size_bytes * settings.disk_low_percent / 100), settings.disk_low_bytes)
-        return cls(low_bytes=max(low, full + settings.segment_bytes) if low else 0, full_bytes=full)
+        next_file = min(settings.segment_bytes, FIRST_BYTES)  # on a small disk files are no larger
+        return cls(low_bytes=max(low, full + next_file) if low else 0, full_bytes=full)
 
     def judge(self, free_bytes: int, before: DiskState) -> DiskState:
         """What state the disk is in now."""

@@ -32,9 +32,10 @@ from mirrorlog.commitlog.index.tables import Tables
 from mirrorlog.commitlog.recovery.damage import Range
 from mirrorlog.commitlog.recovery.recovery import LossNote, Recovery, RecoveryReport
 from mirrorlog.commitlog.segments.chain import SegmentChain
-from mirrorlog.commitlog.segments.preallocation import Preparer, Warmer, first_file_bytes
+from mirrorlog.commitlog.segments.preallocation import Preparer, first_file_bytes
 from mirrorlog.commitlog.segments.scan import BatchRules, OnBatch
 from mirrorlog.commitlog.segments.segment import Segment, segment_name, segment_start
+from mirrorlog.commitlog.segments.warming import Warmer
 from mirrorlog.config import LogSettings
 from mirrorlog.errors import ForeignDirectory, IndexDoubtful, LogCorrupt
 

@@ -34,6 +34,8 @@ _END_MARK: Final = bytes(HEADER_SIZE)
 _TRANSACTION: Final = int(Kind.TRANSACTION)
 _DATA: Final = frozenset({int(Kind.DATA), _TRANSACTION})
 
+KEPT_MAPPED_S: Final = 30.0
+
 
 def _is_data(kind: int, body: bytes | memoryview) -> bool:
     """A transaction that only acknowledges is none: it goes on where data is refused, as acks alone do."""
@@ -50,14 +52,15 @@ class SegmentChain:
 
     `reserve_bytes`: data is refused rather than stored in the last so many bytes of a segment while no next one is
     there (see decision 0014); 0 for a mirror, which takes what its master has taken.
-    A segment stays mapped while it ends within `kept_mapped_bytes` of the log's end: that is where mirrors read.
+    A segment stays mapped while it ends within `kept_mapped_bytes` of the log's end, and for `KEPT_MAPPED_S` at most:
+    that is where mirrors read. What is let go can be freed, and one that nothing is written to must not wait for more.
     `directory_changes` counts made, renamed and removed names, so that a flush knows whether to sync the directory;
-    `names` is the directory, open for that.
+    `names` is the directory, open for that. `lent`: somebody has memory at the end to receive a run in.
     """
 
     __slots__ = (
         "_files", "_kept_mapped_bytes", "_preparer", "_retired", "_starts", "_write_through", "active", "directory",
-        "directory_changes", "names", "reserve_bytes", "segments", "stalls",
+        "directory_changes", "lent", "names", "reserve_bytes", "segments", "stalls",
     )  # fmt: skip
 
     def __init__(
@@ -79,6 +82,7 @@ class SegmentChain:
         self.directory_changes = 0
         self.names: Directory | None = None
         self.stalls = 0
+        self.lent = False
         self.reserve_bytes = 0
         self.segments: list[Segment] = list(segments)
         if segments:
@@ -152,10 +156,12 @@ class SegmentChain:
         if self._write_through or active.view is None or not 0 < length <= active.room:
             return None
         at = active.end - active.start
+        self.lent = True
         return active.view[at : at + length]
 
     def keep(self, lengths: Sequence[int]) -> None:
         """Count the batches that were received in `room_view`."""
+        self.lent = False
         for length in lengths:
             mark = _end_mark(self.active, length) if self.active.recycled else b""
             self.active.append_border(length)
@@ -202,6 +208,11 @@ class SegmentChain:
             return self._preparer.make(size or self._preparer.file_bytes(start))
         except OSError as error:
             raise disk_error(error, "make the next segment", self.directory / segment_name(start)) from None
+
+    def roll(self) -> None:
+        """Begin the spare file though the active one has room. Raises DiskFailed."""
+        assert not self.lent
+        self._add(self.end)
 
     def _add(self, start: int, *, for_data: bool = False, size: int | None = None) -> None:
         path = self.directory / segment_name(start)
@@ -257,13 +268,17 @@ class SegmentChain:
         """The files that hold bytes at or above `flushed`."""
         return [segment.file for segment in self.segments if segment.file is not None and segment.end > flushed]
 
-    def release(self, flushed: int) -> None:
-        """Drop the files of sealed segments that are on disk and the maps of those that are far behind."""
+    def release(self, flushed: int, now: float | None = None) -> None:
+        """Drop the files of segments that are on disk and the maps of those that are far behind. `now`: s, by a clock
+        that never goes back; None: no time has passed."""
         for segment in self.segments[:-1]:
+            if now is not None:
+                segment.left_at = segment.left_at or now
             if segment.file is not None and segment.end <= flushed:
                 self._retired.append(segment.file)
                 segment.file = None
-            if segment.view is not None and segment.end + self._kept_mapped_bytes <= self.end:
+            late = now is not None and segment.file is None and now - segment.left_at >= KEPT_MAPPED_S
+            if segment.view is not None and (late or segment.end + self._kept_mapped_bytes <= self.end):
                 segment.pin = pin_of(segment.view)
                 self._retired.append(segment.view)
                 segment.view = None

@@ -4,20 +4,14 @@ A page of a file that was never written is dear, and not only because memory mus
 virtual machine gets its memory at the first touch, 10 GB/s for a cached page): its block is marked as written
 in the file system's journal, so a fault on it waits while the journal commits, and a flush has a commit to write. So,
 while there is time, the pages of the active segment and of a spare file are touched and synced ahead of the tail: four
-times what the log has taken of late, up to `prepare_bytes`, so a log that takes little has little ready. Touched, not
+times what the log has taken of late, up to `prepare_bytes`, so a log that takes little has little ready. Files are
+sized by the same rule, up to a segment and by what the disk has left; those that have become much too large go back to
+it, the active one when it was rolled out of. Touched, not
 written: the kernel brings in zeros and marks the page dirty, so nothing that the loop stores meanwhile can be
 overwritten. Figures: decision 0007.
 
 A spare is allocated under the name `spare-<n>` and renamed by a roll before its first byte is stored in it. The best
 spare is a segment that retention has freed: its pages are there, its blocks are written.
-
-The pages right before the tail are made writable by another helper thread (`Warmer`), so that an append takes no page
-fault on the loop. A flush makes pages read-only until they are touched again (that is how the kernel notices writes),
-so the window is walked once more after each flush. It is small: a large one would make every flush slow, and be undone
-by it.
-
-Where the window reaches beyond the active file it goes on in the spare, which is the next one: preparing has synced
-that, so its pages are read-only too, and a fault on the first of them waits for whatever the disk does at that moment.
 """
 
 from __future__ import annotations
@@ -45,10 +39,15 @@ before the roll, and no sync of it falls on that moment."""
 FIRST_BYTES: Final = 16 * 1024 * 1024
 """Of the first file of a log, where segments are larger: a log that holds little takes little."""
 AHEAD_TIMES: Final = 4
-"""There is prepared at most so many times what a log has taken of late, beside its share. A file has as many times what
-the log has taken ever, up to a segment."""
-LATE_S: Final = 600.0
-"""In such a time half of what a log has taken is forgotten."""
+"""There is prepared at most so many times what a log has taken of late, beside its share; a file has as many, too."""
+LATE_S: Final = 120.0
+"""In such a time half of what a log has taken is forgotten: what it made ready for a burst is given back some minutes
+later."""
+OUTGROWN_TIMES: Final = 4
+"""A file so many times larger than one that would be made now is too large."""
+DISK_SHARE: Final = 8
+"""A new file takes this part of what the disk has left at most, unless that is less than the first file has: on a small
+disk a segment would be all of it."""
 
 
 def share_of(size: int, sharers: int) -> int:
@@ -89,13 +88,15 @@ def spare_path(directory: Path) -> Path:
 
 
 class PrepareJob:
-    """One step: a spare file, new or recycled, the end of a file that nobody wants, or pages of a file.
+    """One step: a spare file, new or recycled, the end of a file that nobody wants (`dropped`: one that was never
+    used), or pages of a file.
 
     `run` belongs on a helper thread.
     """
 
     __slots__ = (
-        "_files", "_spare_wanted", "_sync_failed", "error", "freed", "pages", "prepared", "spare", "supported", "to",
+        "_files", "_spare_wanted", "_sync_failed", "dropped", "error", "freed", "pages", "prepared", "spare",
+        "supported", "to",
     )  # fmt: skip
 
     def __init__(
@@ -104,6 +105,7 @@ class PrepareJob:
         *,
         spare: tuple[Path, int] | None = None,
         freed: FreedFile | None = None,
+        dropped: SpareFile | None = None,
         prepared: Segment | SpareFile | None = None,
         pages: memoryview | None = None,
         to: int = 0,
@@ -113,6 +115,7 @@ class PrepareJob:
         self._sync_failed = sync_failed
         self._spare_wanted = spare
         self.freed = freed
+        self.dropped = dropped
         self.prepared = prepared
         self.pages = pages
         self.to = to
@@ -132,6 +135,11 @@ class PrepareJob:
                 self.spare = recycle_file(self._files, self.freed, self._spare_wanted[0])
             elif self.freed is not None:
                 self._files.unlink(self.freed.path)
+            elif self.dropped is not None:
+                # With its map, which takes its time to go: nobody else has it any more.
+                dropped, self.dropped = self.dropped, None
+                dropped.file.close()
+                self._files.unlink(dropped.path)
             elif self._spare_wanted is not None:
                 self.spare = make_spare_file(self._files, *self._spare_wanted)
             elif self.pages is not None and self.prepared is not None:
@@ -162,8 +170,7 @@ class Preparer:
 
     __slots__ = (
         "_at_rest_bytes", "_files", "_freed", "_pending", "_recycled", "_refused", "_system_refused", "allowed_bytes",
-        "directory",
-        "first_bytes", "on_sync_failed", "prepare_bytes", "refusal", "segment_bytes", "spare",
+        "directory", "first_bytes", "growth", "on_sync_failed", "prepare_bytes", "refusal", "segment_bytes", "spare",
     )  # fmt: skip
 
     def __init__(
@@ -196,6 +203,7 @@ class Preparer:
         self.prepare_bytes = prepare_bytes
         self.first_bytes = first_bytes or segment_bytes
         self.spare: SpareFile | None = None
+        self.growth = RecentGrowth(0)
 
     def start(self, active: Segment, *, idle: bool, grown: int = 0, sharers: int = 1) -> PrepareJob | None:
         """The next job, or None when all is prepared or one is out already.
@@ -242,7 +250,18 @@ class Preparer:
 
     def file_bytes(self, end: int) -> int:
         """Of the next file of a log that ends there."""
-        return min(self.segment_bytes, max(self.first_bytes, self._at_rest_bytes, AHEAD_TIMES * end))
+        wanted = max(self.first_bytes, self._at_rest_bytes, AHEAD_TIMES * self.growth.to(end))
+        if self.allowed_bytes is not None:
+            wanted = min(wanted, max(self.first_bytes, self.allowed_bytes // DISK_SHARE))
+        return min(self.segment_bytes, wanted)
+
+    def is_outgrown(self, active: Segment) -> bool:
+        """Whether the next file, which is there, had better be begun: this one keeps much more of the disk than it will
+        be of use."""
+        end, spare = active.end, self.spare
+        if spare is None or end == active.start or self._is_too_large(spare.capacity, end):
+            return False
+        return self._is_too_large(active.capacity, end)
 
     def take(self) -> SpareFile | None:
         """The spare file, which is the caller's from here on."""
@@ -253,7 +272,7 @@ class Preparer:
         """Raises DiskFull when a further file for data would take more of the disk than is allowed."""
         if not self._is_allowed():
             self.refusal = self.refusal or (
-                f"cannot make the next segment of {self.directory}: its disk has no room for {self.segment_bytes} "
+                f"cannot make the next segment of {self.directory}: its disk has no room for {self.first_bytes} "
                 "bytes beside what log.disk_full_percent and log.disk_full_bytes keep; free space on its disk"
             )
             raise DiskFull(self.refusal, path=str(self.directory))
@@ -308,10 +327,12 @@ class Preparer:
 
     def _next_job(self, active: Segment, ahead: int, reach: int) -> PrepareJob | None:
         """`ahead`: how far pages are prepared; `reach`: how far the log may get before the next look."""
-        if not self._refused and (job := self._freed_job()) is not None:
+        if (job := self._dropped_job(active.end)) is not None:
+            return job
+        if not self._refused and (job := self._freed_job(active.end)) is not None:
             return job
         tail = active.end - active.start
-        urgent = active.room * 2 <= active.capacity
+        urgent = active.room * 2 <= active.capacity or self._is_too_large(active.capacity, active.end)
         if urgent and self._wants_spare():
             return self._spare_job(active)
         job = self._pages_job(active, tail, min(active.capacity, tail + ahead))
@@ -321,9 +342,24 @@ class Preparer:
             job = self._pages_job(self.spare, 0, min(self.spare.capacity, ahead - active.room))
         return job
 
-    def _freed_job(self) -> PrepareJob | None:
+    def _is_too_large(self, capacity: int, end: int) -> bool:
+        return capacity >= OUTGROWN_TIMES * self.file_bytes(end)
+
+    def _dropped_job(self, end: int) -> PrepareJob | None:
+        for spare in (self.spare, *self._recycled):
+            if spare is not None and self._is_too_large(spare.capacity, end):
+                if spare is self.spare:
+                    self.take()
+                else:
+                    self._recycled.remove(spare)
+                self._spent(-spare.capacity)
+                return PrepareJob(self._files, dropped=spare)
+        return None
+
+    def _freed_job(self, end: int) -> PrepareJob | None:
         for freed in self._freed:
-            recycle = freed.capacity == self.segment_bytes and (self.spare is None or self._keeps_recycled())
+            fits = freed.capacity == self.segment_bytes and not self._is_too_large(freed.capacity, end)
+            recycle = fits and (self.spare is None or self._keeps_recycled())
             if recycle and freed.pin() is not None:
                 continue  # a reader is slow: bytes that it was promised must not change under it
             self._freed.remove(freed)
@@ -338,7 +374,7 @@ class Preparer:
         return self.spare is None and not self._refused and self._is_allowed()
 
     def _is_allowed(self) -> bool:
-        return self.allowed_bytes is None or self.allowed_bytes >= self.segment_bytes
+        return self.allowed_bytes is None or self.allowed_bytes >= self.first_bytes
 
     def _has_file(self) -> None:
         self.refusal, self._system_refused = "", False
@@ -364,114 +400,3 @@ class Preparer:
         return PrepareJob(
             self._files, prepared=prepared, pages=prepared.view[first:end], to=end, sync_failed=self.on_sync_failed
         )
-
-
-class WarmJob:
-    """One round of warming. `run` belongs on a helper thread and touches nothing that the loop changes.
-
-    `view`: of the file; `window`: what of it is walked, up to file position `to`.
-    """
-
-    __slots__ = ("_files", "error", "supported", "to", "view", "window")
-
-    def __init__(self, files: Files, view: memoryview, window: tuple[int, int]) -> None:
-        self._files = files
-        self.view = view
-        first, self.to = window
-        self.window = view[first : self.to]
-        self.supported = True
-        self.error: OSError | None = None
-
-    def run(self) -> None:
-        """Raises nothing: without it appends are slower, not wrong."""
-        try:
-            # In pieces, because the kernel holds the process's memory map for the length of one call.
-            for at in range(0, len(self.window), PIECE_BYTES):
-                self.supported = self.supported and self._files.populate(self.window[at : at + PIECE_BYTES])
-        except OSError as error:
-            self.error = error
-
-
-class _Walked:
-    """How far the pages of one file were walked since they were last made read-only."""
-
-    __slots__ = ("to", "view")
-
-    def __init__(self) -> None:
-        self.view: memoryview | None = None
-        self.to = 0
-
-    def of(self, view: memoryview, at_least: int) -> int:
-        """Up to where `view` is walked; another file than before is walked up to `at_least`."""
-        if view is not self.view:
-            self.view, self.to = view, at_least
-        return self.to
-
-    def note(self, job: WarmJob) -> None:
-        if job.view is self.view:
-            self.to = max(self.to, job.to)
-
-    def forget(self) -> None:
-        self.view = None
-
-
-class Warmer:
-    """Decides which pages are due; one job at a time. Used on the loop only."""
-
-    __slots__ = ("_active", "_files", "_pending", "_spare", "_window", "populate_bytes")
-
-    def __init__(self, files: Files, *, populate_bytes: int) -> None:
-        self._files = files
-        self.populate_bytes = self._window = populate_bytes
-        self._active = _Walked()
-        self._spare = _Walked()
-        self._pending: WarmJob | None = None
-
-    def start(self, active: Segment, spare: SpareFile | None, *, grown: int = 0, sharers: int = 1) -> WarmJob | None:
-        """The next job, or None when all is warm or one is out already. `grown`, `sharers`: see `Preparer.start`."""
-        if not self.populate_bytes or self._pending is not None or active.view is None:
-            return None
-        self._window = min(self.populate_bytes, max(share_of(self.populate_bytes, sharers), AHEAD_TIMES * grown))
-        if active.view is self._spare.view:
-            # A roll: what was walked of the spare is walked.
-            self._active, self._spare = self._spare, _Walked()
-        self._pending = self._in_active(active, active.view) or self._in_spare(active, spare)
-        return self._pending
-
-    def complete(self, job: WarmJob) -> None:
-        """Take note of what `job` warmed."""
-        if job is not self._pending:
-            return
-        self._pending = None
-        if not job.supported:
-            self.populate_bytes = 0
-        self._active.note(job)
-        self._spare.note(job)
-
-    def cooled(self) -> None:
-        """A flush: the active file's pages must be walked again."""
-        self._active.forget()
-
-    def spare_cooled(self) -> None:
-        """The spare was synced: so must its own."""
-        self._spare.forget()
-
-    def close(self) -> None:
-        """A job that is still out changes nothing any more."""
-        self._pending = None
-
-    def _in_active(self, active: Segment, view: memoryview) -> WarmJob | None:
-        """More only once half of the window is used up."""
-        tail = active.end - active.start
-        warm_to = self._active.of(view, tail)
-        if warm_to - tail > self._window // 2:
-            return None
-        to = min(tail + self._window, active.capacity)
-        return WarmJob(self._files, view, (max(tail, warm_to) & -mmap.PAGESIZE, to)) if to > warm_to else None
-
-    def _in_spare(self, active: Segment, spare: SpareFile | None) -> WarmJob | None:
-        """All of the window at once, as soon as it reaches there: it is needed at one moment, the roll."""
-        if spare is None or active.room >= self._window:
-            return None
-        warm_to, to = self._spare.of(spare.view, 0), min(self._window, spare.capacity)
-        return WarmJob(self._files, spare.view, (warm_to, to)) if to > warm_to else None

@@ -41,6 +41,7 @@ class Segment:
     readers; without them it is read by pread. A view that was given out keeps its mapping alive by itself, so dropping
     one here never takes memory from under a reader. `prepared_to`: a position in the file, see `preallocation`.
     `pin`: set when `view` is dropped, tells whether readers still hold parts of it.
+    `left_at`: when another one was first seen to be active, by the caller's clock (s).
     `recycled`: old bytes may follow the end, so every append must end the log anew. `sealed`: its table is written and
     `borders` and `inside` are empty; only cold reads find batches in it.
     """
@@ -55,6 +56,7 @@ class Segment:
     view: memoryview | None = None
     pin: Callable[[], object | None] | None = None
     prepared_to: int = 0
+    left_at: float = 0.0
     recycled: bool = False
     sealed: bool = False
     last_append_time_us: int = 0
