@@ -103,6 +103,11 @@ class SimulatedNode:
         held = self.node.logs.held(log_id) if self.node is not None else None
         return held.replica.log.end if held is not None else 0
 
+    def begin(self, log_id: str) -> int:
+        """Where its run's copy of the log begins; 0 when it does not hold it."""
+        held = self.node.logs.held(log_id) if self.node is not None else None
+        return held.replica.log.begin if held is not None else 0
+
     def start(self) -> None:
         """The next run."""
         files = self.machine.files

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from mirrorlog.broker.log.maintenance import LOOK_S, REST_S
+from mirrorlog.commitlog.segments.chain import KEPT_MAPPED_S
 from sim.disk import Moment
 from sim.machines import Machine
 from sim.nodes import SimulatedNode, cluster
@@ -15,6 +16,8 @@ from sim.world import World
 from tests.sim.test_nodes import PublishAndRead
 
 _REST_S = 120.0
+_WORK = 100
+_WORK_BYTES = 16 * 1024
 
 
 class PublishOne(PublishAndRead):
@@ -65,4 +68,45 @@ def test_a_log_at_rest_is_left_alone_and_wakes_with_the_next_record() -> None:
         assert {node for node, operation in synced if operation == "fdatasync"} == {"a", "b", "c"}
 
     with World("idle logs") as world, node_disks(world):
+        world.run(story(world))
+
+
+class WorkThrough(PublishAndRead):
+    """A program: publishes to a work queue, and settles all of it."""
+
+    async def __call__(self, machine: Machine) -> None:
+        async with await self._connected() as client:
+            await self._declare(client)
+            async with client.producer("q", confirm="all") as producer:
+                for _ in range(_WORK):
+                    await producer.send(bytes(_WORK_BYTES))
+            async with client.subscribe("q") as subscription:
+                for _ in range(_WORK):
+                    (await anext(subscription)).ack_nowait()
+        self.done = True
+
+
+def test_what_is_settled_goes_though_nothing_comes_after_it() -> None:
+    """Goal: a work queue that goes quiet gives its space back. Several segments are filled, near the log's end, and all
+    is settled; then nothing is written. All copies free everything but the active segment."""
+
+    async def story(world: World) -> None:
+        nodes = cluster(world, list("abc"))
+        program = WorkThrough(nodes)
+        for node in nodes:
+            node.start()
+        world.machine("client").start(program)
+        await world.until(lambda: program.done, within_s=200, otherwise="not all is settled")
+        decided = nodes[0].decided
+        assert decided is not None
+        (log_id,) = decided.logs
+
+        def given_back() -> bool:
+            return all(node.end(log_id) - node.begin(log_id) < 300 * 1024 for node in nodes)
+
+        assert not given_back()
+        within = KEPT_MAPPED_S + REST_S + 2 * LOOK_S
+        await world.until(given_back, within_s=within, otherwise="what is settled stays")
+
+    with World("quiet work") as world, node_disks(world):
         world.run(story(world))
