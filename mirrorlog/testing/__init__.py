@@ -10,7 +10,15 @@
 For pytest add `pytest_plugins = ["mirrorlog.testing.pytest_plugin"]` to your `conftest.py`.
 """
 
-from mirrorlog.testing.cluster import Cluster
-from mirrorlog.testing.node import Node
+try:
+    from mirrorlog.testing.cluster import Cluster
+    from mirrorlog.testing.node import Node
+except ModuleNotFoundError as error:
+    missing = (error.name or "").partition(".")[0]
+    if missing in ("", "mirrorlog"):
+        raise
+    # The client alone is installed without what nodes need, as `mirrorlog.commands` says of commands.
+    needs = f"mirrorlog.testing needs {missing}: pip install 'mirrorlog[node]'"
+    raise ModuleNotFoundError(needs, name=error.name) from None
 
 __all__ = ["Cluster", "Node"]

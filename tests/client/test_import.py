@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -65,3 +66,12 @@ def test_a_command_whose_packages_are_missing_says_what_to_install(command: str)
     result = without({"typer"}, f"from mirrorlog.commands import {command}; {command}()")
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr == f"{command} needs typer: pip install 'mirrorlog[node]'\n"
+
+
+def test_tests_of_users_whose_packages_are_missing_say_what_to_install() -> None:
+    result = without(modules_of("node"), "import mirrorlog.testing")
+    lines = result.stderr.splitlines()
+    assert re.fullmatch(
+        r"ModuleNotFoundError: mirrorlog\.testing needs \w+: pip install 'mirrorlog\[node\]'", lines[-1]
+    )
+    assert "exception" not in result.stderr  # neither what it was made of, nor one more
