@@ -128,6 +128,24 @@ async def test_who_asks_for_more_than_the_prefetch_does_not_wait_for_it(client: 
             await found[-1].ack(multiple=True)
 
 
+async def test_who_asks_for_more_than_the_bytes_of_the_prefetch_does_not_wait_for_it(
+    client: Client, queue: str
+) -> None:
+    """The same with bytes, sent one by one and together: three records fit, and a fourth would not."""
+    async with client.producer(queue) as producer:
+        for number in range(6):
+            await producer.send(b"%d" % number + b"x" * 10_240)
+        await producer.send_many([b"x" * 10_240] * 3)
+    async with client.subscribe(queue, prefetch_bytes=35 * 1024) as subscription:
+        for first in (0, 3, 6):
+            async with asyncio.timeout(60):
+                found = await subscription.receive(10, timeout_ms=600_000)
+            assert [each.queue_offset for each in found] == list(range(first, first + 3))
+            await found[-1].ack(multiple=True)
+        async with asyncio.timeout(60):
+            assert await subscription.receive(10, timeout_ms=1) == []  # with all of it settled there is room
+
+
 async def test_prefetch_bytes_bound_what_is_in_hand(client: Client, queue: str) -> None:
     """Goal: bounded memory. Method: ten records of 10 KiB, 35 KiB at most; one that is larger than all comes alone."""
     async with client.producer(queue) as producer:

@@ -23,13 +23,15 @@ logger = logging.getLogger(__name__)
 
 _TOLD_RECORDS_MAX: Final = 1_000
 _IN_A_ROW_MAX: Final = 100
+# After so long nothing comes any more to who has no room for another record like those that he has.
+_NO_ROOM_S: Final = 0.2
 
 _RECORD = tuple[Granted, ConsumedRecord]
 _PIECE = tuple[Granted, ConsumedBatch]
 
 
 class GrantReader:
-    """Reads the grants of one subscription. `prefetch`: records; 0 for the node's limit."""
+    """Reads the grants of one subscription. `prefetch`, `prefetch_bytes`: 0 for the node's limit."""
 
     def __init__(
         self,
@@ -40,6 +42,7 @@ class GrantReader:
         *,
         auto_ack: bool,
         prefetch: int,
+        prefetch_bytes: int,
     ) -> None:
         self._queue = queue
         self._standing = standing
@@ -52,11 +55,12 @@ class GrantReader:
         self._in_a_row = 0
         # With auto-ack: what was given out and the node was not told of.
         self._untold: list[Range] = []
-        self.bound(prefetch)
+        self.bound(prefetch, prefetch_bytes)
 
-    def bound(self, prefetch: int) -> None:
-        """So many records from now on; 0 for the node's limit."""
+    def bound(self, prefetch: int, prefetch_bytes: int) -> None:
+        """So many records and bytes from now on; 0 for the node's limit."""
         self._prefetch = 0 if self._auto_ack else prefetch
+        self._prefetch_bytes = 0 if self._auto_ack else prefetch_bytes
         self._untold_step = max(1, min(prefetch or _TOLD_RECORDS_MAX, _TOLD_RECORDS_MAX) // 2)
 
     def stop(self) -> None:
@@ -75,7 +79,7 @@ class GrantReader:
             async with self._reading:
                 if self._giving is None:
                     granted, batch = await self._piece()
-                    self._note(granted)
+                    self._note(granted, batch)
                     self._giving = granted, batch.records()
         return found
 
@@ -91,8 +95,9 @@ class GrantReader:
         batch = None if granted is None else self._bytes.batch_at_once(granted)
         if granted is None or batch is None:
             return None
-        self._note(granted)
-        self._giving = granted, batch.before(granted.next).records()
+        batch = batch.before(granted.next)
+        self._note(granted, batch)
+        self._giving = granted, batch.records()
         return self._next_of(*self._giving)
 
     def _next_of(self, granted: Granted, records: Iterator[ConsumedRecord]) -> _RECORD | None:
@@ -109,21 +114,27 @@ class GrantReader:
         async with self._reading:
             granted, batch = await self._piece()
             self._giving = None
-            self._note(granted)
+            self._note(granted, batch)
             granted.given = batch.next
             if self._auto_ack:
                 self._was_read(granted)
             return granted, batch
 
-    async def receive(self, max_records: int | None = None, *, timeout_ms: int) -> list[tuple[Granted, ConsumedRecord]]:
+    async def receive(
+        self, max_records: int | None = None, *, timeout_ms: int, has_some: bool = False
+    ) -> list[tuple[Granted, ConsumedRecord]]:
         """Up to `max_records` until the time is up, or nothing more comes before something is settled; without it what
-        comes first."""
+        comes first. `has_some`: who asks has some already."""
         found: list[_RECORD] = []
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                while not found or (max_records is not None and len(found) < max_records and not self._is_full()):
+                while max_records is None or len(found) < max_records:
+                    more = has_some or bool(found)
+                    if more and (max_records is None or self._is_full()):
+                        break
                     wanted = _TOLD_RECORDS_MAX if max_records is None else max_records - len(found)
-                    found += await self.records(wanted)
+                    async with asyncio.timeout(_NO_ROOM_S if more and self._has_no_room() else None):
+                        found += await self.records(wanted)
         except TimeoutError:
             pass
         except MirrorlogError:
@@ -134,6 +145,14 @@ class GrantReader:
     def _is_full(self) -> bool:
         """Whether as many as the prefetch allows are out: its node sends no more."""
         return 0 < self._prefetch <= count(each for _, each in self._unacked.unsettled())
+
+    def _has_no_room(self) -> bool:
+        """Whether a record like those that are out does not fit beside them. What the node counts, and how large the
+        next one is, is not known here."""
+        if not self._prefetch_bytes or self._unacked.head() is not None:
+            return False
+        records, size = self._unacked.unsettled_size()
+        return records > 0 and size + size / records > self._prefetch_bytes
 
     async def records(self, records_max: int) -> list[tuple[Granted, ConsumedRecord]]:
         """Waits for one; with it come those that are there at once, `records_max` together at most."""
@@ -208,6 +227,6 @@ class GrantReader:
             with suppress(ConnectionLost):
                 self._standing.session.give_back(How.EXTEND, joined(untold))
 
-    def _note(self, granted: Granted) -> None:
+    def _note(self, granted: Granted, piece: ConsumedBatch) -> None:
         if not self._auto_ack:
-            self._unacked.giving(granted)
+            self._unacked.giving(granted, len(piece.raw) * len(piece) / piece.header.record_count)

@@ -129,7 +129,7 @@ class Subscription:
         self._standing = SubscriptionState(client)
         self.reader = GrantReader(
             self.queue, self._standing, self.unacked, self._bytes,
-            auto_ack=message.auto_ack, prefetch=message.prefetch_records,
+            auto_ack=message.auto_ack, prefetch=message.prefetch_records, prefetch_bytes=message.prefetch_bytes,
         )  # fmt: skip
         # The session before, whose place at its node the next one takes; whether it was ever granted anything.
         self._former: GrantSession | None = None
@@ -254,7 +254,7 @@ class Subscription:
         return await read_on(read, queue=self.queue, patience_ms=patience_ms, outage_timeout_ms=self._outage_timeout_ms)
 
     async def receive(self, max_records: int | None = None, *, timeout_ms: int) -> list[Delivered]:
-        """Up to `max_records` records; fewer with as many unsettled as the prefetch, or (perhaps none) when time is up.
+        """Up to `max_records` records; fewer with as much unsettled as the prefetch, or (perhaps none) when time is up.
 
         Without `max_records`: what comes first, as soon as it is there. Raises as reading does, but only when nothing
         was found before the error.
@@ -296,7 +296,7 @@ class Subscription:
         if session is not None:
             check_software(session.connection, versions.PREFETCH, _PREFETCH)
         self._message = msgspec.structs.replace(self._message, **changed)
-        self.reader.bound(self._message.prefetch_records)
+        self.reader.bound(self._message.prefetch_records, self._message.prefetch_bytes)
         if session is not None:
             await self._tell_prefetch(session)
 

@@ -86,12 +86,14 @@ class Granted:
     `session`: the number of the subscribing that it came under, `epoch`: of that; `source`: where its bytes are, for
     whoever gives them out. `number`: by when the first of it was given out; `peers`: grants of its session of which
     something was given out, in that order, itself among them as long as it may be settled. `arrival`: by when it came:
-    those that came first are given out first, wherever they stand in the queue, for they may be urgent.
+    those that came first are given out first, wherever they stand in the queue, for they may be urgent. `size`: bytes
+    of what was given out of it, as of whole batches.
     """
 
     __slots__ = (
         "_floor", "_marks", "_settled",
-        "arrival", "attempts", "epoch", "first", "given", "next", "number", "peers", "redelivered", "session", "source",
+        "arrival", "attempts", "epoch", "first", "given", "next", "number", "peers", "redelivered", "session", "size",
+        "source",
     )  # fmt: skip
 
     def __init__(
@@ -115,6 +117,7 @@ class Granted:
         self.given = first
         self.arrival = 0
         self.number = 0
+        self.size = 0.0
         self.peers: dict[Granted, None] | None = None
         self._settled = 0
         # Below it all are settled, as long as there are no marks: one byte per record.
@@ -226,8 +229,9 @@ class Unacked:
         granted.settle(skipped, end)
         return skipped, end
 
-    def giving(self, granted: Granted) -> None:
-        """Something of it is given out from now on."""
+    def giving(self, granted: Granted, size: float = 0.0) -> None:
+        """Something of it, of so many bytes, is given out from now on."""
+        granted.size += size
         if not granted.number:
             self._number += 1
             granted.number = self._number
@@ -284,6 +288,16 @@ class Unacked:
         """What waits, or is kept back, and was not given out."""
         held = [each for kept in self._withheld.values() for each in kept]
         return [(each.given, each.next) for each in [*self.waiting, *held] if each.given < each.next]
+
+    def unsettled_size(self) -> tuple[int, float]:
+        """How many records were given out in this session and are not settled, and of how many bytes: of a grant that
+        is settled in part, in proportion."""
+        records, size = 0, 0.0
+        for each in self._out:
+            open_records = count(each.open_below(each.given))
+            records += open_records
+            size += each.size * open_records / max(1, each.given - each.first)
+        return records, size
 
     def unsettled(self) -> list[tuple[Granted, Range]]:
         """What was given out in this session and is not settled."""

@@ -105,7 +105,7 @@ class BlockingSubscription(ClosedFace[Subscription]):
             yield BlockingDeliveredBatch(self, *found)
 
     def receive(self, max_records: int | None = None, *, timeout_ms: int) -> list[BlockingDelivered]:
-        """Up to `max_records` records, fewer when as many as the prefetch are unsettled, and fewer (perhaps none) when
+        """Up to `max_records` records, fewer when as much as the prefetch is unsettled, and fewer (perhaps none) when
         the time is up first; without `max_records` what comes first, as soon as it is there."""
         wanted = _BUNCH_MAX if max_records is None else max_records
         with self._reading:
@@ -113,7 +113,7 @@ class BlockingSubscription(ClosedFace[Subscription]):
             if len(found) < wanted and not (found and max_records is None):
                 left = None if max_records is None else wanted - len(found)
                 found += self._thread.run(
-                    lambda: self._of.reader.receive(left, timeout_ms=timeout_ms),
+                    lambda: self._of.reader.receive(left, timeout_ms=timeout_ms, has_some=bool(found)),
                     timeout_s=timeout_ms / 1000 + MARGIN_S,
                     what="receive",
                 )
