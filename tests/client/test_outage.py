@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -11,7 +12,8 @@ from mirrorlog.client import Client
 from mirrorlog.client.connection.finder import Finder
 from mirrorlog.client.connection.queue_metadata import is_outage, not_found, outage_of
 from mirrorlog.client.subscription.resumption import Resumption
-from mirrorlog.errors import LogUnavailable, NoSuchQueue, NotMaster
+from mirrorlog.errors import ConnectionLost, LogUnavailable, NoSuchQueue, NotMaster
+from mirrorlog.testing import Cluster
 from mirrorlog.wire.messages.queues import Metadata, NodeInfo, QueueInfo, QueueOutage
 
 DOWN = LogUnavailable("queue 'q' is on node n2 alone, which is down; start n2", node="n2", since=5, queue="q")
@@ -117,3 +119,30 @@ def test_a_queue_that_has_a_place_is_there_also_when_no_node_that_answers_has_it
     gone = not_found("q", [placed, msgspec.structs.replace(n1, version=9)])
     assert isinstance(gone, NoSuchQueue)
     assert "mqtool declare q" in str(gone)
+
+
+@pytest.mark.process
+async def test_what_is_opened_while_no_node_answers_waits_for_one(tmp_path: Path) -> None:
+    """Goal: who opens something in an outage is no worse off than who has it open. Method: kill the only node behind a
+    client; a producer, a publisher, a consumer and a subscription begin, and the node comes back. A client that has
+    never reached a node is told at once."""
+    with Cluster(1, data_dir=tmp_path) as cluster:
+        node = cluster.nodes["n1"]
+        async with Client(*cluster.servers, request_timeout_ms=60_000) as client:
+            await client.admin.declare("q")
+            await asyncio.to_thread(node.kill)
+            never = Client(*cluster.servers, request_timeout_ms=60_000)
+            async with asyncio.timeout(30):
+                with pytest.raises(ConnectionLost):
+                    await never.connect()
+                with pytest.raises(ConnectionLost):
+                    await never.producer("q").start()
+            opened = [client.producer("q"), client.publisher(""), client.consumer("q"), client.subscribe("q")]
+            starts = [asyncio.ensure_future(each.start()) for each in opened]
+            await asyncio.to_thread(node.start)
+            async with asyncio.timeout(60):
+                await asyncio.gather(*starts)
+            async with asyncio.timeout(60), client.producer("q") as producer:
+                await producer.send(b"v")
+            for each in opened:
+                await each.close()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any, cast
@@ -152,7 +152,7 @@ async def test_who_asks_for_no_level_gets_that_of_the_queue(asked: int | None, s
     """Goal: a policy says what a confirm means, and never against who asks. Method: a producer with a level or without,
     and what the queue says when it is found."""
     link = Link(Node())
-    link.found = replace(found, info=changed(info, effective=says))
+    link.found = changed(found, info=changed(info, effective=says))
     async with producer_on(link, level=asked) as producer:
         await producer.send(b"v")
     assert link.levels == [sent]
@@ -430,7 +430,7 @@ class Held(Link):
     off_credit = on_credit
 
     async def newer_master(self, than: FoundQueue) -> FoundQueue | None:  # type: ignore[override]
-        return replace(found, version=2, address="n2:1") if self.next is not None else None
+        return changed(found, version=2, address="n2:1") if self.next is not None else None
 
     async def reach(self, address: str) -> Link | None:
         return self.next
@@ -472,7 +472,7 @@ async def test_what_is_sent_to_a_queue_that_went_with_its_node_ends_at_once() ->
     async def master_of(queue: str) -> tuple[Link, FoundQueue]:
         await looked.wait()
         if following:
-            return following[0], replace(found, info=changed(info, queue_id=2, incarnation="new"))
+            return following[0], changed(found, info=changed(info, queue_id=2, incarnation="new"))
         raise gone
 
     async with producer_on(node, max_in_flight=1, delivery_timeout_ms=10_000) as producer:

@@ -66,7 +66,7 @@ class ClusterClient:
         self.background = Background()
         """What goes on for what it made and nobody has any more."""
         self.events = ClientEvents(on_event)
-        self._closed = False
+        self._closed = self._reached = False
 
     @property
     def closed(self) -> bool:
@@ -121,6 +121,12 @@ class ClusterClient:
     def connected(self) -> bool:
         """Whether there is a connection to any node, or one is being opened: a login takes a busy node seconds."""
         return bool(self._opening) or any(connection.usable for connection in self._connections.values())
+
+    @property
+    def reached(self) -> bool:
+        """Whether there ever was a connection to any node, or one is being opened: then none is an outage, which may
+        pass, and not a wrong address."""
+        return self._reached or self.connected
 
     async def node_address(self, node_id: str) -> str:
         """The client address of a node. Raises BadRequest for an unknown one, NotMaster for "", which stands for a
@@ -254,6 +260,7 @@ class ClusterClient:
                 client_id=self._client_id,
             )
             self._connections[address] = connection
+            self._reached = True
             self.events.tell(Connected(address))
             connection.when_lost = partial(_lost, weakref.ref(self), address)
             return connection

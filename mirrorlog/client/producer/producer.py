@@ -107,7 +107,7 @@ class Producer(WithBlock):
 
     async def start(self, *, timeout_ms: int | None = None) -> Self:
         """Find the queue and connect to its master; while there is none, wait for one for `timeout_ms`, by default the
-        client's of a request.
+        client's of a request; also while no node answers, if the client has ever reached one.
 
         Raises NoSuchQueue, ConnectionLost, or NotMaster when no copy was promoted.
         """

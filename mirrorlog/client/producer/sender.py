@@ -139,7 +139,7 @@ class Sender:
         return self._pipeline.unresolved()
 
     async def start(self, timeout_ms: int | None = None) -> None:
-        """Find the queue and reach its master; while nodes answer but there is no master, for `timeout_ms`.
+        """Find the queue and reach its master; while there is none, or no node answers any more, for `timeout_ms`.
 
         Raises NoSuchQueue, ConnectionLost or NotMaster.
         """
@@ -151,7 +151,7 @@ class Sender:
             except (ConnectionLost, RequestTimeout, NotMaster):
                 waited_ms = (self._loop.time() - started_at) * 1000
                 patience_ms = self._client.request_timeout_ms if timeout_ms is None else timeout_ms
-                if not self._client.connected or waited_ms >= patience_ms:
+                if not self._client.reached or waited_ms >= patience_ms:
                     raise
                 await asyncio.sleep(backoff.next_s())
 

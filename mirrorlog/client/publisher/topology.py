@@ -350,7 +350,7 @@ class Topology:
                 failure = error
             failed[address] += 1
             # Each twice: a node may have closed a connection that it opens anew.
-            all_gone = all(failed[each] > 1 for each in addresses) and not self._client.connected
+            all_gone = all(failed[each] > 1 for each in addresses) and not self._client.reached
             if loop.time() >= give_up_at or all_gone:
                 raise failure
             if all(failed[each] for each in addresses):
