@@ -28,7 +28,7 @@ from mirrorlog.doors.amqp.errors import (
     AmqpError,
     as_amqp,
 )
-from mirrorlog.doors.amqp.message import AmqpMessage, incoming
+from mirrorlog.doors.amqp.message import AmqpMessage, incoming, queue_named, with_reply
 from mirrorlog.doors.amqp.publishing import AmqpPublication, Publishing
 from mirrorlog.doors.amqp.state import ChannelClosed, Failed, MessagePublished, MessageSettled, Said
 from mirrorlog.doors.amqp.tags import Confirms
@@ -42,7 +42,6 @@ from mirrorlog.wire.frames import How
 logger = logging.getLogger(__name__)
 
 _CLOSE_TIMEOUT_S: Final = 10.0
-_REPLY_TO: Final = "amq.rabbitmq.reply-to"
 
 Event = MessagePublished | MessageSettled | Said | ChannelClosed
 
@@ -172,6 +171,8 @@ class Channel:
         if method.immediate:
             raise AmqpError(NOT_IMPLEMENTED, "immediate=true")
         message = incoming(method, properties, body, self._connection.user)
+        if message.scan.reply_to[1]:
+            message = with_reply(message, self._consuming.replies)
         if self._transaction is not None:
             self._transaction.publish(message)
             self._connection.loaded(1, len(body))
@@ -343,7 +344,7 @@ class Channel:
         await self._all_ended()
         topology = self._connection.topology
         if method.passive:
-            found = await topology.check_queue(self._queue_name(method.queue))
+            found = await topology.check_queue(queue_named(self._queue_name(method.queue)))
         else:
             found = await topology.declare_queue(
                 method.queue,

@@ -62,6 +62,8 @@ HANDSHAKE_S: Final = 10.0
 LOAD_BYTES_MAX: Final = 32 * 1024 * 1024
 LOAD_COUNT_MAX: Final = 20_000
 """Publishes that have not ended, and what waits on channels: beyond it nothing is read."""
+BLOCKED_S: Final = 1.0
+"""So long nothing is read before the client is told why."""
 _WRITE_BYTES_HIGH: Final = 1024 * 1024
 _CLOSE_S: Final = 10.0
 _MECHANISMS: Final = ("PLAIN", "AMQPLAIN")
@@ -79,6 +81,7 @@ _PROPERTIES: Final[dict[str, Any]] = {
         "consumer_priorities": True,
         "authentication_failure_close": True,
         "per_consumer_qos": True,
+        "direct_reply_to": True,
     },
 }
 
@@ -111,6 +114,8 @@ class AmqpConnection(asyncio.Protocol):
         self._reading = True
         self._load = 0
         self._load_bytes = 0
+        self._blocking: asyncio.TimerHandle | None = None
+        self._blocked = self._wants_blocked = False
         self._channels: dict[int, Channel] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._heard_at = self._said_at = self._loop.time()
@@ -171,11 +176,26 @@ class AmqpConnection(asyncio.Protocol):
             if self._load > LOAD_COUNT_MAX or self._load_bytes > LOAD_BYTES_MAX:
                 self._reading = False
                 self._transport.pause_reading()
+                if self._wants_blocked:
+                    self._blocking = self._loop.call_later(BLOCKED_S, self._tell_blocked)
         elif self._load <= LOAD_COUNT_MAX // 2 and self._load_bytes <= LOAD_BYTES_MAX // 2:
             self._reading = True
             self._heard_at = self._loop.time()
+            self._tell_unblocked()
             if not self._transport.is_closing():
                 self._transport.resume_reading()
+
+    def _tell_blocked(self) -> None:
+        self._blocking, self._blocked = None, True
+        self.say(0, commands.Connection.Blocked("what was published waits for its copies"))
+
+    def _tell_unblocked(self) -> None:
+        if self._blocking is not None:
+            self._blocking.cancel()
+            self._blocking = None
+        if self._blocked:
+            self._blocked = False
+            self.say(0, commands.Connection.Unblocked())
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Have it done, beside."""
@@ -226,7 +246,7 @@ class AmqpConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._over = True
         self.resume_writing()
-        for timer in (self._timer, self._extending):
+        for timer in (self._timer, self._extending, self._blocking):
             if timer is not None:
                 timer.cancel()
         self._ended(self)
@@ -299,6 +319,7 @@ class AmqpConnection(asyncio.Protocol):
         capabilities = given.properties.get("capabilities")
         if isinstance(capabilities, dict):
             self.wants_cancels = capabilities.get("consumer_cancel_notify") is True
+            self._wants_blocked = capabilities.get("connection.blocked") is True
             self._tells_failed_logins = capabilities.get("authentication_failure_close") is True
         self.prefetch_of_living = given.properties.get("product") == "py-amqp"
         try:

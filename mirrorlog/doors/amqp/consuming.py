@@ -26,7 +26,7 @@ from mirrorlog.doors.amqp.errors import (
     AmqpError,
     not_to_be_used,
 )
-from mirrorlog.doors.amqp.message import outgoing
+from mirrorlog.doors.amqp.message import REPLY_TO, outgoing
 from mirrorlog.doors.amqp.tags import DeliveryTags, UnknownTag
 from mirrorlog.doors.amqp.topology import AmqpTopology
 from mirrorlog.errors import ExclusiveTaken, MirrorlogError, NoSuchQueue, QueueExclusive
@@ -161,6 +161,8 @@ class Consuming:
     """What a channel consumes, and has not acknowledged."""
 
     def __init__(self, connection: ConsumingSide, number: int) -> None:
+        # The queue that answers come to, once they are consumed.
+        self.replies: str | None = None
         # Of consumers to come; and of all of them together, which is shared out among them.
         self._prefetch = 0
         self._shared = 0
@@ -195,6 +197,8 @@ class Consuming:
         if not isinstance(priority, int):
             raise AmqpError(PRECONDITION_FAILED, "invalid arg 'x-priority' for consumer: it is a number")
         connection, host = self._connection, self._connection.virtual_host
+        if queue == REPLY_TO:
+            queue = await self._replies(no_ack=no_ack)
         subscription = connection.client.subscribe(
             qualified(host, queue),
             prefetch=0 if no_ack else self._share_of(1) or self._prefetch,
@@ -219,6 +223,18 @@ class Consuming:
         )  # fmt: skip
         await self._share()
 
+    async def _replies(self, *, no_ack: bool) -> str:
+        """Direct reply-to. Raises AmqpError."""
+        if self.replies is not None:
+            raise AmqpError(PRECONDITION_FAILED, "reply consumer already set")
+        if not no_ack:
+            raise AmqpError(PRECONDITION_FAILED, "reply consumer cannot acknowledge")
+        found = await self._connection.topology.declare_queue(
+            "", durable=False, exclusive=True, auto_delete=True, arguments={}
+        )
+        self.replies = found.name
+        return found.name
+
     async def begin(self, tag: str, answer: bytes) -> None:
         """With the answer that the client waits for, or none. What is there already comes with it: there are programs
         that take a queue for empty when nothing has come right behind."""
@@ -229,6 +245,8 @@ class Consuming:
     async def cancel(self, tag: str) -> None:
         """By the client: what it has it keeps."""
         if (consumer := self._consumers.pop(tag, None)) is not None:
+            if consumer.queue == self.replies:
+                self.replies = None
             await consumer.stop(requeue=False)
             self._former.append(consumer)
             await self._share()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -94,6 +94,34 @@ class AmqpMessage:
             asked = int(asked)
         if isinstance(asked, int):
             self.delay_ms = max(0, min(asked, DURATION_MS_MAX))
+
+
+REPLY_TO: Final = "amq.rabbitmq.reply-to"
+"""The pseudo queue that answers are consumed from; behind it and a point stands whose."""
+_GENERATED: Final = "amq.gen-"
+
+
+def queue_named(key: str) -> str:
+    """The queue that a key of the default exchange names: an answer goes to an exclusive one of who asked."""
+    return _GENERATED + key[len(REPLY_TO) + 1 :] if key.startswith(f"{REPLY_TO}.") else key
+
+
+def reply_name(queue: str) -> str:
+    """What whoever answers is told, of that exclusive queue."""
+    return f"{REPLY_TO}.{queue.removeprefix(_GENERATED)}"
+
+
+def with_reply(message: AmqpMessage, replies: str | None) -> AmqpMessage:
+    """A message whose answers come to the channel, with whereto. `replies`: the channel's queue for them, if it
+    consumes any. Raises AmqpError."""
+    start, end = message.scan.reply_to
+    if message.properties[start + 1 : end] != REPLY_TO.encode():
+        return message
+    if replies is None:
+        raise AmqpError(PRECONDITION_FAILED, "fast reply consumer does not exist")
+    name = short(reply_name(replies).encode())
+    properties = message.properties[:start] + name + message.properties[end:]
+    return replace(message, properties=properties, scan=scanned(properties))
 
 
 def incoming(method: PublishMethod, properties: bytes, body: bytes, user: str) -> AmqpMessage:

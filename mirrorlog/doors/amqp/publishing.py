@@ -23,7 +23,7 @@ from mirrorlog.client.publisher.publications import version_of
 from mirrorlog.client.publisher.queue_producers import QueueProducers
 from mirrorlog.client.publisher.routes import PublishRoutes
 from mirrorlog.doors.amqp.errors import ACCESS_REFUSED, AmqpError, no_exchange
-from mirrorlog.doors.amqp.message import AmqpMessage
+from mirrorlog.doors.amqp.message import AmqpMessage, queue_named
 from mirrorlog.errors import LogUnavailable, MirrorlogError, NoSuchQueue, NotMaster, OutcomeUnknown, StaleRouting
 from mirrorlog.errors import Overloaded as NoRoom
 from mirrorlog.wire.names import qualified
@@ -167,7 +167,7 @@ class Publishing:
     def _queues(self, message: AmqpMessage) -> tuple[str, ...]:
         """Each once, however many keys lead there. Raises AmqpError."""
         if not message.exchange:
-            return tuple(key for key in message.keys if key)
+            return tuple(queue_named(key) for key in message.keys if key)
         self.check(message.exchange)
         table = self._routes.table
         if table.version != self._headers_version:

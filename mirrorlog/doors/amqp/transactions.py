@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mirrorlog.client.subscription.unacked import Granted
 from mirrorlog.doors.amqp.consuming import Consuming, HeldGrant, Unsettled
-from mirrorlog.doors.amqp.message import AmqpMessage
+from mirrorlog.doors.amqp.message import AmqpMessage, queue_named
 from mirrorlog.doors.amqp.publishing import AmqpPublication, worse
 from mirrorlog.errors import CrossLogTransaction, NoSuchQueue
 from mirrorlog.wire.frames import How
@@ -90,7 +90,7 @@ class ChannelTransaction:
                 sent = transaction.publish(message.exchange, message.key, message.body, **options)
                 routed.append((message, sent))
             else:
-                transaction.send(qualified(host, message.key), message.body, **options)
+                transaction.send(qualified(host, queue_named(message.key)), message.body, **options)
         leases = []
         for _, held, how in settled:
             if type(held) is HeldGrant:

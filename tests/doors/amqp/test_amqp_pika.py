@@ -315,3 +315,20 @@ def test_urgent_messages_come_first_and_late_ones_not_at_all(connection: Any, ch
     found = [channel.basic_get(name, auto_ack=True)[2] for _ in range(4)]
     assert found == [b"5", b"3", b"0", None]
     channel.queue_declare(name, arguments={"x-max-priority": 5})
+
+
+def test_answers_come_without_a_queue_of_ones_own(cluster: Cluster, connection: Any, channel: Any, queue: str) -> None:
+    """Goal: direct reply-to. Method: a request, and its answer from another connection; without a consumer: 406."""
+    answers: list[bytes] = []
+    channel.basic_consume("amq.rabbitmq.reply-to", lambda *delivery: answers.append(delivery[3]), auto_ack=True)
+    asked = pika.BasicProperties(reply_to="amq.rabbitmq.reply-to", correlation_id="1")
+    channel.basic_publish("", queue, b"ask", asked)
+    with connected(cluster) as other:
+        server = other.channel()
+        (_, found, body), *_ = consumed(other, server, queue, 1, auto_ack=True)
+        assert (body, found.correlation_id) == (b"ask", "1")
+        assert found.reply_to.startswith("amq.rabbitmq.reply-to.")
+        server.basic_publish("", found.reply_to, b"answer")
+        until(connection, lambda: answers == [b"answer"], "the answer comes")
+        server.basic_publish("", queue, b"ask", asked)
+        assert refused(server, lambda: server.queue_declare(queue, passive=True))[0] == 406
