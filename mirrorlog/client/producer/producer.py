@@ -66,7 +66,7 @@ _BULK_BURST: Final = 4
 
 @checked(
     but=("send", "send_nowait"),
-    internal=("send_batch_nowait", "unended", "routed_by", "kept"),
+    internal=("send_batch_nowait", "batch_for", "unended", "routed_by", "kept"),
 )
 class Producer(WithBlock):
     """Sends records to one queue. Made by `Client.producer`; use it with `async with`. One that is let go without
@@ -293,9 +293,13 @@ class Producer(WithBlock):
     ) -> Delivery:
         value, key = as_bytes(value), as_bytes(key)
         pairs, timestamp_us, size = self._checked(value, key, headers, timestamp)
-        self._check_room(self._accumulator.room_for(size, attributes))
-        batch = self._accumulator.batch_for(size, attributes)
+        batch = self.batch_for(size, attributes)
         return Delivery(batch, batch.add(value, key, pairs, timestamp_us, size))
+
+    def batch_for(self, size: int, attributes: Attributes | None) -> PendingBatch:
+        """The open batch that a record of that size joins, which is looked at already. Raises as `send_nowait`."""
+        self._check_room(self._accumulator.room_for(size, attributes))
+        return self._accumulator.batch_for(size, attributes)
 
     # --- many records ---
 

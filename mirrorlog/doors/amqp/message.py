@@ -27,7 +27,7 @@ from mirrorlog.client.amqp import (
     without_header,
 )
 from mirrorlog.client.properties import PREFIX
-from mirrorlog.commitlog.format.attributes import DURATION_MS_MAX, Attributes
+from mirrorlog.commitlog.format.attributes import DURATION_MS_MAX, Attributes, asked_attributes
 from mirrorlog.doors.amqp.codec import PublishMethod, short
 from mirrorlog.doors.amqp.errors import PRECONDITION_FAILED, AmqpError
 from mirrorlog.errors import BadInput
@@ -74,6 +74,13 @@ class AmqpMessage:
     def route(self) -> bytes:
         """Exchange and key, as short strings."""
         return short(self.exchange.encode()) + short(self.key.encode())
+
+    @property
+    def attributes(self) -> Attributes | None:
+        """Of its record."""
+        if self.ttl_ms is None and not self.priority and not self.delay_ms:
+            return None
+        return asked_attributes(self.priority, self.ttl_ms, self.delay_ms)
 
     @property
     def options(self) -> dict[str, Any]:

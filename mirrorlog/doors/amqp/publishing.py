@@ -13,18 +13,27 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from functools import partial
 from typing import Final
 
 from mirrorlog.client import Client
-from mirrorlog.client.producer.batch import Receipt
+from mirrorlog.client.amqp import AMQP
+from mirrorlog.client.producer.batch import PendingBatch
 from mirrorlog.client.producer.producer import Producer
+from mirrorlog.client.producer.record import record_size
 from mirrorlog.client.publisher.publications import version_of
 from mirrorlog.client.publisher.queue_producers import QueueProducers
 from mirrorlog.client.publisher.routes import PublishRoutes
 from mirrorlog.doors.amqp.errors import ACCESS_REFUSED, AmqpError, no_exchange
 from mirrorlog.doors.amqp.message import AmqpMessage, queue_named
-from mirrorlog.errors import LogUnavailable, MirrorlogError, NoSuchQueue, NotMaster, OutcomeUnknown, StaleRouting
+from mirrorlog.errors import (
+    LogUnavailable,
+    MirrorlogError,
+    NoSuchQueue,
+    NotMaster,
+    OutcomeUnknown,
+    RecordTooLarge,
+    StaleRouting,
+)
 from mirrorlog.errors import Overloaded as NoRoom
 from mirrorlog.wire.names import qualified
 from mirrorlog.wire.routing import HEADERS, VERSION_FIRST
@@ -34,6 +43,8 @@ logger = logging.getLogger(__name__)
 GIVE_UP_S: Final = 30.0
 """How long a message is routed anew, and its queues are looked for."""
 _LOOK_AGAIN_S: Final = 0.2
+_RECORD_BYTES: Final = record_size(b"", b"", ((AMQP, b""),))
+"""Of a record, beside its value, its key and the value of its one header."""
 _NO_HEADERS: Final[dict[str, object]] = {}
 
 Ended = Callable[["AmqpPublication"], None]
@@ -62,6 +73,25 @@ class AmqpPublication:
         self.handed_over_at = self.give_up_at = 0.0
 
 
+class _BatchEnd:
+    """Waits for the end of a batch, for the messages that joined it one after the other."""
+
+    __slots__ = ("_publishing", "batch", "producer", "publications", "queue")
+
+    def __init__(self, publishing: Publishing, queue: str, producer: Producer, batch: PendingBatch) -> None:
+        self.queue = queue
+        self.producer = producer
+        self.batch = batch
+        self.publications: list[AmqpPublication] = []
+        self._publishing = publishing
+
+    def done(self) -> bool:
+        return False
+
+    def set_result(self, result: None, /) -> None:
+        self._publishing.batch_ended(self)
+
+
 class Publishing:
     """Of one connection in one virtual host. Made on its loop."""
 
@@ -70,6 +100,8 @@ class Publishing:
         self._virtual_host = virtual_host
         self._routes = PublishRoutes(client, virtual_host, closed=lambda: client.closed)
         self._producers = QueueProducers()
+        # The newest of each queue.
+        self._open: dict[str, _BatchEnd] = {}
         self._loop = asyncio.get_running_loop()
         self._order = asyncio.Lock()
         self._serial = 0
@@ -184,14 +216,21 @@ class Publishing:
         # The default exchange needs no routing: what it sends is stamped as others are, while that is fresh.
         if message.exchange or self._routes.is_old:
             producer.routed_by(0 if self._routes.is_old else self._routes.stamp)
-        delivery = producer.send_nowait(
-            message.body, key=message.key.encode(), headers=(message.header,), **message.options
-        )
-        self._producers.sent(queue, self._loop.time())
+        body, key, header = message.body, message.key.encode(), message.header
+        size = _RECORD_BYTES + len(body) + len(key) + len(header[1] or b"")
+        if size > (limit := producer.limits.max_record_bytes):
+            raise RecordTooLarge(f"a message of {size} bytes is above max_record_bytes ({limit})")
+        batch = producer.batch_for(size, message.attributes)
+        batch.add(body, key, (header,), None, size)
+        end = self._open.get(queue)
+        if end is None or end.batch is not batch:
+            end = self._open[queue] = _BatchEnd(self, queue, producer, batch)
+            batch.waiters.append(end)
+            self._producers.sent(queue, self._loop.time())
+        end.publications.append(publication)
         publication.routed = True
         publication.waiting += 1
         self._under_way += 1
-        delivery.when_ended(partial(self._heard, publication, queue, producer))
 
     async def _send(self, publication: AmqpPublication, *, waits: bool = False) -> None:
         """To the queues that it leads to and that have not answered. `waits`: behind what is routed again; when that
@@ -261,19 +300,22 @@ class Publishing:
 
     # --- inside: what becomes of them ---
 
-    def _heard(
-        self, publication: AmqpPublication, queue: str, producer: Producer, outcome: Receipt | MirrorlogError
-    ) -> None:
+    def batch_ended(self, end: _BatchEnd) -> None:
+        """All messages that it has of a batch have ended."""
+        queue, producer, outcome = end.queue, end.producer, end.batch.outcome
+        end.batch.heard = True
+        if self._open.get(queue) is end:
+            del self._open[queue]
         self._producers.heard(queue, producer)
-        publication.waiting -= 1
-        self._under_way -= 1
-        if type(outcome) is Receipt:
-            publication.confirmed.append(queue)
-            publication.answered.add(queue)
-        else:
-            assert isinstance(outcome, MirrorlogError)
-            self._note(publication, queue, producer, outcome)
-        self._settle(publication)
+        for publication in end.publications:
+            publication.waiting -= 1
+            self._under_way -= 1
+            if isinstance(outcome, MirrorlogError):
+                self._note(publication, queue, producer, outcome)
+            else:
+                publication.confirmed.append(queue)
+                publication.answered.add(queue)
+            self._settle(publication)
 
     def _note(self, publication: AmqpPublication, queue: str, producer: Producer | None, error: MirrorlogError) -> None:
         if isinstance(error, StaleRouting):
