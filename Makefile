@@ -18,7 +18,7 @@ export HYPOTHESIS_STORAGE_DIRECTORY := $(CURDIR)/.build/hypothesis
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv docs lock audit jars proto check kit format test test-long test-again test-pythons torture chaos attack sim fuzz fuzz-nodes demo demo-keep bench bench-peers bench-spark compare-rabbitmq clean
+.PHONY: help venv docs lock audit jars proto check kit format test test-long test-again test-pythons torture chaos attack sim fuzz fuzz-nodes outside demo demo-keep bench bench-peers bench-spark compare-rabbitmq clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -126,6 +126,9 @@ fuzz: venv ## fuzz the parsers, guided by coverage; SECONDS=60 for each, SEED
 fuzz-nodes: venv ## fuzz real nodes' ports, and what clients and nodes say, round after round; SECONDS=600 in all, SEED, ONLY=middle_nodes,…
 	$(BIN)/python -m tests.attacks.rounds --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED)) \
 	  $(if $(ONLY),--only $(ONLY))
+
+outside: venv ## suites of RabbitMQ's clients, unchanged, against nodes' AMQP doors; ONLY=amqpstorm, kombu or amqp
+	$(BIN)/python -m tests.outside.suites $(if $(ONLY),--only $(ONLY))
 
 demo: venv jars ## the story from the first message to the Delta table
 	$(BIN)/python -m demo.main_job
