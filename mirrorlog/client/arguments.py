@@ -43,6 +43,12 @@ def checked(
     return guard
 
 
+def check_known(options: Iterable[str], called: str, takes: Callable[..., object]) -> None:
+    """Of keywords that go on to another method. Raises TypeError, as Python does, of the one that was called."""
+    if unknown := [name for name in options if name not in inspect.signature(takes).parameters]:
+        raise TypeError(f"{called}() got an unexpected keyword argument {unknown[0]!r}")
+
+
 def refuse(name: str, value: object, expected: str) -> BadRequest:
     """For an argument of a wrong type: what was given, and what is expected."""
     shown = "" if name in _SECRET else f" {_shown(value)}"

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack
 from weakref import WeakSet
 
-from mirrorlog.client.arguments import checked
+from mirrorlog.client.arguments import check_known, checked
 from mirrorlog.client.connection.cluster import ClusterClient
 from mirrorlog.client.connection.unclosed import on_loop, warn_unclosed
 from mirrorlog.client.consumer.tier import TierChoice, TierOptions
@@ -85,8 +85,7 @@ class Client(ClusterClient):
 
     kept = False
     """By another object, which says for both when they were not closed."""
-    # For one whose options were refused.
-    _closed = True
+    _closed = True  # for one whose options were refused
 
     def __init__(
         self,
@@ -262,6 +261,7 @@ class Client(ClusterClient):
         `mandatory`: a message that leads to no queue raises Unroutable; else it is dropped and counted. `options`: as
         of `producer`; each queue has one of its own. Raises BadRequest naming the option that is wrong.
         """
+        check_known(options, "Client.publisher", self.producer)
         from mirrorlog.client.publisher.publisher import Publisher
 
         publisher = self._kind(Publisher)(

@@ -19,6 +19,7 @@ from mirrorlog.client.connection.cluster import ClusterClient
 from mirrorlog.client.connection.connection import Connection
 from mirrorlog.client.connection.finder import first_answer
 from mirrorlog.client.connection.liveness import SILENCE_S
+from mirrorlog.client.options import check_timeout
 from mirrorlog.errors import (
     BadRequest,
     ConnectionLost,
@@ -49,6 +50,7 @@ from mirrorlog.wire.messages.operators import (
     FreeFormer,
     GetCopyMoves,
     GetEvents,
+    NoSuchNode,
     PauseMoving,
     PromoteCopy,
     Rebalance,
@@ -145,6 +147,8 @@ class OperatorAdmin:
     ) -> tuple[list[_M], dict[str, MirrorlogError]]:
         """What the nodes answer, and by node why others do not. `ask`: one of them, which may take so many ms. Raises
         what the last node answers when none can tell."""
+        if node_timeout_ms is not None:
+            check_timeout("node_timeout_ms", node_timeout_ms)
         limit_ms = self._client.request_timeout_ms if node_timeout_ms is None else node_timeout_ms
         failed: dict[str, MirrorlogError] = {}
 
@@ -230,7 +234,7 @@ class OperatorAdmin:
             node_id = nodes[0]
         info = {node.node_id: node for node in (await self.metadata([])).nodes}.get(node_id)
         if info is None:
-            raise BadRequest(f"no node {node_id!r} in this cluster")
+            raise NoSuchNode(f"no node {node_id!r} in this cluster")
         link, asked = await self._telling(info), CloseConnection(name=name, reason=reason, since_us=since_us)
         attempts = Attempts()
         with attempts.request(), attempts.one():

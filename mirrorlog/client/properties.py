@@ -7,7 +7,7 @@ nothing, and every reader, of whatever language, finds them. What came by AMQP i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from mirrorlog.client.arguments import is_text, refuse
@@ -15,6 +15,7 @@ from mirrorlog.commitlog.format.attributes import RecordOptions
 from mirrorlog.errors import BadInput
 
 if TYPE_CHECKING:
+    from mirrorlog.client.producer.record import Headers
     from mirrorlog.commitlog.format.body import Header
 
 PREFIX: Final = "amqp."
@@ -72,9 +73,7 @@ def _by_amqp(value: bytes) -> dict[str, str | None]:
     return {name: getattr(opened, name) for name in RecordProperties._fields}
 
 
-def parted(
-    asked: SendOptions, headers: Mapping[str, bytes | None] | Sequence[Header] | None
-) -> tuple[RecordOptions, Mapping[str, bytes | None] | Sequence[Header] | None]:
+def parted(asked: SendOptions, headers: Headers | None) -> tuple[RecordOptions, Headers | None]:
     """What is asked of the queue, and the headers with the properties behind them. Raises BadRequest."""
     texts = {name: value for name, value in asked.items() if name in RecordProperties._fields and value is not None}
     if not texts:
@@ -86,7 +85,10 @@ def parted(
     rest = {name: value for name, value in asked.items() if name not in RecordProperties._fields}
     pairs = headers.items() if isinstance(headers, Mapping) else headers or ()
     more = [(PREFIX + name, cast(str, value).encode()) for name, value in texts.items()]
-    return cast(RecordOptions, rest), [*pairs, *more]
+    try:
+        return cast(RecordOptions, rest), [*pairs, *more]
+    except TypeError:
+        raise refuse("headers", headers, "a mapping, or pairs") from None
 
 
 def as_bytes(content: bytes | str | None) -> bytes | None:

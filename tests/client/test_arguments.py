@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from mirrorlog.client import Client
 from mirrorlog.client.sync import Client as BlockingClient
 from mirrorlog.errors import BadInput, BadRequest
 from mirrorlog.testing import Cluster
+from mirrorlog.wire.messages.operators import NoSuchNode
 from mirrorlog.wire.messages.queues import Position
 
 NONSENSE: dict[str, Any] = {
@@ -131,3 +133,57 @@ def test_a_client_says_which_of_its_options_is_wrong_and_shows_no_password() -> 
         with pytest.raises(BadRequest, match=f"^{name} ") as caught:
             Client("127.0.0.1:1", **{name: value})  # type: ignore[arg-type]
         assert "12345" not in str(caught.value)
+
+
+async def test_a_record_of_a_wrong_type_is_a_bad_request_that_says_what_is_taken(client: Client, queue: str) -> None:
+    """Goal: what `send` looks at itself is refused as all else is. Method: each part of a record, alone and as
+    columns, and by a transaction; nothing was stored."""
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"value": 5}, "a value is int; give bytes, text or None, or make the producer with serializer="),
+        ({"value": {}}, "a value is dict"),
+        ({"value": b"v", "key": 5}, "a key is int; give bytes, text or None"),
+        ({"value": b"v", "headers": {"a": 1}}, "a value in headers is int; give bytes, text or None"),
+        ({"value": b"v", "headers": 5, "app_id": "me"}, "headers 5 is int"),
+        ({"value": b"v", "timestamp": 1.5}, "timestamp"),
+        ({"value": b"v", "delay_ms": -1}, "delay_ms is -1"),
+    ]
+    async with client.producer(queue) as producer:
+        for options, says in wrong:
+            for send in (producer.send, producer.send_nowait):
+                with pytest.raises(BadRequest, match=re.escape(says)):
+                    await send(**options)
+        with pytest.raises(BadRequest, match="values are str"):
+            await producer.send_many("abc")
+        with pytest.raises(BadRequest, match="headers"):
+            await producer.send_many([b"v"], headers=5)
+    assert (await client.admin.metadata([queue])).queues[0].next == 0
+
+
+async def test_text_is_taken_wherever_bytes_are(client: Client, queue: str) -> None:
+    async with client.producer(queue) as producer:
+        await producer.send("value", key="key", headers={"a": "zwölf", "b": b"2", "c": None})
+        await producer.send("value", key="key", headers=[("a", "zwölf"), ("b", b"2")], app_id="me")
+        await producer.send_many(["value"], keys=["key"], headers=[{"a": "zwölf"}])
+        await producer.send_many(["value"], keys=["key"], headers={"a": "zwölf"})
+    async with client.consumer(queue, until="confirmed") as consumer:
+        found = [each async for each in consumer]
+    assert {(each.value, each.key) for each in found} == {(b"value", b"key")}
+    assert [dict(each.headers)["a"] for each in found] == ["zwölf".encode()] * 4
+    assert found[0].headers == [("a", "zwölf".encode()), ("b", b"2"), ("c", None)]
+
+
+async def test_a_keyword_that_nobody_knows_is_pythons_error(client: Client) -> None:
+    """Of the method that was called, also where options go on to another one."""
+    for name in ("producer", "publisher", "consumer", "subscribe"):
+        with pytest.raises(TypeError, match=rf"Client.{name}\(\) got an unexpected keyword argument 'acks'"):
+            getattr(client, name)("q", acks="all")
+
+
+async def test_what_admin_is_told_is_checked_before_it_asks(client: Client) -> None:
+    """A time that is none, and a node that is not there, by the error of `forget_node`."""
+    for call in (client.admin.connections, client.admin.moves):
+        with pytest.raises(BadRequest, match="node_timeout_ms"):
+            await call(node_timeout_ms=-1)
+    for ask in (client.admin.events, client.admin.status, client.admin.forget_node):
+        with pytest.raises(NoSuchNode, match="no node 'nope'"):
+            await ask(node_id="nope")  # type: ignore[operator]

@@ -88,6 +88,13 @@ def test_a_list_of_a_virtual_host_that_is_not_there_is_an_error(mqtool: Tool, co
     assert "no virtual host 'no-v'" in found.err
 
 
+@pytest.mark.parametrize("command", [("events",), ("nodes",), ("close-connection", "c")])
+def test_a_node_that_is_not_there_is_an_error(mqtool: Tool, command: tuple[str, ...]) -> None:
+    found = mqtool(*command, "--node", "nope")
+    assert (found.code, found.out, found.err.count("\n")) == (5, "", 1), found
+    assert "no node 'nope' in this cluster" in found.err
+
+
 def test_a_tag_that_means_nothing_is_refused_by_those_that_do(mqtool: Tool) -> None:
     refused = mqtool("user-set", "alice", "--tag", "administrater", "--password-hash", "x")
     assert (refused.code, refused.err.count("\n")) == (2, 1)

@@ -23,7 +23,7 @@ from mirrorlog.client.connection.unclosed import Background
 from mirrorlog.client.events import ClientEvents, Connected, Disconnected, OnEvent
 from mirrorlog.client.options import check_timeout, parse_server
 from mirrorlog.config import CLIENT_PORT
-from mirrorlog.errors import BadRequest, Closed, ConnectionLost, MirrorlogError, NotMaster
+from mirrorlog.errors import Closed, ConnectionLost, MirrorlogError, NotMaster
 from mirrorlog.wire.messages.queues import GetMetadata, Metadata, NodeInfo, QueueInfo
 
 # Who waits for a connection looks around after so long: its node may hang and have been replaced. The opening goes on.
@@ -129,15 +129,17 @@ class ClusterClient:
         return self._reached or self.connected
 
     async def node_address(self, node_id: str) -> str:
-        """The client address of a node. Raises BadRequest for an unknown one, NotMaster for "", which stands for a
+        """The client address of a node. Raises NoSuchNode for an unknown one, NotMaster for "", which stands for a
         master that nobody knows."""
         if not node_id:
             raise NotMaster("no node is known to be the master at the moment; one is promoted if enough copies are up")
         if node_id not in self._nodes:
             await self.metadata([])
         if node_id not in self._nodes:
+            from mirrorlog.wire.messages.operators import NoSuchNode  # who asks for it seldom is alone in that
+
             known = ", ".join(self._nodes)
-            raise BadRequest(f"no node {node_id!r} in this cluster; there are {known}")
+            raise NoSuchNode(f"no node {node_id!r} in this cluster; there are {known}")
         return self._nodes[node_id].client
 
     async def metadata(self, queues: list[str] | None = None) -> Metadata:

@@ -21,7 +21,7 @@ from mirrorlog.client.producer.record import BATCH_OVERHEAD_BYTES, RECORD_OVERHE
 from mirrorlog.commitlog.format.attributes import Attributes
 from mirrorlog.commitlog.format.body import Int64s
 from mirrorlog.commitlog.format.drafts import BodyWriter, Draft, Join
-from mirrorlog.errors import BadInput, RecordTooLarge
+from mirrorlog.errors import BadRequest, RecordTooLarge
 from mirrorlog.wire.messages.handshake import NodeLimits
 
 
@@ -37,7 +37,7 @@ class Bulk:
 
     @classmethod
     def of(cls, values: Any, keys: Any, headers: Any, timestamps: Any, *, also: Sequence[Header] = ()) -> Self:
-        """Columns as a caller gives them; `also`: headers of every record besides. Raises BadInput for one of a wrong
+        """Columns as a caller gives them; `also`: headers of every record besides. Raises BadRequest for one of a wrong
         kind or of another length."""
         value_entries = binary_entries(values, "values")
         count = len(value_entries)
@@ -109,4 +109,4 @@ class Bulk:
 
 def _check_length(what: str, found: int, count: int) -> None:
     if found != count:
-        raise BadInput(f"{what} has {found} entries for {count} values")
+        raise BadRequest(f"{what} has {found} entries for {count} values")

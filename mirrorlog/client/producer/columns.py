@@ -26,7 +26,7 @@ from mirrorlog.client.properties import as_bytes
 from mirrorlog.commitlog.format.body import Bools, Int32s, Int64s
 from mirrorlog.commitlog.format.drafts import Part
 from mirrorlog.commitlog.format.header import NO_TIMESTAMP
-from mirrorlog.errors import BadInput
+from mirrorlog.errors import BadRequest
 
 # Units of datetime64 in which a time may be beyond 64 bits of µs.
 _COARSE_UNITS: Final = frozenset({"Y", "M", "W", "D", "h", "m", "s", "ms"})
@@ -169,48 +169,50 @@ class HeaderLists:
 
 
 def binary_entries(given: Any, what: str) -> BinaryEntries:
-    """Values or keys (`what`: for messages). Raises BadInput for what is none of the kinds that a column may be."""
+    """Values or keys (`what`: for messages). Raises BadRequest for what is none of the kinds that a column may be."""
     if isinstance(given, list | tuple):
         return _from_list(given, what)
     if isinstance(given, np.ndarray):
         return _from_numpy(given, what)
     if _is_arrow(given):
         return _from_arrow(given, what)
-    raise BadInput(f"{what} are {type(given).__name__}; give a list of bytes, text or None, a numpy or a pyarrow array")
+    raise BadRequest(
+        f"{what} are {type(given).__name__}; give a list of bytes, text or None, a numpy or a pyarrow array"
+    )
 
 
 def timestamp_entries(given: Any) -> TimestampEntries:
     """A list of what `send` takes, numpy int64 (µs) or datetime64 (UTC, as numpy has it), or an Arrow array of
-    timestamps with a zone. Raises BadInput."""
+    timestamps with a zone. Raises BadRequest."""
     if isinstance(given, list | tuple):
         return _timestamp_list(given)
     if isinstance(given, np.ndarray):
         return _timestamp_array(given)
     if _is_arrow(given):
         return _timestamp_arrow(given)
-    raise BadInput(f"timestamps are {type(given).__name__}; give a list, a numpy array or a pyarrow array")
+    raise BadRequest(f"timestamps are {type(given).__name__}; give a list, a numpy array or a pyarrow array")
 
 
 def header_entries(given: Any, also: Sequence[Header] = ()) -> SharedHeaders | HeaderLists:
     """A mapping is for every record; else there is one mapping, list of pairs, or None for each. `also`: of every
-    record, behind them. Raises BadInput."""
+    record, behind them. Raises BadRequest."""
     if isinstance(given, list | tuple):
         lists: list[Sequence[Header]] = [(*as_headers(each), *also) for each in given]
         sizes = np.fromiter(map(headers_size, lists), dtype=np.int64, count=len(lists))
         return HeaderLists(lists, sizes)
     if given is not None and not hasattr(given, "items"):
-        raise BadInput("headers are a mapping for all records, or a list with a mapping, pairs or None for each")
+        raise BadRequest("headers are a mapping for all records, or a list with a mapping, pairs or None for each")
     pairs = [*as_headers(given), *also]
     size = headers_size(pairs)
     return SharedHeaders([name.encode() for name, _ in pairs], [value for _, value in pairs], size)
 
 
 def datetimes_us(times: npt.NDArray[Any]) -> TimestampEntries:
-    """datetime64 of any unit in µs, rounded down. Raises BadInput for a time beyond 64 bits of µs."""
+    """datetime64 of any unit in µs, rounded down. Raises BadRequest for a time beyond 64 bits of µs."""
     stamps = times.astype("datetime64[us]")
     unit, _ = np.datetime_data(times.dtype)
     if unit in _COARSE_UNITS and (stamps.astype(times.dtype) != times)[~np.isnat(times)].any():
-        raise BadInput("a timestamp is beyond 64 bits of µs")
+        raise BadRequest("a timestamp is beyond 64 bits of µs")
     absent = np.isnat(stamps)
     stamps_us: Int64s = np.where(absent, 0, stamps.view(np.int64))
     return TimestampEntries(stamps_us, ~absent if absent.any() else None)
@@ -297,14 +299,14 @@ def _timestamp_array(given: npt.NDArray[Any]) -> TimestampEntries:
     if given.ndim == 1 and given.dtype.kind == "M" and not isinstance(given, np.ma.MaskedArray):
         return datetimes_us(given)
     if given.ndim != 1 or given.dtype != np.int64 or isinstance(given, np.ma.MaskedArray):
-        raise BadInput(f"timestamps are a numpy array of {given.dtype}; give int64 (µs UTC) or datetime64 (UTC)")
+        raise BadRequest(f"timestamps are a numpy array of {given.dtype}; give int64 (µs UTC) or datetime64 (UTC)")
     if (given == NO_TIMESTAMP).any():
-        raise BadInput(f"timestamp {NO_TIMESTAMP} is beyond 64 bits of µs")
+        raise BadRequest(f"timestamp {NO_TIMESTAMP} is beyond 64 bits of µs")
     return TimestampEntries(np.ascontiguousarray(given))
 
 
 def _from_arrow(given: Any, what: str) -> BinaryEntries:
-    """Values or keys from an Array or ChunkedArray of any binary or string type. Raises BadInput."""
+    """Values or keys from an Array or ChunkedArray of any binary or string type. Raises BadRequest."""
     chunks = [_readable(chunk, what) for chunk in _chunks(given, what)]
     present = _valid(chunks)
     dense = [_dense(chunk) for chunk in chunks]
@@ -313,7 +315,7 @@ def _from_arrow(given: Any, what: str) -> BinaryEntries:
 
 
 def _timestamp_arrow(given: Any) -> TimestampEntries:
-    """Timestamps with a zone, of any unit, or int64 in µs UTC. Raises BadInput."""
+    """Timestamps with a zone, of any unit, or int64 in µs UTC. Raises BadRequest."""
     import pyarrow as pa
 
     chunks = _chunks(given, "timestamps")
@@ -323,14 +325,14 @@ def _timestamp_arrow(given: Any) -> TimestampEntries:
     elif pa.types.is_timestamp(kind) and kind.tz is not None:
         unit = kind.unit
     elif pa.types.is_timestamp(kind):
-        raise BadInput(f'timestamps are {kind} without a time zone; cast them to pa.timestamp("{kind.unit}", "UTC")')
+        raise BadRequest(f'timestamps are {kind} without a time zone; cast them to pa.timestamp("{kind.unit}", "UTC")')
     else:
-        raise BadInput(f"timestamps are {kind}; give timestamps with a zone, or int64 (µs UTC)")
+        raise BadRequest(f"timestamps are {kind}; give timestamps with a zone, or int64 (µs UTC)")
     present = _valid(chunks)
     whole = [chunk.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False) for chunk in chunks]
     found = datetimes_us(np.concatenate([np.zeros(0, dtype=np.int64), *whole]).view(f"datetime64[{unit}]"))
     if found.present is not None:
-        raise BadInput("a timestamp is beyond 64 bits of µs")
+        raise BadRequest("a timestamp is beyond 64 bits of µs")
     return TimestampEntries(found.stamps_us, present)
 
 
@@ -341,7 +343,7 @@ def _chunks(given: Any, what: str) -> list[Any]:
         return list(given.chunks)
     if isinstance(given, pa.Array):
         return [given]
-    raise BadInput(f"{what} are a pyarrow {type(given).__name__}; give an Array or a ChunkedArray")
+    raise BadRequest(f"{what} are a pyarrow {type(given).__name__}; give an Array or a ChunkedArray")
 
 
 def _valid(chunks: list[Any]) -> Bools | None:
@@ -361,7 +363,7 @@ def _readable(array: Any, what: str) -> Any:
     views = (pa.types.is_binary_view(kind), pa.types.is_string_view(kind), pa.types.is_null(kind))
     if pa.types.is_fixed_size_binary(kind) or any(views):
         return array.cast(pa.large_binary())
-    raise BadInput(f"{what} are a pyarrow array of {kind}; give binary, string or fixed-size binary")
+    raise BadRequest(f"{what} are a pyarrow array of {kind}; give binary, string or fixed-size binary")
 
 
 def _dense(array: Any) -> tuple[Int64s, memoryview]:
@@ -396,7 +398,7 @@ def _arrow_offsets() -> dict[Any, str]:
 
 
 def _refuse(what: str, found: str) -> NoReturn:
-    raise BadInput(
+    raise BadRequest(
         f"{what} are {found}; give bytes, text or None in a list, a numpy array of one dimension and dtype S, V or "
         "object, rows of uint8, or a pyarrow array of binary or string"
     )

@@ -175,7 +175,7 @@ class Producer(WithBlock):
         """Send one record and await its confirm. Waits for room in the window first, behind those that wait already,
         at most the delivery timeout; from then on the record has one of its own.
 
-        `value`, `key`: text is UTF-8. `content_type`, `correlation_id`, `reply_to`, `message_id`, `app_id`, …: its
+        `value`, `key`, values of `headers`: text is UTF-8. `content_type`, `reply_to`, `message_id`, `app_id`, …: its
         properties (`mirrorlog.client.properties`). `timestamp`: event time, datetime with a zone or µs UTC. What groups
         that ack go by, of a queue read as one: `priority`, from 0, the default, to 255, the highest is given out first;
         `ttl_ms` after its append it is given to nobody any more, None for no end; not before `delay_ms` after it to

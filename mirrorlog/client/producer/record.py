@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Final, cast
+from typing import Any, Final
 
+from mirrorlog.client.properties import as_bytes
 from mirrorlog.commitlog.format.header import HEADER_SIZE, NO_TIMESTAMP
-from mirrorlog.errors import BadInput, RecordTooLarge
+from mirrorlog.errors import BadRequest, RecordTooLarge
 from mirrorlog.wire.messages.handshake import NodeLimits
 
 Header = tuple[str, bytes | None]
 """As in `commitlog.format.body`, which takes long to load."""
-Headers = Mapping[str, bytes | None] | Sequence[Header]
+Headers = Mapping[str, bytes | str | None] | Sequence[tuple[str, bytes | str | None]]
+"""As callers give them: text is UTF-8."""
 
 RECORD_OVERHEAD_BYTES: Final = 24
 """What a record takes in a batch besides its bytes: offsets of value and key, its timestamp, a header list entry, and
@@ -24,7 +26,7 @@ part."""
 
 # A header's name and value have an offset and a bit as well.
 _HEADER_OVERHEAD_BYTES: Final = 9
-_HEADERS_ARE: Final = "headers are a mapping or pairs of a name (str, UTF-8) and bytes or None"
+_HEADERS_ARE: Final = "headers are a mapping or pairs of a name (str, UTF-8) and bytes, text or None"
 _TIMESTAMP_MAX: Final = -NO_TIMESTAMP - 1
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -32,7 +34,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 def record_size(value: bytes | None, key: bytes | None, headers: Sequence[Header]) -> int:
     """Bytes that a record takes in a batch at most, besides BATCH_OVERHEAD_BYTES.
 
-    Raises BadInput for what is no bytes: found later, it would spoil the batch for the records around it.
+    Raises BadRequest for what is no bytes: found later, it would spoil the batch for the records around it.
     """
     size = RECORD_OVERHEAD_BYTES
     if value is not None:
@@ -60,7 +62,7 @@ def check_value(value: bytes | None, limits: NodeLimits) -> None:
 
 
 def headers_size(headers: Sequence[Header]) -> int:
-    """Bytes that a record's headers take in a batch. Raises BadInput."""
+    """Bytes that a record's headers take in a batch. Raises BadRequest."""
     size = 0
     try:
         for name, content in headers:
@@ -70,38 +72,45 @@ def headers_size(headers: Sequence[Header]) -> int:
             if content is not None:
                 size += len(content) if type(content) is bytes else _refuse("a value in headers", content)
     except (TypeError, ValueError, AttributeError):
-        raise BadInput(_HEADERS_ARE) from None
+        raise BadRequest(_HEADERS_ARE) from None
     return size
 
 
 def _refuse(what: str, found: object) -> int:
-    raise BadInput(f"{what} is {type(found).__name__}; give {'str' if 'name' in what else 'bytes or None'}")
+    give = "str" if "name" in what else "bytes, text or None"
+    objects = ", or make the producer with serializer=" if what == "a value" else ""
+    raise BadRequest(f"{what} is {type(found).__name__}; give {give}{objects}")
 
 
 def as_headers(headers: Headers | None) -> Sequence[Header]:
-    """A mapping or pairs as tuples: read once, here, and nobody can change them afterwards. Raises BadInput."""
+    """A mapping or pairs as tuples: read once, here, and nobody can change them afterwards. Raises BadRequest."""
     if not headers:
         return ()
     try:
         # The usual case is a list, and asking for a Mapping is dear. A pair that is a tuple is not copied.
-        if type(headers) is not list and isinstance(headers, Mapping):
-            return tuple(headers.items())
-        return cast("Sequence[Header]", tuple(map(tuple, headers)))
+        is_mapping = type(headers) is not list and isinstance(headers, Mapping)
+        pairs: tuple[Any, ...] = tuple(headers.items() if is_mapping else map(tuple, headers))  # type: ignore[union-attr]
     except TypeError:
-        raise BadInput(_HEADERS_ARE) from None
+        raise BadRequest(_HEADERS_ARE) from None
+    for pair in pairs:
+        if len(pair) == 2 and isinstance(pair[1], str):
+            if not is_mapping and isinstance(headers, list | tuple) and any(isinstance(each, str) for each in headers):
+                raise BadRequest(_HEADERS_ARE)  # a text of two characters is no pair
+            return tuple((each[0], as_bytes(each[1]), *each[2:]) if len(each) > 1 else each for each in pairs)
+    return pairs
 
 
 def as_timestamp_us(timestamp: datetime | int | None) -> int | None:
-    """µs UTC. Raises BadInput for a datetime without a time zone: its meaning would depend on the machine."""
+    """µs UTC. Raises BadRequest for a datetime without a time zone: its meaning would depend on the machine."""
     if timestamp is None:
         return None
     if isinstance(timestamp, int):
         if not -_TIMESTAMP_MAX <= timestamp <= _TIMESTAMP_MAX:
-            raise BadInput(f"timestamp {timestamp} is beyond 64 bits of µs")
+            raise BadRequest(f"timestamp {timestamp} is beyond 64 bits of µs")
         return timestamp
     if not isinstance(timestamp, datetime):
-        raise BadInput(f"a timestamp is a datetime or µs as int, not {type(timestamp).__name__}")
+        raise BadRequest(f"a timestamp is a datetime or µs as int, not {type(timestamp).__name__}")
     if timestamp.tzinfo is None:
-        raise BadInput(f"timestamp {timestamp} has no time zone; use datetime(..., tzinfo=UTC)")
+        raise BadRequest(f"timestamp {timestamp} has no time zone; use datetime(..., tzinfo=UTC)")
     elapsed = timestamp - _EPOCH
     return (elapsed.days * 86_400 + elapsed.seconds) * 1_000_000 + elapsed.microseconds

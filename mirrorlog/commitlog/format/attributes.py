@@ -23,7 +23,7 @@ import struct
 from typing import Final, NamedTuple, TypedDict
 
 from mirrorlog.commitlog.format.header import ATTRIBUTES_SIZE, HEADER_SIZE, BatchHeader, Buffer, Column
-from mirrorlog.errors import BadBatch, BadInput
+from mirrorlog.errors import BadBatch, BadRequest
 
 DURATION_MS_MAX: Final = 10 * 365 * 24 * 3600 * 1000
 """Ten years: of a time to live, and of a delay."""
@@ -69,7 +69,7 @@ class RecordOptions(TypedDict, total=False):
 
 
 def asked_attributes(priority: int = 0, ttl_ms: int | None = None, delay_ms: int = 0) -> Attributes | None:
-    """None when nothing is asked for. Raises BadInput naming what is outside its limits."""
+    """None when nothing is asked for. Raises BadRequest naming what is outside its limits."""
     _check("priority", priority, PRIORITY_MAX)
     _check("delay_ms", delay_ms, DURATION_MS_MAX)
     if ttl_ms is not None:
@@ -80,7 +80,7 @@ def asked_attributes(priority: int = 0, ttl_ms: int | None = None, delay_ms: int
 
 def _check(name: str, value: object, largest: int) -> None:
     if type(value) is not int or not 0 <= value <= largest:
-        raise BadInput(f"{name} is {value!r}; give a whole number from 0 to {largest}")
+        raise BadRequest(f"{name} is {value!r}; give a whole number from 0 to {largest}")
 
 
 def encode_attributes(attributes: Attributes) -> bytes:
