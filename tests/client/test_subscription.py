@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 
 import msgspec
@@ -403,6 +404,21 @@ async def test_a_lease_that_is_forgotten_comes_back(client: Client, queue: str) 
     assert (kept_again.value, kept_again.attempts) == (b"0", 0)
     assert await client.settle_receipt(queue, kept_again.receipt)
     assert not await client.settle_receipt(queue, kept_again.receipt)
+
+
+@pytest.mark.parametrize("options", [{"prefetch": 3}, {"prefetch_bytes": 35 * 1024}])
+def test_who_blocks_and_has_all_that_the_prefetch_allows_does_not_wait_for_more(
+    shared_cluster: Cluster, queue: str, options: dict[str, int]
+) -> None:
+    """Goal: records that have crossed to the thread count. Method: one is read, three may be out; ask for ten."""
+    with SyncClient(*shared_cluster.servers) as client:
+        with client.producer(queue) as producer:
+            producer.send_many([b"x" * 10_240] * 6)
+        with client.subscribe(queue, **options) as subscription:  # type: ignore[arg-type]
+            assert next(subscription).queue_offset == 0
+            begun = time.monotonic()
+            assert [each.queue_offset for each in subscription.receive(10, timeout_ms=60_000)] == [1, 2]
+            assert time.monotonic() - begun < 30
 
 
 def test_the_synchronous_face_does_the_same(shared_cluster: Cluster, queue: str) -> None:
