@@ -29,8 +29,7 @@ from mirrorlog.client.options import (
     parse_level,
 )
 from mirrorlog.client.producer.join_pool import JoinPool
-from mirrorlog.client.producer.record import Headers
-from mirrorlog.client.properties import RecordProperties, SendOptions
+from mirrorlog.client.properties import Headers, RecordProperties, SendOptions
 from mirrorlog.client.serializers import Deserializer, Serializer
 from mirrorlog.client.subscription.lease_receipts import LeaseReceipt
 from mirrorlog.errors import MirrorlogError, MissingDependency

@@ -7,7 +7,7 @@ nothing, and every reader, of whatever language, finds them. What came by AMQP i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from mirrorlog.client.arguments import is_text, refuse
@@ -15,8 +15,10 @@ from mirrorlog.commitlog.format.attributes import RecordOptions
 from mirrorlog.errors import BadInput
 
 if TYPE_CHECKING:
-    from mirrorlog.client.producer.record import Headers
     from mirrorlog.commitlog.format.body import Header
+
+Headers = Mapping[str, bytes | str | None] | Sequence[tuple[str, bytes | str | None]]
+"""As callers give them: text is UTF-8."""
 
 PREFIX: Final = "amqp."
 _WHOLE: Final = PREFIX.rstrip(".")

@@ -18,8 +18,7 @@ from typing import Unpack
 from mirrorlog.client.connection.cluster import ClusterClient
 from mirrorlog.client.consumer.records import ConsumedRecord
 from mirrorlog.client.options import check_timeout
-from mirrorlog.client.producer.record import Headers
-from mirrorlog.client.properties import RecordProperties, SendOptions
+from mirrorlog.client.properties import Headers, RecordProperties, SendOptions
 from mirrorlog.client.publisher.publisher import Publisher
 from mirrorlog.client.subscription.subscription import Subscription
 from mirrorlog.errors import BadRequest, MirrorlogError, OutcomeUnknown, RequestTimeout

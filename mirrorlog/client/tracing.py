@@ -27,8 +27,8 @@ from mirrorlog.client.consumer.records import ConsumedRecord, GrantedRecord
 from mirrorlog.client.producer.batch import Receipt
 from mirrorlog.client.producer.deliveries import Delivery
 from mirrorlog.client.producer.producer import Producer
-from mirrorlog.client.producer.record import Headers, as_headers
-from mirrorlog.client.properties import SendOptions
+from mirrorlog.client.producer.record import as_headers
+from mirrorlog.client.properties import Headers, SendOptions
 from mirrorlog.client.publisher.publications import Publication, Published
 from mirrorlog.client.publisher.publisher import Publisher
 from mirrorlog.client.subscription.delivered import Delivered

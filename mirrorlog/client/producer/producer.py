@@ -31,7 +31,6 @@ from mirrorlog.client.producer.pipeline import Pipeline, ProducerStats
 from mirrorlog.client.producer.record import (
     BATCH_OVERHEAD_BYTES,
     RECORD_OVERHEAD_BYTES,
-    Headers,
     as_headers,
     as_timestamp_us,
     check_record,
@@ -40,7 +39,7 @@ from mirrorlog.client.producer.record import (
 )
 from mirrorlog.client.producer.sender import Sender
 from mirrorlog.client.producer.window import SendWindow
-from mirrorlog.client.properties import SendOptions, as_bytes, parted
+from mirrorlog.client.properties import Headers, SendOptions, as_bytes, parted
 from mirrorlog.client.serializers import serialized, serialized_all
 from mirrorlog.client.with_block import WithBlock
 from mirrorlog.commitlog.format.attributes import Attributes, RecordOptions, asked_attributes

@@ -6,15 +6,13 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from mirrorlog.client.properties import as_bytes
+from mirrorlog.client.properties import Headers, as_bytes
 from mirrorlog.commitlog.format.header import HEADER_SIZE, NO_TIMESTAMP
 from mirrorlog.errors import BadRequest, RecordTooLarge
 from mirrorlog.wire.messages.handshake import NodeLimits
 
 Header = tuple[str, bytes | None]
 """As in `commitlog.format.body`, which takes long to load."""
-Headers = Mapping[str, bytes | str | None] | Sequence[tuple[str, bytes | str | None]]
-"""As callers give them: text is UTF-8."""
 
 RECORD_OVERHEAD_BYTES: Final = 24
 """What a record takes in a batch besides its bytes: offsets of value and key, its timestamp, a header list entry, and

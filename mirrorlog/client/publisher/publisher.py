@@ -37,8 +37,8 @@ from mirrorlog.client.connection.unclosed import unended_text, warn_unclosed
 from mirrorlog.client.producer.batch import Receipt
 from mirrorlog.client.producer.deliveries import Delivery
 from mirrorlog.client.producer.producer import Producer
-from mirrorlog.client.producer.record import Headers, as_headers, as_timestamp_us, record_size
-from mirrorlog.client.properties import SendOptions, as_bytes, parted
+from mirrorlog.client.producer.record import as_headers, as_timestamp_us, record_size
+from mirrorlog.client.properties import Headers, SendOptions, as_bytes, parted
 from mirrorlog.client.publisher.publications import (
     Publication,
     Published,

@@ -15,8 +15,8 @@ from typing import Any, Self, Unpack
 from mirrorlog.client.arguments import checked, refuse
 from mirrorlog.client.options import check_delay
 from mirrorlog.client.producer.batch import Receipt
-from mirrorlog.client.producer.record import Headers, as_headers, as_timestamp_us
-from mirrorlog.client.properties import SendOptions, as_bytes, parted
+from mirrorlog.client.producer.record import as_headers, as_timestamp_us
+from mirrorlog.client.properties import Headers, SendOptions, as_bytes, parted
 from mirrorlog.client.publisher.publications import checked_keys
 from mirrorlog.client.serializers import Serializer, serialized
 from mirrorlog.client.subscription.delivered import Settleable
