@@ -7,7 +7,6 @@ import math
 from typing import TYPE_CHECKING, Final
 
 from mirrorlog.diagnosis.cluster_status import NODE_SECONDS, AllStatuses, gather, of_logs, syncs_of
-from mirrorlog.diagnosis.findings import Facts
 from mirrorlog.errors import AccessRefused, MirrorlogError, NoSuchQueue, QueueExclusive, RequestTimeout
 from mirrorlog.wire.messages.groups import GroupsFound
 from mirrorlog.wire.messages.queues import Metadata, MoveOfQueue, QueueInfo
@@ -16,6 +15,7 @@ from mirrorlog.wire.names import shown
 
 if TYPE_CHECKING:
     from mirrorlog.client import Client
+    from mirrorlog.diagnosis.findings import Facts
 
 _AT_ONCE: Final = 64
 _MOVES_TIMEOUT_MS: Final = 2_000
@@ -26,6 +26,8 @@ _NOT_FOR_US: Final = (QueueExclusive, AccessRefused, NoSuchQueue)
 async def facts_of(client: Client, queue: str | None = None, *, within_s: float | None = None) -> Facts:
     """All that the nodes tell, of one queue (its key) or of all. A master that does not answer for one of its queues is
     not asked for the others. `within_s`: how long groups are asked for in all. Raises NoSuchQueue, and as `gather`."""
+    from mirrorlog.diagnosis.findings import Facts  # late: lists ask this module for other things
+
     metadata = await client.admin.metadata(None if queue is None else [queue])
     turns = asyncio.Semaphore(_AT_ONCE)
     lost = {outage.name for outage in metadata.outages}

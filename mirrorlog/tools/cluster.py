@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 import typer
-from rich.console import Group, RenderableType
-from rich.text import Text
 
 from mirrorlog.diagnosis.cells import NOTHING, bytes_text, parse_time, time_text
 from mirrorlog.diagnosis.cluster_status import AllStatuses, gather, held_by, mastered_by, role_of, warnings, with_waits
@@ -18,6 +16,7 @@ from mirrorlog.errors import ConnectionLost, NodeStopping, Refused, RequestTimeo
 from mirrorlog.tools.common.options import AsJson
 from mirrorlog.tools.common.output import emit, print_json, print_json_line, table
 from mirrorlog.tools.common.session import session_of
+from mirrorlog.tools.common.views import Line, View, Views
 from mirrorlog.tools.common.watching import watchable
 from mirrorlog.versions import version_of
 from mirrorlog.wire.messages.operators import ClusterEvent, Events, FormerFreed
@@ -160,21 +159,21 @@ def _updating(cluster_version: int, nodes: Sequence[NodeLine]) -> Iterator[str]:
         )
 
 
-def nodes_view(found: NodeList) -> RenderableType:
+def nodes_view(found: NodeList) -> View:
     """One row per node in two tables, and the warnings. Pure."""
     incarnation = f", incarnation {found.incarnation}" if found.incarnation > 1 else ""
     title = (
         f"NODES of {found.cluster_name}, as {found.asked} knows them: view {found.version}{incarnation}, cluster "
         f"version {found.cluster_version}"
     )
-    return Group(
+    return Views.of(
         table(
             title,
             ("node", "no", "role", "life", "start", "version", "masters", "copies", "disk"),
             [_parts(node) for node in found.nodes],
             numbers=("no", "version", "copies"),
         ),
-        Text(),
+        Line(),
         table(
             "ADDRESSES", ("node", "client", "replication", "grpc", "http"), [_addresses(each) for each in found.nodes]
         ),
@@ -203,22 +202,22 @@ def _addresses(node: NodeLine) -> tuple[str, ...]:
     return node.node_id, *(each or NOTHING for each in (node.client, node.replication, node.grpc, node.http))
 
 
-def _notes(found: NodeList) -> Iterator[RenderableType]:
-    lines: Sequence[Text] = [
+def _notes(found: NodeList) -> Iterator[View]:
+    lines: Sequence[Line] = [
         *(
-            Text(f"{node.node_id} does not answer: {node.error}", style="red")
+            Line(f"{node.node_id} does not answer: {node.error}", style="red")
             for node in found.nodes
             if node.answers is False
         ),
         *(
-            Text(f"{node.node_id}: {node.memory.reason}", style="red")
+            Line(f"{node.node_id}: {node.memory.reason}", style="red")
             for node in found.nodes
             if node.memory is not None and node.memory.reason
         ),
-        *(Text(warning, style="yellow") for warning in found.warnings),
+        *(Line(warning, style="yellow") for warning in found.warnings),
     ]
     if lines:
-        yield Text()
+        yield Line()
     yield from lines
 
 
@@ -357,7 +356,7 @@ def _of_log(former: Sequence[FormerStatus], log: str) -> list[FormerStatus]:
     return [each for each in former if log in ("", each.name, each.log_id)]
 
 
-def former_view(answers: Sequence[FormerFreed], *, done: bool) -> RenderableType:
+def former_view(answers: Sequence[FormerFreed], *, done: bool) -> View:
     """What is freed, or would be, and what is not. Pure."""
     rows = [former_row(answer.node, each) for answer in answers for each in answer.freed]
     kept = [
@@ -366,13 +365,11 @@ def former_view(answers: Sequence[FormerFreed], *, done: bool) -> RenderableType
         for each in answer.kept
     ]
     title = "FREED" if done else "FORMER copies"
-    parts: list[RenderableType] = [former_table(rows, title)] if rows else [Text("nothing to free")]
-    return Group(*parts, *(Text(line, style="yellow") for line in kept))
+    parts: list[View] = [former_table(rows, title)] if rows else [Line("nothing to free")]
+    return Views.of(*parts, *(Line(line, style="yellow") for line in kept))
 
 
-def former_table(
-    rows: Sequence[Sequence[str]], title: str = "FORMER copies: mqtool free-former frees them"
-) -> RenderableType:
+def former_table(rows: Sequence[Sequence[str]], title: str = "FORMER copies: mqtool free-former frees them") -> View:
     """Of `former_row`s."""
     return table(title, _FORMER_COLUMNS, rows, numbers=("bytes",))
 

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final
 
 import typer
-from rich.console import Group, RenderableType
-from rich.text import Text
 
 from mirrorlog.diagnosis.cells import printable, time_text
 from mirrorlog.diagnosis.connections import connection_row, untold_rows
@@ -15,6 +13,7 @@ from mirrorlog.errors import BadRequest
 from mirrorlog.tools.common.options import AsJson, IfExists
 from mirrorlog.tools.common.output import cell_text, emit, table
 from mirrorlog.tools.common.session import session_of
+from mirrorlog.tools.common.views import Line, View, Views
 from mirrorlog.tools.common.watching import watchable
 from mirrorlog.wire.messages.connections import ConnectionInfo
 
@@ -50,11 +49,11 @@ def connections(
 
 def connections_view(
     wanted: Sequence[str], rows: Sequence[Mapping[str, Any]], silent: Sequence[Mapping[str, Any]]
-) -> RenderableType:
+) -> View:
     """One row per connection, and a line for each node that tells none. Pure."""
     cells = [[_cell(column, row[column]) for column in wanted] for row in rows]
-    lines = [Text(f"node {row['node']} tells no connections: {row['reason']}") for row in silent]
-    return Group(table("", wanted, cells, whole=("name", "connected_at")), *lines)
+    lines = [Line(f"node {row['node']} tells no connections: {row['reason']}") for row in silent]
+    return Views.of(table("", wanted, cells, whole=("name", "connected_at")), *lines)
 
 
 def _cell(column: str, value: Any) -> str:

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from rich.console import RenderableType
-from rich.text import Text
 
 from mirrorlog.diagnosis.cells import NOTHING, age_text, bytes_text
 from mirrorlog.diagnosis.cluster_status import gather, of_queues
@@ -16,6 +14,7 @@ from mirrorlog.errors import AccessRefused
 from mirrorlog.tools.common.options import AsJson, OnlyVirtualHost
 from mirrorlog.tools.common.output import emit_with_outages, table
 from mirrorlog.tools.common.session import session_of
+from mirrorlog.tools.common.views import Line, View
 from mirrorlog.tools.common.watching import watchable
 from mirrorlog.wire.messages.queues import Metadata
 from mirrorlog.wire.messages.status import ProducerStatus, QueueCounts, QueueStatus
@@ -44,7 +43,7 @@ def waiting_fields(status: QueueStatus) -> dict[str, Any]:
     return waits | {name: getattr(counts, name) for name in _COUNTED}
 
 
-def waiting_view(told: Sequence[QueueStatus]) -> list[RenderableType]:
+def waiting_view(told: Sequence[QueueStatus]) -> list[View]:
     """One row per queue whose master tells; nothing when none does. Pure."""
     rows = [
         (
@@ -62,7 +61,7 @@ def waiting_view(told: Sequence[QueueStatus]) -> list[RenderableType]:
         if each.ready >= 0
     ]
     numbers = ("ready", "unacked", "delayed", "dead", "consumers", "oldest", "publish/s", "ack/s")
-    return [Text(), table("WAITING", ("queue", *numbers), rows, numbers=numbers)] if rows else []
+    return [Line(), table("WAITING", ("queue", *numbers), rows, numbers=numbers)] if rows else []
 
 
 @watchable
@@ -85,7 +84,7 @@ def rates(
     emit_with_outages(as_json, found, rates_view(found), outages)
 
 
-def rates_view(found: Sequence[QueueStatus]) -> RenderableType:
+def rates_view(found: Sequence[QueueStatus]) -> View:
     """One row per queue. Pure."""
     rows = [(shown(each.name), *_cells(each.counts or QueueCounts())) for each in found]
     numbers = ("publish/s", "deliver/s", "again/s", "ack/s", "published", "delivered", "again", "acked")
@@ -117,7 +116,7 @@ def producers(
     emit_with_outages(as_json, found, producers_view(found), outages)
 
 
-def producers_view(found: Sequence[ProducerStatus]) -> RenderableType:
+def producers_view(found: Sequence[ProducerStatus]) -> View:
     """One row per producer and queue. Pure."""
     rows = [
         (

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from rich.console import Group, RenderableType
-from rich.text import Text
 
 from mirrorlog.diagnosis.cells import NOTHING, age_text, ago_text, printable, target_of
 from mirrorlog.diagnosis.cluster_status import authorities, gather, key_of, select
@@ -15,6 +13,7 @@ from mirrorlog.errors import AccessRefused, BadInput, NoSuchGroup, UnsupportedVe
 from mirrorlog.tools.common.options import AsJson, IfExists, OnlyVirtualHost, QueueName, VirtualHost
 from mirrorlog.tools.common.output import emit, emit_with_outages, table, yes_no
 from mirrorlog.tools.common.session import session_of
+from mirrorlog.tools.common.views import Line, View, Views
 from mirrorlog.tools.common.watching import watchable
 from mirrorlog.wire.messages.groups import GroupInfo, GroupMove, GroupsFound, GroupsReset
 from mirrorlog.wire.messages.queues import Position, QueueOutage
@@ -69,12 +68,12 @@ def groups(
     acking = [] if found is None else _acking(found)
     views = [groups_view(stands), *waiting_view(waiting)]
     if found is None:
-        emit_with_outages(as_json, [*stands, *map(waiting_fields, waiting)], Group(*views), outages)
+        emit_with_outages(as_json, [*stands, *map(waiting_fields, waiting)], Views.of(*views), outages)
         return
     told = {each.group: waiting_fields(each) for each in waiting}
     rows = [*stands, *({**told.get(each.group, {}), **_fields(queue or "", each)} for each in acking)]
-    views += [Text(), acking_view(acking), *consumers_view(acking, found.now_us)]
-    emit_with_outages(as_json, rows, Group(*views), outages)
+    views += [Line(), acking_view(acking), *consumers_view(acking, found.now_us)]
+    emit_with_outages(as_json, rows, Views.of(*views), outages)
 
 
 def waiting_fields(group: AckingGroupStatus) -> dict[str, Any]:
@@ -83,7 +82,7 @@ def waiting_fields(group: AckingGroupStatus) -> dict[str, Any]:
     return {**told, "queue": split(group.queue)[1], "vhost": split(group.queue)[0], "kind": _ACKING}
 
 
-def waiting_view(found: Sequence[AckingGroupStatus]) -> list[RenderableType]:
+def waiting_view(found: Sequence[AckingGroupStatus]) -> list[View]:
     """One row per group that acks, as the master of its log tells; nothing without any. Pure."""
     rows = [
         (
@@ -97,7 +96,7 @@ def waiting_view(found: Sequence[AckingGroupStatus]) -> list[RenderableType]:
         for each in found
     ]
     numbers = ("ready", "unacked", "delayed", "dead", "consumers", "oldest", "deliver/s", "ack/s")
-    return [Text(), table("WAITING", ("queue", "group", *numbers), rows, numbers=numbers)] if rows else []
+    return [Line(), table("WAITING", ("queue", "group", *numbers), rows, numbers=numbers)] if rows else []
 
 
 async def _found(client: Client, queue: str) -> GroupsFound | None:
@@ -129,7 +128,7 @@ def _fields(queue: str, group: GroupInfo) -> dict[str, Any]:
     return {"group": group.group, "queue": queue, **{name: getattr(group, name) for name in group.__struct_fields__}}
 
 
-def groups_view(found: Sequence[GroupStatus], *, title: str = "") -> RenderableType:
+def groups_view(found: Sequence[GroupStatus], *, title: str = "") -> View:
     """One row per group. Pure."""
     rows = [
         (
@@ -145,7 +144,7 @@ def groups_view(found: Sequence[GroupStatus], *, title: str = "") -> RenderableT
     return table(title, ("queue", "group", *numbers), rows, numbers=numbers)
 
 
-def consumers_view(found: Sequence[GroupInfo], now_us: int = 0) -> list[RenderableType]:
+def consumers_view(found: Sequence[GroupInfo], now_us: int = 0) -> list[View]:
     """The consumers of groups, and the leases: a table of each of which there is one. `now_us`: µs UTC, by the clock of
     their master. Pure."""
     consumers = [
@@ -173,7 +172,7 @@ def consumers_view(found: Sequence[GroupInfo], now_us: int = 0) -> list[Renderab
         for group in found
         for each in group.leases
     ]
-    views: list[RenderableType] = []
+    views: list[View] = []
     if consumers:
         of_each = ("group", "name", "peer", "priority", "in hand", "alone", "since", "holds since")
         views.append(table("CONSUMERS", of_each, consumers, numbers=("priority", "in hand")))
@@ -187,7 +186,7 @@ def _name(group: GroupInfo) -> str:
     return group.group or _OWN
 
 
-def acking_view(found: Sequence[GroupInfo]) -> RenderableType:
+def acking_view(found: Sequence[GroupInfo]) -> View:
     """One row per group that acks. Pure."""
     rows = [(_name(each), *(str(getattr(each, name)) for name in _COUNTS)) for each in found]
     return table("GROUPS THAT ACK", ("group", *_COUNTS), rows, numbers=_COUNTS)
@@ -279,10 +278,10 @@ async def _no_such_group(client: Client, queue: str, named: list[str]) -> NoSuch
     return NoSuchGroup(f"queue {shown(queue)} has no group {missing}; it has {have}")
 
 
-def reset_view(found: GroupsReset, *, forced: bool) -> RenderableType:
+def reset_view(found: GroupsReset, *, forced: bool) -> View:
     """One row per group. Pure."""
     if not found.groups:
-        return Text("the queue has no group")
+        return Line("the queue has no group")
     rows = [
         (
             each.group or _OWN,

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from rich.console import RenderableType
 from typer.core import TyperCommand
 from typer.main import get_command
 
@@ -23,6 +22,7 @@ from mirrorlog.tools.common.commands import SETTINGS
 from mirrorlog.tools.common.options import AsJson, IfExists, OnlyVirtualHost, VirtualHost
 from mirrorlog.tools.common.output import emit_with_outages, table
 from mirrorlog.tools.common.session import session_of
+from mirrorlog.tools.common.views import View
 from mirrorlog.tools.common.watching import watchable
 from mirrorlog.wire.messages.queues import HoldInfo
 from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, qualified, shown
@@ -59,7 +59,7 @@ def landings(
     emit_with_outages(as_json, found, landings_view(found), outages)
 
 
-def landings_view(found: Sequence[HoldInfo]) -> RenderableType:
+def landings_view(found: Sequence[HoldInfo]) -> View:
     """One row per hold. Pure."""
     rows = [
         (

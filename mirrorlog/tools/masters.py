@@ -10,9 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 import typer
-from rich.console import Group, RenderableType
-from rich.live import Live
-from rich.text import Text
 
 from mirrorlog import versions
 from mirrorlog.diagnosis.cells import NOTHING, bytes_text, offset_text
@@ -21,6 +18,7 @@ from mirrorlog.errors import BadInput, ConnectionLost, MirrorlogError, Refused, 
 from mirrorlog.tools.common.options import AsJson, IfExists
 from mirrorlog.tools.common.output import emit, print_json, print_json_line, table, terminal_console
 from mirrorlog.tools.common.session import ToolSession, session_of
+from mirrorlog.tools.common.views import Line, View, Views, as_rich
 from mirrorlog.wire.messages.operators import CopyMoves, CopyPromoted, CopyReport, MasterMove, PlannedMove, Rebalanced
 from mirrorlog.wire.messages.queues import MoveOfQueue, MovesFound
 from mirrorlog.wire.messages.status import ClusterStatus
@@ -248,18 +246,20 @@ def _watch(session: ToolSession, found: RebalancePlan, *, as_json: bool) -> None
             found = session.run(look)
             print_json_line(found)
         return
+    from rich.live import Live
+
     with Live(console=terminal_console(), auto_refresh=False) as live:
-        live.update(plan_view(found, waited=False), refresh=True)
+        live.update(as_rich(plan_view(found, waited=False)), refresh=True)
         while not done():
             time.sleep(WATCH_S)
             try:
                 found = session.run(look)
-                live.update(plan_view(found, waited=False), refresh=True)
+                live.update(as_rich(plan_view(found, waited=False)), refresh=True)
             except MirrorlogError as error:
-                live.update(Text(f"{error}; trying again", style="red"), refresh=True)
+                live.update(as_rich(Line(f"{error}; trying again", style="red")), refresh=True)
 
 
-def plan_view(found: RebalancePlan, *, waited: bool) -> RenderableType:
+def plan_view(found: RebalancePlan, *, waited: bool) -> View:
     """One row per log that is not at home, per log that goes to other nodes, and per queue that goes to another log.
     Pure."""
     rows = [
@@ -272,20 +272,20 @@ def plan_view(found: RebalancePlan, *, waited: bool) -> RenderableType:
         )
         for move in found.copies
     ]
-    parts: list[RenderableType] = [rebalance_view(Rebalanced(moves=found.moves, done=found.done), waited=waited)]
+    parts: list[View] = [rebalance_view(Rebalanced(moves=found.moves, done=found.done), waited=waited)]
     if rows:
-        parts += [Text(), table("COPIES that move", ("log", "from", "to", "bytes", "why"), rows, numbers=("bytes",))]
+        parts += [Line(), table("COPIES that move", ("log", "from", "to", "bytes", "why"), rows, numbers=("bytes",))]
     else:
-        parts.append(Text("every copy is where it should be"))
+        parts.append(Line("every copy is where it should be"))
     if found.queues:
         columns = ("queue", "from", "to", "records", "bytes", "why", "")
         parts += [
-            Text(),
+            Line(),
             table("QUEUES that move", columns, map(_queue_row, found.queues), numbers=("records", "bytes")),
         ]
     if found.paused:
-        parts.append(Text("moving is paused; mqtool rebalance --resume lets it go on", style="yellow"))
-    return Group(*parts)
+        parts.append(Line("moving is paused; mqtool rebalance --resume lets it go on", style="yellow"))
+    return Views.of(*parts)
 
 
 _STAGES: Final = {
@@ -330,10 +330,10 @@ def still_away(view: ClusterStatus, moves: list[MasterMove]) -> list[str]:
     ]
 
 
-def rebalance_view(found: Rebalanced, *, waited: bool) -> RenderableType:
+def rebalance_view(found: Rebalanced, *, waited: bool) -> View:
     """One row per log that is not at home. Pure."""
     if not found.moves:
-        return Text("every log is mastered by its home")
+        return Line("every log is mastered by its home")
     does = "would be handed over" if not found.done else "was handed over" if waited else "is handed over"
     rows = [
         (move.name, move.source or NOTHING, move.target, f"stays: {move.reason}" if move.reason else does)
@@ -399,7 +399,7 @@ def reports_of(answer: CopyPromoted, status: AllStatuses) -> list[CopyReport]:
     ]
 
 
-def promote_view(found: PromotionReport, *, to: str) -> RenderableType:
+def promote_view(found: PromotionReport, *, to: str) -> View:
     """What each copy holds, and what comes of it. Pure."""
     answer = found.answer
     rows = [
@@ -407,10 +407,10 @@ def promote_view(found: PromotionReport, *, to: str) -> RenderableType:
         for copy in found.copies
     ]
     numbers = ("epoch", "end", "confirmed")
-    return Group(
+    return Views.of(
         table(f"COPIES of {answer.name} that are there", ("node", *numbers, ""), rows, numbers=numbers),
-        Text(f"missing: {', '.join(answer.missing) or NOTHING}"),
-        *(Text(line) for line in (_done(answer) if answer.done else _would(found, to))),
+        Line(f"missing: {', '.join(answer.missing) or NOTHING}"),
+        *(Line(line) for line in (_done(answer) if answer.done else _would(found, to))),
     )
 
 

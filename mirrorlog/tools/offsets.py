@@ -6,8 +6,6 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Group, RenderableType
-from rich.text import Text
 
 from mirrorlog.diagnosis.cells import NOTHING, ago_text, bytes_text, offset_text
 from mirrorlog.diagnosis.cluster_status import (
@@ -28,6 +26,7 @@ from mirrorlog.tools.cluster import former_row, former_table
 from mirrorlog.tools.common.options import AsJson, OnlyVirtualHost
 from mirrorlog.tools.common.output import emit, table, yes_no
 from mirrorlog.tools.common.session import session_of
+from mirrorlog.tools.common.views import Line, View, Views
 from mirrorlog.tools.common.watching import watchable
 from mirrorlog.tools.group import groups_view
 from mirrorlog.wire.messages.status import MirrorStatus, PlacedLog
@@ -39,13 +38,13 @@ if TYPE_CHECKING:
 # The tables of `mqtool offsets`: one per kind, each within 100 columns. Pure: a status in, something to print out.
 
 
-def offsets_view(status: AllStatuses, names: Mapping[str, str] | None = None) -> RenderableType:
+def offsets_view(status: AllStatuses, names: Mapping[str, str] | None = None) -> View:
     """All tables that have rows, with a blank line between, and what is wrong in plain words below the first. `names`:
     of logs by id, also of those that the status is without."""
     best = authorities(status)
     parts = [_logs(status), *_notes(status, best), *_placement(status), *_mirrors(best), *_queues(best)]
     parts += [*_left(best, log_names(status) if names is None else names), *_groups(best), *_former(status)]
-    return Group(*_spaced(parts))
+    return Views.of(*_spaced(parts))
 
 
 def unreachable_text(node: Unreachable) -> str:
@@ -53,14 +52,14 @@ def unreachable_text(node: Unreachable) -> str:
     return f"{node.node_id} {'refuses' if refuses else 'does not answer'}: {node.message}"
 
 
-def _spaced(parts: list[RenderableType]) -> Iterator[RenderableType]:
+def _spaced(parts: list[View]) -> Iterator[View]:
     for index, part in enumerate(parts):
-        if index and not isinstance(part, Text):
-            yield Text()
+        if index and not isinstance(part, Line):
+            yield Line()
         yield part
 
 
-def _logs(status: AllStatuses) -> RenderableType:
+def _logs(status: AllStatuses) -> View:
     rows: list[tuple[str, ...]] = [
         (
             log.name,
@@ -83,27 +82,27 @@ def _logs(status: AllStatuses) -> RenderableType:
     return table(f"LOGS of {status.cluster_name}", ("log", "node", "role", "state", *numbers), rows, numbers=numbers)
 
 
-def _notes(status: AllStatuses, best: list[LogCopy]) -> Iterator[Text]:
+def _notes(status: AllStatuses, best: list[LogCopy]) -> Iterator[Line]:
     """What a reader of the table must know."""
     for node in status.unreachable:
-        yield Text(unreachable_text(node), style="red")
+        yield Line(unreachable_text(node), style="red")
     for log in status.unreached:
-        yield Text(f"log {log.name} is not reached: {log.reason}", style="red")
+        yield Line(f"log {log.name} is not reached: {log.reason}", style="red")
     for outage in status.outages:
-        yield Text(outage.reason, style="red")
+        yield Line(outage.reason, style="red")
     for copy in copies(status):
         if copy.log.reason:
-            yield Text(f"{copy.log.name} on {copy.node_id} is {copy.log.state}: {copy.log.reason}", style="yellow")
+            yield Line(f"{copy.log.name} on {copy.node_id} is {copy.log.state}: {copy.log.reason}", style="yellow")
     for copy in best:
         if copy.log.role != "master":
-            yield Text(
+            yield Line(
                 f"{copy.log.name}: its master does not answer; mirrors' lags are not known, the rest is as "
                 f"{copy.node_id} has it",
                 style="yellow",
             )
 
 
-def _placement(status: AllStatuses) -> list[RenderableType]:
+def _placement(status: AllStatuses) -> list[View]:
     """What the cluster has decided."""
     view = newest_view(status.nodes)
     logs = view.logs if view is not None else []
@@ -125,11 +124,11 @@ def _placement(status: AllStatuses) -> list[RenderableType]:
     lines = [*view.advice, *(line for log in logs for line in log_warnings(log))] if view is not None else []
     return [
         table("MASTERS and in-sync sets, as the cluster has decided", columns, rows, numbers=numbers),
-        *(Text(line, style="yellow") for line in lines),
+        *(Line(line, style="yellow") for line in lines),
     ]
 
 
-def _former(status: AllStatuses) -> list[RenderableType]:
+def _former(status: AllStatuses) -> list[View]:
     rows = [former_row(node.node_id, each) for node in status.nodes for each in node.former]
     return [former_table(rows)] if rows else []
 
@@ -139,7 +138,7 @@ def _in_sync_text(log: PlacedLog) -> list[str]:
     return [f"{node} (marked)" if node in log.marked else node for node in log.in_sync]
 
 
-def _mirrors(best: list[LogCopy]) -> list[RenderableType]:
+def _mirrors(best: list[LogCopy]) -> list[View]:
     rows = [(copy, mirror) for copy in best for mirror in copy.log.mirrors]
     if not rows:
         return []
@@ -187,7 +186,7 @@ def _lag_row(copy: LogCopy, mirror: MirrorStatus) -> tuple[str, ...]:
     )
 
 
-def _queues(best: list[LogCopy]) -> list[RenderableType]:
+def _queues(best: list[LogCopy]) -> list[View]:
     rows = [
         (shown(queue.name), str(queue.queue_id), copy.log.name, str(queue.begin), str(queue.next), str(queue.confirmed))
         for copy in best
@@ -197,7 +196,7 @@ def _queues(best: list[LogCopy]) -> list[RenderableType]:
     return [table("QUEUES", ("queue", "id", "log", *numbers), rows, numbers=numbers)] if rows else []
 
 
-def _left(best: list[LogCopy], names: Mapping[str, str]) -> list[RenderableType]:
+def _left(best: list[LogCopy], names: Mapping[str, str]) -> list[View]:
     rows = [
         (shown(left.queue), copy.log.name, str(left.begin), str(left.next), names.get(left.moved_to, left.moved_to))
         for copy in best
@@ -208,7 +207,7 @@ def _left(best: list[LogCopy], names: Mapping[str, str]) -> list[RenderableType]
     return [table("RECORDS in former logs of their queues", columns, rows, numbers=("first", "next"))] if rows else []
 
 
-def _groups(best: list[LogCopy]) -> list[RenderableType]:
+def _groups(best: list[LogCopy]) -> list[View]:
     groups = [group for copy in best for group in copy.log.groups]
     return [groups_view(groups, title="CONSUMER GROUPS")] if groups else []
 

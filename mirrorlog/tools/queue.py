@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 import typer
-from rich.console import Group, RenderableType
-from rich.text import Text
 
 from mirrorlog.diagnosis.cells import NOTHING, bytes_text, parse_time
 from mirrorlog.diagnosis.cluster_status import lefts_of, syncs_of
@@ -27,6 +25,7 @@ from mirrorlog.tools.common.options import (
 )
 from mirrorlog.tools.common.output import emit, emit_with_outages, print_json, print_json_line, table
 from mirrorlog.tools.common.session import session_of
+from mirrorlog.tools.common.views import Line, View, Views
 from mirrorlog.tools.common.watching import watchable
 from mirrorlog.tools.flow import waiting_fields, waiting_of, waiting_view
 from mirrorlog.wire.messages.groups import REDRIVE_MAX
@@ -72,7 +71,7 @@ def queues(
     rows = [queue_fields(queue, syncs.get(queue.name), told.get(queue.name)) for queue in metadata.queues]
     views = [queues_view(metadata.queues), *waiting_view(list(told.values())), *former_view(list(syncs.values()))]
     formers = {name: {"former": msgspec.to_builtins(sync.spans)} for name, sync in syncs.items()}
-    emit_with_outages(as_json, rows, Group(*views), metadata.outages, formers)
+    emit_with_outages(as_json, rows, Views.of(*views), metadata.outages, formers)
 
 
 def queue_fields(queue: QueueInfo, sync: QueueSync | None, status: QueueStatus | None = None) -> dict[str, Any]:
@@ -90,7 +89,7 @@ def within(metadata: Metadata, vhost: str) -> Metadata:
     return msgspec.structs.replace(metadata, queues=queues, outages=outages)
 
 
-def queues_view(found: Sequence[QueueInfo]) -> RenderableType:
+def queues_view(found: Sequence[QueueInfo]) -> View:
     """One row per queue. Pure."""
     rows = [
         (
@@ -105,16 +104,16 @@ def queues_view(found: Sequence[QueueInfo]) -> RenderableType:
         for queue in found
     ]
     numbers = ("epoch", "first", "next")
-    view: RenderableType = table("", ("queue", "id", "master > mirrors", *numbers, "arguments"), rows, numbers=numbers)
+    view: View = table("", ("queue", "id", "master > mirrors", *numbers, "arguments"), rows, numbers=numbers)
     reasons = {queue.log_id: queue.reason for queue in found if queue.reason}
     for log_id, reason in reasons.items():
         names = [shown(queue.name) for queue in found if queue.log_id == log_id]
         who = ", ".join(names[:_NAMED_MAX]) + (f" and {len(names) - _NAMED_MAX} more" if names[_NAMED_MAX:] else "")
-        view = Group(view, Text(f"\nno master: {who}: {reason}", style="red"))
+        view = Views.of(view, Line(f"\nno master: {who}: {reason}", style="red"))
     if not any(queue.begin and not queue.current for queue in found):
         return view
     # A mirror that began late shows less than there is; that it did, it does not know.
-    return Group(view, Text("\nfirst: where a master does not answer, as a mirror has it; the master may have more"))
+    return Views.of(view, Line("\nfirst: where a master does not answer, as a mirror has it; the master may have more"))
 
 
 def _refuse_missing(metadata: Metadata) -> None:
@@ -410,7 +409,7 @@ def find_offset(
     emit(as_json, {"queue": queue, "append_time_us": append_time_us, "queue_offset": found}, str(found))
 
 
-def former_view(syncs: Sequence[QueueSync]) -> list[RenderableType]:
+def former_view(syncs: Sequence[QueueSync]) -> list[View]:
     """What former logs keep of queues that have moved; nothing when none does. Pure."""
     rows = [
         (
@@ -429,5 +428,5 @@ def former_view(syncs: Sequence[QueueSync]) -> list[RenderableType]:
     numbers = ("first", "next", "records", "bytes")
     columns = ("queue", "kept by log", "is in log", *numbers)
     title = "FORMER LOGS that keep records, until retention frees them or mqtool sync-queue copies them"
-    notes = [Text(f"log {log} of queue {shown(queue)}: {reason}") for (queue, log), reason in untold.items()]
-    return [Text(), table(title, columns, rows, numbers=numbers), *notes] if rows else []
+    notes = [Line(f"log {log} of queue {shown(queue)}: {reason}") for (queue, log), reason in untold.items()]
+    return [Line(), table(title, columns, rows, numbers=numbers), *notes] if rows else []

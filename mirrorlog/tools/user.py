@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
-from rich.console import RenderableType
 
 from mirrorlog.diagnosis.cells import NOTHING
 from mirrorlog.errors import BadInput, NoSuchUser
 from mirrorlog.tools.common.options import AsJson, IfExists, UserName, VirtualHost
 from mirrorlog.tools.common.output import emit, table
 from mirrorlog.tools.common.session import password_from, session_of
+from mirrorlog.tools.common.views import View
 from mirrorlog.tools.common.watching import watchable
 from mirrorlog.wire.auth.passwords import check_hash, hashed
 from mirrorlog.wire.fairness.quotas import UserLimits
@@ -37,7 +37,7 @@ def users(context: typer.Context, as_json: AsJson = False) -> None:
     emit(as_json, found, users_view(found))
 
 
-def users_view(found: Sequence[UserInfo]) -> RenderableType:
+def users_view(found: Sequence[UserInfo]) -> View:
     """One row per user and virtual host. Pure."""
     rows = []
     for user in found:
@@ -172,7 +172,7 @@ def _of(found: Sequence[UserInfo], name: str) -> list[UserInfo]:
     return chosen
 
 
-def limits_view(found: Sequence[UserInfo]) -> RenderableType:
+def limits_view(found: Sequence[UserInfo]) -> View:
     """One row per user. Pure."""
     columns = ("connections", "requests/s", "published bytes/s", "read bytes/s")
     rows = [

@@ -6,11 +6,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from rich.console import RenderableType
 
 from mirrorlog.diagnosis.cells import target_of
 from mirrorlog.errors import BadInput
 from mirrorlog.tools.common.output import page
+from mirrorlog.tools.common.views import View
 from mirrorlog.tools.group import reset_view
 from mirrorlog.wire.messages.groups import GroupMove, GroupsReset
 from mirrorlog.wire.messages.queues import Position
@@ -42,7 +42,7 @@ def told(*, done: bool, groups: list[GroupMove] = MOVES) -> GroupsReset:
         ("group_reset.txt", reset_view(told(done=True), forced=True)),
     ],
 )
-def test_a_view_is_printed_as_recorded(name: str, view: RenderableType) -> None:
+def test_a_view_is_printed_as_recorded(name: str, view: View) -> None:
     """Goal: the layout changes on purpose only. Method: compare with the golden text."""
     text = page(view)
     assert text == golden(name, text)

@@ -2,11 +2,11 @@
 
 import msgspec
 import pytest
-from rich.console import RenderableType
 
 from mirrorlog.diagnosis.cluster_status import Unreachable
 from mirrorlog.tools.cluster import nodes_of, nodes_view
 from mirrorlog.tools.common.output import PAGE_COLUMNS, page
+from mirrorlog.tools.common.views import View
 from mirrorlog.tools.offsets import offsets_view
 from mirrorlog.tools.queue import queues_view
 from mirrorlog.wire.messages.queues import QueueInfo, QueueOutage
@@ -41,7 +41,7 @@ QUEUES = [
         ("queues.txt", queues_view(QUEUES)),
     ],
 )
-def test_a_view_is_printed_as_recorded(name: str, view: RenderableType) -> None:
+def test_a_view_is_printed_as_recorded(name: str, view: View) -> None:
     """Goal: the layout changes on purpose only. Method: compare with the golden text."""
     text = page(view)
     assert text == golden(name, text)

@@ -6,12 +6,12 @@ from typing import cast
 
 import pytest
 from msgspec.structs import replace
-from rich.console import RenderableType
 
 from mirrorlog.client import Client
 from mirrorlog.errors import Refused
 from mirrorlog.tools.cluster import UnseenEvents, event_line, former_view, nodes_of
 from mirrorlog.tools.common.output import page
+from mirrorlog.tools.common.views import View
 from mirrorlog.tools.masters import (
     PromotionReport,
     RebalancePlan,
@@ -123,7 +123,7 @@ ABSENT = [FormerKept(log_id="", name="", reason="no connection to 127.0.0.1:7403
         ("promote.txt", promote_view(PromotionReport(answer=DONE, copies=COPIES), to="")),
     ],
 )
-def test_a_view_is_printed_as_recorded(name: str, view: RenderableType) -> None:
+def test_a_view_is_printed_as_recorded(name: str, view: View) -> None:
     """Goal: the layout changes on purpose only. Method: compare with the golden text."""
     text = page(view)
     assert text == golden(name, text)

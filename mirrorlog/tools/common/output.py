@@ -11,30 +11,31 @@ import shutil
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import typer
-from rich.console import Console, Group, RenderableType
-from rich.table import Table
-from rich.text import Text
 
+from mirrorlog.tools.common.views import Line, Table, View, Views, as_rich, plain
 from mirrorlog.wire.messages.queues import QueueOutage
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 PAGE_COLUMNS: Final = 100
 
 _JSON: Final = msgspec.json.Encoder(enc_hook=str)
 
 
-def show(view: RenderableType) -> None:
+def show(view: View) -> None:
     """Print `view` to stdout. A terminal narrower than 100 columns wraps lines itself: no number is ever cut."""
     if sys.stdout.isatty():
-        terminal_console(PAGE_COLUMNS).print(view)
+        terminal_console(PAGE_COLUMNS).print(as_rich(view))
     else:
         sys.stdout.write(page(view))
 
 
-def emit(as_json: bool, fields: Any, view: RenderableType) -> None:
+def emit(as_json: bool, fields: Any, view: View | str) -> None:
     """A command's result: `fields` as JSON for programs, else `view` for people, a line of text or tables."""
     if as_json:
         print_json(fields)
@@ -44,15 +45,22 @@ def emit(as_json: bool, fields: Any, view: RenderableType) -> None:
         show(view)
 
 
-def page(view: RenderableType, columns: int = PAGE_COLUMNS) -> str:
+def page(view: View, columns: int = PAGE_COLUMNS) -> str:
     """`view` as plain text, without the blanks at the ends of lines."""
-    text = io.StringIO()
-    Console(file=text, width=columns, highlight=False, color_system=None).print(view)
-    return "".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines())
+    lines = plain(view, columns)
+    if lines is None:
+        from rich.console import Console
+
+        text = io.StringIO()
+        Console(file=text, width=columns, highlight=False, color_system=None).print(as_rich(view))
+        lines = [line.rstrip() for line in text.getvalue().splitlines()]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def terminal_console(columns_min: int = 0) -> Console:
     """For stdout as it is now, as wide as its terminal."""
+    from rich.console import Console
+
     columns = shutil.get_terminal_size((PAGE_COLUMNS, 24)).columns
     return Console(file=sys.stdout, width=max(columns, columns_min), highlight=False)
 
@@ -71,19 +79,19 @@ def print_json_line(value: Any) -> None:
 def emit_with_outages(
     as_json: bool,
     rows: Sequence[Any],
-    view: RenderableType,
+    view: View,
     outages: Sequence[QueueOutage],
     known: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> None:
     """A list, and below it the queues of which no node can tell what it lists, each with the reason; in JSON they have
     `outage` in place of what a node would tell. `known`: what programs are told of them besides, by name."""
     lost = [{**outage_fields(outage), **known.get(outage.name, {})} for outage in outages]
-    emit(as_json, [*rows, *lost], Group(view, *outages_view(outages)))
+    emit(as_json, [*rows, *lost], Views.of(view, *outages_view(outages)))
 
 
-def outages_view(outages: Sequence[QueueOutage]) -> list[RenderableType]:
+def outages_view(outages: Sequence[QueueOutage]) -> list[Line]:
     """Why queues cannot be asked for now, a line each; nothing when there are none. Pure."""
-    return [Text(f"\n{outages[0].reason}"), *(Text(outage.reason) for outage in outages[1:])] if outages else []
+    return [Line(f"\n{outages[0].reason}"), *(Line(outage.reason) for outage in outages[1:])] if outages else []
 
 
 def outage_fields(outage: QueueOutage) -> dict[str, Any]:
@@ -102,18 +110,7 @@ def table(
 ) -> Table:
     """A table without a frame; the columns in `numbers` stand right, and neither they nor those in `whole` are ever
     wrapped."""
-    right = set(numbers)
-    made = Table(
-        title=title or None, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0)
-    )
-    for column in columns:
-        number = column in right
-        kept = number or column in whole
-        made.add_column(column, justify="right" if number else "left", no_wrap=kept, overflow="fold")
-    for row in rows:
-        # As text, never as markup: a queue's name may hold brackets.
-        made.add_row(*(Text(cell) for cell in row))
-    return made
+    return Table(title, columns, [tuple(row) for row in rows], frozenset(numbers), whole)
 
 
 def cell_text(value: Any) -> str:

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import RenderableType
 
 from mirrorlog.diagnosis.cells import NOTHING
 from mirrorlog.errors import NoSuchQueue
 from mirrorlog.tools.common.options import AsJson, IfExists, VirtualHost, parse_arguments
 from mirrorlog.tools.common.output import emit, table
 from mirrorlog.tools.common.session import session_of
+from mirrorlog.tools.common.views import View
 from mirrorlog.tools.common.watching import watchable
 from mirrorlog.wire.messages.topology import Routing, VirtualHostInfo
 from mirrorlog.wire.names import DEFAULT_VIRTUAL_HOST, qualified
@@ -35,7 +35,7 @@ def exchanges(context: typer.Context, vhost: VirtualHost = DEFAULT_VIRTUAL_HOST,
     emit(as_json, dict(sorted({**PREDEFINED, **routing.exchanges}.items())), exchanges_view(routing))
 
 
-def exchanges_view(routing: Routing) -> RenderableType:
+def exchanges_view(routing: Routing) -> View:
     """One row per exchange. Pure."""
     bindings = Counter(binding.source for binding in routing.bindings)
     rows = []
@@ -189,7 +189,7 @@ def bindings(
     emit(as_json, found, bindings_view(found))
 
 
-def bindings_view(found: Sequence[Binding]) -> RenderableType:
+def bindings_view(found: Sequence[Binding]) -> View:
     """One row per binding. Pure."""
     rows = [
         (
@@ -214,7 +214,7 @@ def vhosts(context: typer.Context, as_json: AsJson = False) -> None:
     emit(as_json, found, vhosts_view(found))
 
 
-def vhosts_view(found: Sequence[VirtualHostInfo]) -> RenderableType:
+def vhosts_view(found: Sequence[VirtualHostInfo]) -> View:
     """One row per virtual host. Pure."""
     rows = [(each.name, str(each.exchanges), str(each.bindings), str(each.queues), str(each.version)) for each in found]
     numbers = ("exchanges", "bindings", "queues", "version")

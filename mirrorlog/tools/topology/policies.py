@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
-from rich.console import RenderableType
 
 from mirrorlog.diagnosis.cells import NOTHING
 from mirrorlog.diagnosis.cluster_status import AllStatuses, gather, logs_in, newest_view
@@ -17,6 +16,7 @@ from mirrorlog.errors import BadRequest, MirrorlogError
 from mirrorlog.tools.common.options import AsJson, IfExists, OnlyVirtualHost, VirtualHost
 from mirrorlog.tools.common.output import cell_text, emit, emit_with_outages, table
 from mirrorlog.tools.common.session import session_of
+from mirrorlog.tools.common.views import View
 from mirrorlog.tools.common.watching import watchable
 from mirrorlog.wire.messages.queues import Metadata, QueueInfo
 from mirrorlog.wire.messages.status import QueueCounts, QueueStatus
@@ -119,7 +119,7 @@ def list_operator_policies(context: typer.Context, vhost: OnlyVirtualHost = None
     _list_policies(context, vhost, operator=True, as_json=as_json)
 
 
-def policies_view(rows: Sequence[PolicyRow]) -> RenderableType:
+def policies_view(rows: Sequence[PolicyRow]) -> View:
     """One row per policy. Pure."""
     cells = [
         (
