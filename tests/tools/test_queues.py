@@ -39,7 +39,7 @@ def test_queues_that_cannot_be_asked_for_are_named_with_the_reason() -> None:
     outages = [
         QueueOutage(name=name, log_id="x", node="n2", reason=f"queue {name!r} is on node n2 alone") for name in "ab"
     ]
-    lines = [line.text.strip() for line in outages_view(outages)]
+    lines = [str(line).strip() for line in outages_view(outages)]
     assert lines == ["queue 'a' is on node n2 alone", "queue 'b' is on node n2 alone"]
     assert outages_view([]) == []
 
@@ -96,7 +96,7 @@ def test_what_former_logs_keep_of_queues_is_listed() -> None:
     one does not say how many bytes; and one that has none, which has no word more for programs."""
     sync = QueueSync(queue="q", wished=False, log="new", spans=[*SPANS, AWAY])
     (_, table, note) = former_view([sync, QueueSync(queue="p", wished=False, log="new")])
-    assert note.text == "log c of queue q: nobody masters log c"
+    assert str(note) == "log c of queue q: nobody masters log c"
     rows = [line.split() for line in page(table).splitlines()[-3:]]
     assert rows == [
         ["q", "a", "new", "0", "40", "40", "4.0", "KiB"],

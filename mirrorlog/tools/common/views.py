@@ -22,6 +22,9 @@ class Line:
     text: str = ""
     style: str = ""
 
+    def __str__(self) -> str:
+        return self.text
+
 
 @dataclass(frozen=True, slots=True)
 class Table:
