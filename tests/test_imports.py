@@ -277,7 +277,7 @@ CAPS = {
     "lines of a file": 500,
     "public class names that occur twice": 0,
     "files of one importer and at most 130 lines": 22,
-    "lines of the package": 124_400,
+    "lines of the package": 124_500,
     "private names that tests reach for": 368,
     "monkeypatches of tests": 294,
 }
