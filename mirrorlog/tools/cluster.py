@@ -16,7 +16,7 @@ from mirrorlog.errors import ConnectionLost, NodeStopping, Refused, RequestTimeo
 from mirrorlog.tools.common.options import AsJson
 from mirrorlog.tools.common.output import emit, print_json, print_json_line, table
 from mirrorlog.tools.common.session import session_of
-from mirrorlog.tools.common.views import Line, View, Views
+from mirrorlog.tools.common.views import Line, Stack, View
 from mirrorlog.tools.common.watching import watchable
 from mirrorlog.versions import version_of
 from mirrorlog.wire.messages.operators import ClusterEvent, Events, FormerFreed
@@ -166,7 +166,7 @@ def nodes_view(found: NodeList) -> View:
         f"NODES of {found.cluster_name}, as {found.asked} knows them: view {found.version}{incarnation}, cluster "
         f"version {found.cluster_version}"
     )
-    return Views.of(
+    return Stack.of(
         table(
             title,
             ("node", "no", "role", "life", "start", "version", "masters", "copies", "disk"),
@@ -366,7 +366,7 @@ def former_view(answers: Sequence[FormerFreed], *, done: bool) -> View:
     ]
     title = "FREED" if done else "FORMER copies"
     parts: list[View] = [former_table(rows, title)] if rows else [Line("nothing to free")]
-    return Views.of(*parts, *(Line(line, style="yellow") for line in kept))
+    return Stack.of(*parts, *(Line(line, style="yellow") for line in kept))
 
 
 def former_table(rows: Sequence[Sequence[str]], title: str = "FORMER copies: mqtool free-former frees them") -> View:

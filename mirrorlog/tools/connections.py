@@ -13,7 +13,7 @@ from mirrorlog.errors import BadRequest
 from mirrorlog.tools.common.options import AsJson, IfExists
 from mirrorlog.tools.common.output import cell_text, emit, table
 from mirrorlog.tools.common.session import session_of
-from mirrorlog.tools.common.views import Line, View, Views
+from mirrorlog.tools.common.views import Line, Stack, View
 from mirrorlog.tools.common.watching import watchable
 from mirrorlog.wire.messages.connections import ConnectionInfo
 
@@ -53,7 +53,7 @@ def connections_view(
     """One row per connection, and a line for each node that tells none. Pure."""
     cells = [[_cell(column, row[column]) for column in wanted] for row in rows]
     lines = [Line(f"node {row['node']} tells no connections: {row['reason']}") for row in silent]
-    return Views.of(table("", wanted, cells, whole=("name", "connected_at")), *lines)
+    return Stack.of(table("", wanted, cells, whole=("name", "connected_at")), *lines)
 
 
 def _cell(column: str, value: Any) -> str:

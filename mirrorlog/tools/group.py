@@ -13,7 +13,7 @@ from mirrorlog.errors import AccessRefused, BadInput, NoSuchGroup, UnsupportedVe
 from mirrorlog.tools.common.options import AsJson, IfExists, OnlyVirtualHost, QueueName, VirtualHost
 from mirrorlog.tools.common.output import emit, emit_with_outages, table, yes_no
 from mirrorlog.tools.common.session import session_of
-from mirrorlog.tools.common.views import Line, View, Views
+from mirrorlog.tools.common.views import Line, Stack, View
 from mirrorlog.tools.common.watching import watchable
 from mirrorlog.wire.messages.groups import GroupInfo, GroupMove, GroupsFound, GroupsReset
 from mirrorlog.wire.messages.queues import Position, QueueOutage
@@ -68,12 +68,12 @@ def groups(
     acking = [] if found is None else _acking(found)
     views = [groups_view(stands), *waiting_view(waiting)]
     if found is None:
-        emit_with_outages(as_json, [*stands, *map(waiting_fields, waiting)], Views.of(*views), outages)
+        emit_with_outages(as_json, [*stands, *map(waiting_fields, waiting)], Stack.of(*views), outages)
         return
     told = {each.group: waiting_fields(each) for each in waiting}
     rows = [*stands, *({**told.get(each.group, {}), **_fields(queue or "", each)} for each in acking)]
     views += [Line(), acking_view(acking), *consumers_view(acking, found.now_us)]
-    emit_with_outages(as_json, rows, Views.of(*views), outages)
+    emit_with_outages(as_json, rows, Stack.of(*views), outages)
 
 
 def waiting_fields(group: AckingGroupStatus) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from mirrorlog.errors import BadInput, ConnectionLost, MirrorlogError, Refused, 
 from mirrorlog.tools.common.options import AsJson, IfExists
 from mirrorlog.tools.common.output import emit, print_json, print_json_line, table, terminal_console
 from mirrorlog.tools.common.session import ToolSession, session_of
-from mirrorlog.tools.common.views import Line, View, Views, as_rich
+from mirrorlog.tools.common.views import Line, Stack, View, as_rich
 from mirrorlog.wire.messages.operators import CopyMoves, CopyPromoted, CopyReport, MasterMove, PlannedMove, Rebalanced
 from mirrorlog.wire.messages.queues import MoveOfQueue, MovesFound
 from mirrorlog.wire.messages.status import ClusterStatus
@@ -285,7 +285,7 @@ def plan_view(found: RebalancePlan, *, waited: bool) -> View:
         ]
     if found.paused:
         parts.append(Line("moving is paused; mqtool rebalance --resume lets it go on", style="yellow"))
-    return Views.of(*parts)
+    return Stack.of(*parts)
 
 
 _STAGES: Final = {
@@ -407,7 +407,7 @@ def promote_view(found: PromotionReport, *, to: str) -> View:
         for copy in found.copies
     ]
     numbers = ("epoch", "end", "confirmed")
-    return Views.of(
+    return Stack.of(
         table(f"COPIES of {answer.name} that are there", ("node", *numbers, ""), rows, numbers=numbers),
         Line(f"missing: {', '.join(answer.missing) or NOTHING}"),
         *(Line(line) for line in (_done(answer) if answer.done else _would(found, to))),

@@ -26,7 +26,7 @@ from mirrorlog.tools.cluster import former_row, former_table
 from mirrorlog.tools.common.options import AsJson, OnlyVirtualHost
 from mirrorlog.tools.common.output import emit, table, yes_no
 from mirrorlog.tools.common.session import session_of
-from mirrorlog.tools.common.views import Line, View, Views
+from mirrorlog.tools.common.views import Line, Stack, View
 from mirrorlog.tools.common.watching import watchable
 from mirrorlog.tools.group import groups_view
 from mirrorlog.wire.messages.status import MirrorStatus, PlacedLog
@@ -44,7 +44,7 @@ def offsets_view(status: AllStatuses, names: Mapping[str, str] | None = None) ->
     best = authorities(status)
     parts = [_logs(status), *_notes(status, best), *_placement(status), *_mirrors(best), *_queues(best)]
     parts += [*_left(best, log_names(status) if names is None else names), *_groups(best), *_former(status)]
-    return Views.of(*_spaced(parts))
+    return Stack.of(*_spaced(parts))
 
 
 def unreachable_text(node: Unreachable) -> str:

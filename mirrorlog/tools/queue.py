@@ -25,7 +25,7 @@ from mirrorlog.tools.common.options import (
 )
 from mirrorlog.tools.common.output import emit, emit_with_outages, print_json, print_json_line, table
 from mirrorlog.tools.common.session import session_of
-from mirrorlog.tools.common.views import Line, View, Views
+from mirrorlog.tools.common.views import Line, Stack, View
 from mirrorlog.tools.common.watching import watchable
 from mirrorlog.tools.flow import waiting_fields, waiting_of, waiting_view
 from mirrorlog.wire.messages.groups import REDRIVE_MAX
@@ -71,7 +71,7 @@ def queues(
     rows = [queue_fields(queue, syncs.get(queue.name), told.get(queue.name)) for queue in metadata.queues]
     views = [queues_view(metadata.queues), *waiting_view(list(told.values())), *former_view(list(syncs.values()))]
     formers = {name: {"former": msgspec.to_builtins(sync.spans)} for name, sync in syncs.items()}
-    emit_with_outages(as_json, rows, Views.of(*views), metadata.outages, formers)
+    emit_with_outages(as_json, rows, Stack.of(*views), metadata.outages, formers)
 
 
 def queue_fields(queue: QueueInfo, sync: QueueSync | None, status: QueueStatus | None = None) -> dict[str, Any]:
@@ -109,11 +109,11 @@ def queues_view(found: Sequence[QueueInfo]) -> View:
     for log_id, reason in reasons.items():
         names = [shown(queue.name) for queue in found if queue.log_id == log_id]
         who = ", ".join(names[:_NAMED_MAX]) + (f" and {len(names) - _NAMED_MAX} more" if names[_NAMED_MAX:] else "")
-        view = Views.of(view, Line(f"\nno master: {who}: {reason}", style="red"))
+        view = Stack.of(view, Line(f"\nno master: {who}: {reason}", style="red"))
     if not any(queue.begin and not queue.current for queue in found):
         return view
     # A mirror that began late shows less than there is; that it did, it does not know.
-    return Views.of(view, Line("\nfirst: where a master does not answer, as a mirror has it; the master may have more"))
+    return Stack.of(view, Line("\nfirst: where a master does not answer, as a mirror has it; the master may have more"))
 
 
 def _refuse_missing(metadata: Metadata) -> None:

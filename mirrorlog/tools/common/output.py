@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import typer
 
-from mirrorlog.tools.common.views import Line, Table, View, Views, as_rich, plain
+from mirrorlog.tools.common.views import Line, Stack, Table, View, as_rich, plain
 from mirrorlog.wire.messages.queues import QueueOutage
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def emit_with_outages(
     """A list, and below it the queues of which no node can tell what it lists, each with the reason; in JSON they have
     `outage` in place of what a node would tell. `known`: what programs are told of them besides, by name."""
     lost = [{**outage_fields(outage), **known.get(outage.name, {})} for outage in outages]
-    emit(as_json, [*rows, *lost], Views.of(view, *outages_view(outages)))
+    emit(as_json, [*rows, *lost], Stack.of(view, *outages_view(outages)))
 
 
 def outages_view(outages: Sequence[QueueOutage]) -> list[Line]:

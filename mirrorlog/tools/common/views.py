@@ -38,17 +38,17 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Views:
+class Stack:
     """Several, one below the other."""
 
     parts: Sequence[View]
 
     @classmethod
-    def of(cls, *parts: View) -> Views:
+    def of(cls, *parts: View) -> Stack:
         return cls(parts)
 
 
-View = Line | Table | Views
+View = Line | Table | Stack
 
 
 def plain(view: View, columns: int) -> list[str] | None:
@@ -63,7 +63,7 @@ def _lines(view: View) -> Iterator[str]:
     match view:
         case Line(text):
             yield from text.split("\n")
-        case Views(parts):
+        case Stack(parts):
             for part in parts:
                 yield from _lines(part)
         case Table(title, columns, rows, numbers):
@@ -83,7 +83,7 @@ def as_rich(view: View) -> RenderableType:
     match view:
         case Line(text, style):
             return Text(text, style=style)
-        case Views(parts):
+        case Stack(parts):
             return Group(*map(as_rich, parts))
         case Table(title, columns, rows, numbers, whole):
             made = table.Table(
