@@ -39,13 +39,16 @@ _OUTPUT_LINES: Final = 60
 
 @dataclass(frozen=True)
 class Suite:
-    """`folder`: of its sdist; `arguments`: of pytest; `expected`: what it fails, by test, with the reason."""
+    """`folder`: of its sdist; `arguments`: of pytest; `expected`: what it fails, by test, with the reason; `unsteady`:
+    what it may fail, likewise."""
 
     folder: str
     arguments: tuple[str, ...]
     expected: Mapping[str, str] = field(default_factory=dict)
+    unsteady: Mapping[str, str] = field(default_factory=dict)
 
 
+_STORM: Final = "amqpstorm/tests/functional"
 SUITES: Final = {
     "amqpstorm": Suite(
         "amqpstorm-3.1.4",
@@ -53,8 +56,16 @@ SUITES: Final = {
             "amqpstorm/tests/functional",
             *("--ignore", "amqpstorm/tests/functional/ssl"),  # wants certificates of its own
             *("--ignore", "amqpstorm/tests/functional/management"),  # of the management API alone
-            *("--deselect", "amqpstorm/tests/functional/test_web_based.py"),  # closes connections by that API
         ),
+        expected={
+            f"{_STORM}/test_web_based.py::WebFunctionalTests::test_functional_alternative_virtual_host": "gives "
+            "permissions to the user guest, and the cluster of this run has no users",
+        },
+        unsteady={
+            f"{_STORM}/test_reliability.py::{each}::test_functional_publish_and_consume_until_empty": "takes a queue "
+            "for empty as soon as it has read faster than a loaded machine sends"
+            for each in ("Consume1kUntilEmpty", "Consume1kUntilEmptyPoll", "Consume1kUntilEmptySelect")
+        },
     ),
     "kombu": Suite("kombu-5.7.0", ("t/integration/test_py_amqp.py",)),
     "amqp": Suite("amqp-5.4.2", ("t/integration", "-k", "not tls")),
@@ -73,6 +84,7 @@ def fetched(directory: Path) -> Path:
     subprocess.run([*pip, "install", "--require-hashes", "-r", HERE / "requirements.txt"], check=True)
     sources = ["--no-deps", "--no-binary", ":all:", "--require-hashes", "-r", HERE / "sdists.txt", "-d", directory]
     subprocess.run([*pip, "download", *sources], check=True)
+    (directory / "pytest.ini").write_text("[pytest]\n")  # for one that has none: else this project's is taken
     for archive in directory.glob("*.tar.gz"):
         with tarfile.open(archive) as opened:
             opened.extractall(directory, filter="data")
@@ -97,7 +109,8 @@ def run(suite: Suite, python: Path, directory: Path, *, amqp: str, http: str) ->
     )
     print("\n".join(_SUMMARY.findall(done.stdout)[-1:]) or done.stdout[-2_000:], flush=True)
     failed = set(_FAILED.findall(done.stdout))
-    told = [f"failed, and was not expected to: {each}" for each in sorted(failed - suite.expected.keys())]
+    known = {*suite.expected, *suite.unsteady}
+    told = [f"failed, and was not expected to: {each}" for each in sorted(failed - known)]
     told += [f"passed, and was expected to fail: {each}" for each in sorted(suite.expected.keys() - failed)]
     if not told and done.returncode not in (0, 1):
         told = [f"pytest ended with {done.returncode}"]
