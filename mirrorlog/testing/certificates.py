@@ -45,7 +45,7 @@ class Certificates:
         return client_context(ca=self.ca, certificate=self.certificate, key=self.key)
 
     def settings(self, mode: str) -> dict[str, str]:
-        """Of a node whose client port and gRPC door speak TLS. `mode`: server or mutual."""
+        """Of a node whose client port, gRPC and AMQP doors speak TLS. `mode`: server or mutual."""
         files = {"certificate": self.certificate, "key": self.key, "ca": self.ca}
         paths = {f"tls.{name}": str(path.absolute()) for name, path in files.items()}
-        return {**paths, "tls.client": mode, "tls.grpc": mode}
+        return {**paths, "tls.client": mode, "tls.grpc": mode, "tls.amqp": mode}

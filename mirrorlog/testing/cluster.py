@@ -53,8 +53,8 @@ class Cluster:
       at the end; one that is given stays, and a later cluster on it goes on with its data.
     - `settings`: of all nodes, `{"section.key": value}`, above everything else given here.
     - `grpc`, `http`, `amqp`: start these doors too.
-    - `tls`: "server" or "mutual": client ports and gRPC doors speak TLS, by certificates made with trustme. Then the
-      property `tls` is what a `Client` is given, and `certificates` has the files.
+    - `tls`: "server" or "mutual": client ports, gRPC and AMQP doors speak TLS, by certificates made with trustme. Then
+      the property `tls` is what a `Client` is given, and `certificates` has the files.
     - `segment_bytes`: of a segment file.
     - `first_port`: for clients of the first node, if it is free, with its other ports behind it (AMQP's are 5672
       and up); the next node's ten behind. 0: any that are free.

@@ -34,6 +34,7 @@ from mirrorlog.doors.amqp.state import ChannelClosed, Failed, MessagePublished, 
 from mirrorlog.doors.amqp.tags import Confirms
 from mirrorlog.doors.amqp.transactions import ChannelTransaction
 from mirrorlog.errors import (
+    BadInput,
     MirrorlogError,
     OutcomeUnknown,
 )
@@ -215,7 +216,9 @@ class Channel:
                 "publish_unknown exchange=%r key=%r queues=%s reason=%r",
                 message.exchange, message.key, error.details.get("queue", ""), error.message,
             )  # fmt: skip
-        if self._confirms is not None:
+        if isinstance(error, BadInput):
+            self._failed(error, PUBLISH)  # it may never be done: that is no nack
+        elif self._confirms is not None:
             self._confirms.end(publication.tag, well=error is None)
             if not self._telling:
                 self._telling = True
