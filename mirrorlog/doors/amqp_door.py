@@ -69,7 +69,8 @@ class AmqpDoor:
                     await self._all_ended.wait()
 
     def _make(self) -> AmqpConnection:
-        connection = AmqpConnection(self._side, self._ended, private=_is_private)
+        room = len(self._connections) < CONNECTIONS_MAX
+        connection = AmqpConnection(self._side, self._ended, private=_is_private, room=room)
         self._connections.add(connection)
         self._all_ended.clear()
         return connection

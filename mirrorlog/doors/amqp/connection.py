@@ -64,6 +64,8 @@ LOAD_COUNT_MAX: Final = 20_000
 """Publishes that have not ended, and what waits on channels: beyond it nothing is read."""
 BLOCKED_S: Final = 1.0
 """So long nothing is read before the client is told why."""
+OUT_BYTES_MAX: Final = 512 * 1024 * 1024
+"""Answers to a client that takes none, and a delivery of the largest: beyond it the connection ends."""
 _WRITE_BYTES_HIGH: Final = 1024 * 1024
 _CLOSE_S: Final = 10.0
 _MECHANISMS: Final = ("PLAIN", "AMQPLAIN")
@@ -97,11 +99,17 @@ class DoorSide:
 
 
 class AmqpConnection(asyncio.Protocol):
-    """One connection. `is_here`: of its other end."""
+    """One connection. `private`: whether nobody else reads a transport; `room`: whether the door has any for it."""
 
     def __init__(
-        self, side: DoorSide, ended: Callable[[AmqpConnection], None], *, private: Callable[[Any], bool]
+        self,
+        side: DoorSide,
+        ended: Callable[[AmqpConnection], None],
+        *,
+        private: Callable[[Any], bool],
+        room: bool = True,
     ) -> None:
+        self._room = room
         self._side = side
         self._ended = ended
         self._is_private = private
@@ -222,6 +230,9 @@ class AmqpConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by its class
         self._transport.set_write_buffer_limits(high=_WRITE_BYTES_HIGH)
+        if not self._room:
+            logger.warning("connection_refused reason='as many as there may be'")
+            self._abort()
 
     def data_received(self, data: bytes) -> None:
         self._heard_at = self._loop.time()
@@ -278,6 +289,9 @@ class AmqpConnection(asyncio.Protocol):
         if out and self._transport is not None and not self._transport.is_closing():
             self._said_at = self._loop.time()
             self._transport.writelines(out)
+            if self._transport.get_write_buffer_size() > OUT_BYTES_MAX:
+                logger.warning("connection_not_reading user=%r", self.user)
+                self._abort()
 
     def _take(self, event: Event) -> None:
         if type(event) in (MessagePublished, MessageSettled, Said, ChannelClosed):

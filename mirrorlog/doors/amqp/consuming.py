@@ -320,7 +320,8 @@ class Consuming:
                     break
                 following += 1
                 at += 1
-            consumer.subscription.settle_nowait(granted, offset, following, how)
+            with contextlib.suppress(MirrorlogError):  # it is nobody's any more, or its queue is gone
+                consumer.subscription.settle_nowait(granted, offset, following, how)
 
     def recover(self) -> None:
         """All that is unacknowledged comes again, to anybody."""
@@ -337,12 +338,7 @@ class Consuming:
 
     def extend(self) -> None:
         """Begin the time of all that is unacknowledged anew: its client lives."""
-        for each in list(self._tags):
-            if type(each) is HeldGrant:
-                with contextlib.suppress(MirrorlogError):  # it is nobody's any more
-                    each.consumer.subscription.settle_nowait(each.granted, each.offset, each.offset + 1, How.EXTEND)
-            elif type(each) is HeldLease:
-                self._connection.spawn(_extended(each.leased))
+        self.settle_held(list(self._tags), How.EXTEND)
 
     async def release(self) -> None:
         """Nothing is delivered any more, and what is unacknowledged goes back."""
@@ -399,10 +395,7 @@ async def _settled(leased: Leased, how: How) -> None:
     with contextlib.suppress(MirrorlogError):  # then it comes again
         if how == How.ACK:
             await leased.ack()
+        elif how == How.EXTEND:
+            await leased.extend(LEASE_MS)
         else:
             await leased.nack(how != How.DEAD)
-
-
-async def _extended(leased: Leased) -> None:
-    with contextlib.suppress(MirrorlogError):
-        await leased.extend(LEASE_MS)
