@@ -20,10 +20,11 @@ import sys
 from collections.abc import Awaitable, Iterator
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import patch
 
 import pytest
 
-from mirrorlog.testing import Cluster
+from mirrorlog.testing import Cluster, Node
 from mirrorlog.tools.main import main
 
 ROOT: Final = Path(__file__).parent.parent
@@ -140,9 +141,10 @@ def pattern(printed: str) -> str:
 
 @pytest.fixture
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
-    """Where `mqtool dev` has its nodes, so that a line of the tutorial finds the one that it kills."""
+    """Where `mqtool dev` has its nodes, started by the command, so that a line of the tutorial finds the one that it
+    kills."""
     data = tmp_path / ".local/share/mirrorlog-dev/cluster"
-    with Cluster(3, data_dir=data, logs=()) as cluster:
+    with patch.object(Node, "popen", subprocess.Popen), Cluster(3, data_dir=data, logs=()) as cluster:
         cluster.wait_in_sync()
         found = Desk(tmp_path, cluster.servers)
         monkeypatch.setenv("MIRRORLOG_SERVERS", found.environment["MIRRORLOG_SERVERS"])
