@@ -8,6 +8,9 @@ from one that did not.
 Under the controller the slave greets first, and learns the master's epochs and how far it wrote; frames tell their
 epoch. Whoever stands beyond what the master's list gives his epoch has what the master lost, and must stop.
 
+A classic master answers 0 from the start of its last file. Who wants its first byte asks for the second: in front of it
+goes the byte that is 0 in every record's size.
+
 Frames cut records anywhere (`mirrorlog.rocketmq.records` finds them). What this slave reports is what its user has
 confirmed, and never what it merely received: then a SYNC_MASTER's SEND_OK means so much.
 
@@ -42,6 +45,7 @@ _STATED_HEAD: Final = struct.Struct(">iiqiqq")
 _HANDSHAKE: Final = 1
 _TRANSFER: Final = 2
 _ASYNC_LEARNER: Final = 1
+_FIRST_BYTE: Final = b"\x00"
 _LEARNER_ID: Final = -1
 """A broker id that no controller gives: this slave is no candidate for anything."""
 
@@ -108,6 +112,7 @@ class RocketFollower:
         self._settings = settings
         self._epoch = epoch
         self._expected = position
+        self._asked_second = False
         self._last_write = now
         self._retry_at = now
         self._unread = bytearray()
@@ -135,7 +140,8 @@ class RocketFollower:
             return [Close()]
         self.last_read = self.last_data = now
         self._unread.clear()
-        self._expected = self.position
+        self._asked_second = self.position == 0 and self.dialect is Dialect.CLASSIC
+        self._expected = 1 if self._asked_second else self.position
         if self.dialect is Dialect.CONTROLLER:
             self.state = FollowState.GREETING
             self._last_write = now
@@ -177,10 +183,9 @@ class RocketFollower:
 
     def _report(self, now: float) -> Send:
         self._last_write = now
-        offset = self.position or 0
         if self.dialect is Dialect.CONTROLLER:
-            return Send((_STATED_REPORT.pack(_TRANSFER, offset),))
-        return Send((_REPORT.pack(offset),))
+            return Send((_STATED_REPORT.pack(_TRANSFER, self.position or 0),))
+        return Send((_REPORT.pack(1 if self.position == 0 else self.position or 0),))
 
     def _welcomed(self) -> bool:
         """Whether the master's answer is complete. Its log is the one that was followed, or this raises."""
@@ -228,6 +233,8 @@ class RocketFollower:
             if size:
                 self._expected = offset + size
                 self._epoch = epoch or self._epoch
+                if self._asked_second and offset == 1:
+                    return Received(0, epoch, _FIRST_BYTE + content)
                 return Received(offset, epoch, content)
         return None
 

@@ -101,8 +101,8 @@ class RocketRecord:
         return RecordKind.INNER_BATCH if self.system_flag & _INNER_BATCH else RecordKind.PLAIN
 
     @property
-    def key(self) -> str:
-        """Those that it can be found by, as its producer gave them: several are parted by spaces."""
+    def keys(self) -> str:
+        """What it can be found by, as its producer gave it; several stand with spaces between."""
         return self.properties.get("KEYS", "")
 
     @property

@@ -51,6 +51,7 @@ _MODULES: Final = {
     "doctor": "doctor",
     "offsets": "offsets",
     "landing": "landings landing-end land reconcile audit replay analysis upkeep",
+    "rocketmq": "follow-rocketmq",
     "offline.dump": "dump",
     "offline.verify": "verify",
     "offline.recover": "recover",
@@ -76,7 +77,10 @@ NOUNS: Final = {
     ),
     "message": (
         "Records: put them in, look at them, take them and settle them.",
-        {name: name for name in ("publish", "consume", "tail", "receive", "lease", "extend", "settle")},
+        {
+            **{name: name for name in ("publish", "consume", "tail", "receive", "lease", "extend", "settle")},
+            "follow-rocketmq": "follow-rocketmq",
+        },
     ),
     "group": (
         "Consumer groups of queues.", {"list": "groups", "reset": "group-reset", "delete": "group-delete"},

@@ -18,6 +18,7 @@ from mirrorlog.ha.rocketmq import FRAME_BYTES_MAX, Action, Dialect, FollowState,
 SETTINGS = HaSettings()
 HEARTBEAT_S = SETTINGS.send_heartbeat_interval_ms / 1000
 HOUSEKEEPING_S = SETTINGS.housekeeping_interval_ms / 1000
+START = 4_096
 RETRY_S = SETTINGS.reconnect_interval_ms / 1000
 
 
@@ -67,10 +68,22 @@ def test_without_a_position_it_takes_what_it_is_given() -> None:
         list(made.received(head(7, 1) + b"a", 6.0))
 
 
+def test_the_first_byte_of_a_classic_log_is_put_in_front() -> None:
+    """Nobody can ask for it: 0 means the last file."""
+    made = RocketFollower(position=0, settings=SETTINGS, now=0.0)
+    made.tick(0.0)
+    assert sent(made.connected(0.0)) == [report(1)]
+    assert list(made.received(head(1, 0) + head(1, 2) + b"bc" + head(3, 1) + b"d", 1.0)) == [
+        Received(0, 0, b"\x00bc"),
+        Received(3, 0, b"d"),
+    ]
+    assert sent(made.confirmed(4, 1.0)) == [report(4)]
+
+
 @given(st.lists(st.binary(max_size=30), max_size=6), st.lists(st.integers(0, 300), max_size=8))
 def test_frames_are_the_same_however_their_bytes_are_cut(parts: list[bytes], cuts: list[int]) -> None:
     """Heartbeats among them, which are empty."""
-    made, content, at = follower(0), b"", 0
+    made, content, at = follower(START), b"", START
     for part in parts:
         content += head(at, len(part)) + part
         at += len(part)
@@ -78,7 +91,7 @@ def test_frames_are_the_same_however_their_bytes_are_cut(parts: list[bytes], cut
     for cut in [*sorted(cut for cut in cuts if cut <= len(content)), len(content)]:
         for each in made.received(content[begin:cut], 1.0):
             assert isinstance(each, Received)
-            assert each.offset == len(found)
+            assert each.offset == START + len(found)
             found += each.content
         begin = cut
     assert found == b"".join(parts)

@@ -51,7 +51,7 @@ def test_every_field_is_read(v2: bool, closing_mark: bool) -> None:
         properties=PROPERTIES,
         body=b"value",
     )
-    assert (found.key, found.tag, found.kind) == ("k1 k2", "blue", RecordKind.PLAIN)
+    assert (found.keys, found.tag, found.kind) == ("k1 k2", "blue", RecordKind.PLAIN)
 
 
 def test_a_topic_of_more_than_127_bytes_needs_the_second_format() -> None:
