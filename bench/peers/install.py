@@ -4,7 +4,7 @@ RabbitMQ, Erlang and Redis from Debian's packages.
 Debian's packages are unpacked and not installed: no root, no service that starts, nothing outside .build, and
 `make clean` is the way back. That also holds for a machine that has a Redis of its own.
 
-    python -m bench.peers.install [kafka nats rabbitmq rocketmq redis spark-kafka]
+    python -m bench.peers.install [kafka nats rabbitmq rocketmq rocketmq-4 redis spark-kafka]
 """
 
 from __future__ import annotations
@@ -39,9 +39,7 @@ _ERLANG_PACKAGES: Final = tuple(
         *("ssl", "syntax-tools", "tools", "xmerl"),
     )
 )
-_ROCKETMQ_JARS: Final = tuple(
-    f"org.apache.rocketmq:rocketmq-{part}:{versions.ROCKETMQ}" for part in ("broker", "namesrv", "client")
-)
+_ROCKETMQ_PARTS: Final = ("broker", "namesrv", "client")
 _KAFKA_JARS: Final = (
     f"org.apache.kafka:kafka_2.13:{versions.KAFKA}",
     f"org.apache.kafka:kafka-tools:{versions.KAFKA}",
@@ -203,8 +201,12 @@ def _make_redis(directory: Path) -> None:
 
 def _make_rocketmq(directory: Path) -> None:
     compiler = _program("javac", "a JDK 17 (for Debian: apt-get install openjdk-17-jdk-headless)")
-    _fetch_jars(directory, _ROCKETMQ_JARS)
+    _fetch_jars(directory, [f"org.apache.rocketmq:rocketmq-{part}:{versions.ROCKETMQ}" for part in _ROCKETMQ_PARTS])
     _step([compiler, "-cp", "jars/*", "-d", "classes", *(SOURCES / "rocketmq_java").glob("*.java")], directory)
+
+
+def _make_rocketmq_4(directory: Path) -> None:
+    _fetch_jars(directory, [f"org.apache.rocketmq:rocketmq-{part}:{versions.ROCKETMQ_4}" for part in _ROCKETMQ_PARTS])
 
 
 def _sources(folder: str) -> str:
@@ -222,6 +224,7 @@ RECIPES: Final[Mapping[str, Recipe]] = {
     "redis": Recipe(versions.REDIS, _make_redis, ("redis",)),
     "spark-kafka": Recipe(versions.SPARK, _make_spark_kafka, ("confluent-kafka", "pyspark")),
     "rocketmq": Recipe(f"{versions.ROCKETMQ} # {_sources('rocketmq_java')}", _make_rocketmq),
+    "rocketmq-4": Recipe(versions.ROCKETMQ_4, _make_rocketmq_4),
 }
 
 

@@ -31,32 +31,38 @@ def run(seconds: Seconds) -> list[Figure]:
     program, seconds = installed("rocketmq"), seconds.on_jvm()
     with Servers("rocketmq") as servers:
         name_server = servers.started(lambda: _start(servers, program))
-        driver = [*_java(servers, program, "Load", "1g"), "--servers", name_server, *seconds.arguments()]
+        driver = [*java(servers, program, "Load", "1g"), "--servers", name_server, *seconds.arguments()]
         return figures_of(servers.run("load", driver), f"{CASE}, Java client")
 
 
 def _start(servers: Servers, program: Path) -> str:
     """Start a name server, the master and its slave; the name server's address."""
     name_port, *broker_ports = free_ports(5)
-    (servers.directory / "namesrv.properties").write_text(f"listenPort={name_port}\nbindAddress={HOST}\n")
-    name_server = _java(servers, program, "org.apache.rocketmq.namesrv.NamesrvStartup", "256m")
     environment = {"ROCKETMQ_HOME": str(servers.directory)}
-    servers.start("namesrv", [*name_server, "-c", servers.directory / "namesrv.properties"], environment)
-    servers.wait_listening(name_port)
+    start_name_server(servers, program, name_port)
     for broker_id, role in enumerate(("SYNC_MASTER", "SLAVE")):
         file = servers.directory / f"{role}.properties"
         ports = broker_ports[2 * broker_id : 2 * broker_id + 2]
         file.write_text(configuration(broker_id, role, ports, f"{HOST}:{name_port}", servers.directory / role))
-        broker = _java(servers, program, "org.apache.rocketmq.broker.BrokerStartup", "1g")
+        broker = java(servers, program, "org.apache.rocketmq.broker.BrokerStartup", "1g")
         servers.start(role, [*broker, "-c", file], environment)
     servers.wait_listening(*broker_ports[::2])
     return f"{HOST}:{name_port}"
 
 
-def _java(servers: Servers, program: Path, main: str, heap: str) -> list[str | Path]:
-    # Its logs go to the home directory, wherever that is.
+def java(servers: Servers, program: Path, main: str, heap: str) -> list[str | Path]:
+    """The command line of one of its programs. Its logs go to the home directory, wherever that is."""
     home = f"-Duser.home={servers.directory}"
     return ["java", f"-Xms{heap}", f"-Xmx{heap}", *_OPENED, home, "-cp", f"{program}/classes:{program}/jars/*", main]
+
+
+def start_name_server(servers: Servers, program: Path, port: int) -> None:
+    """Its configuration and logs go into the directory."""
+    file = servers.directory / "namesrv.properties"
+    file.write_text(f"listenPort={port}\nbindAddress={HOST}\n")
+    command = java(servers, program, "org.apache.rocketmq.namesrv.NamesrvStartup", "256m")
+    servers.start("namesrv", [*command, "-c", file], {"ROCKETMQ_HOME": str(servers.directory)})
+    servers.wait_listening(port)
 
 
 def configuration(broker_id: int, role: str, ports: list[int], name_server: str, directory: Path) -> str:

@@ -15,6 +15,8 @@ RABBITMQ: Final = "3.10.8"
 RABBITMQ_PERF_TEST: Final = "2.22.1"
 REDIS: Final = "7.0.15"
 ROCKETMQ: Final = "5.5.0"
+ROCKETMQ_4: Final = "4.9.7"
+"""It is followed, and not measured. Newer ones of that line are not complete on Maven Central."""
 
 SPARK: Final = "4.2.0"
 """Of Spark's source for Kafka, which must be that of pyspark; with the libraries that it was built with."""
