@@ -32,6 +32,8 @@ ALLOWED: dict[str, set[str]] = {
     "client": {"wire", *BATCHES, *BOTTOM},
     "diagnosis": {"client", "wire", *BOTTOM},
     "doors": {"client", "diagnosis", "wire", *BATCHES, *BOTTOM},
+    # A client that speaks with brokers of another system as one of their slaves does.
+    "rocketmq": {"client", "ha.actions", "ha.rocketmq", "tools.common", *BOTTOM},
     # Offline, on the disks of nodes that are stopped.
     "tools": {
         *("client", "diagnosis", "wire", "commitlog", "cluster.membership.recovering", "cluster.state.state"),
@@ -118,7 +120,10 @@ PURE = [
     "mirrorlog/ha/group_transfer.py",
     "mirrorlog/ha/in_sync.py",
     "mirrorlog/ha/mastership.py",
+    "mirrorlog/ha/rocketmq.py",
     "mirrorlog/queues/**/*.py",
+    "mirrorlog/rocketmq/records.py",
+    "mirrorlog/rocketmq/routes.py",
     "mirrorlog/spark/checks/buckets.py",
     "mirrorlog/spark/checks/copies.py",
     "mirrorlog/spark/checks/differences.py",
@@ -277,7 +282,7 @@ CAPS = {
     "lines of a file": 500,
     "public class names that occur twice": 0,
     "files of one importer and at most 130 lines": 22,
-    "lines of the package": 124_500,
+    "lines of the package": 125_400,
     "private names that tests reach for": 368,
     "monkeypatches of tests": 294,
 }

@@ -71,7 +71,7 @@ class RocketEpoch(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class ReceivedBytes:
     """Bytes of the commit log. They follow what was received before, and may begin and end within a record."""
 
     offset: int
@@ -79,7 +79,7 @@ class Received:
     content: bytes
 
 
-Action = Connect | Close | Send | Received
+Action = Connect | Close | Send | ReceivedBytes
 
 
 class RocketFollower:
@@ -222,7 +222,7 @@ class RocketFollower:
                 f"{self.position}: the broker has lost what stands between; look at it, then go on with --from {until}"
             )
 
-    def _transfer(self) -> Received | None:
+    def _transfer(self) -> ReceivedBytes | None:
         """The next transfer with bytes, taken out; heartbeats are passed. None when there is no whole one."""
         head_size = (_STATED_HEAD if self.dialect is Dialect.CONTROLLER else _TRANSFER_HEAD).size
         while len(self._unread) >= head_size:
@@ -234,8 +234,8 @@ class RocketFollower:
                 self._expected = offset + size
                 self._epoch = epoch or self._epoch
                 if self._asked_second and offset == 1:
-                    return Received(0, epoch, _FIRST_BYTE + content)
-                return Received(offset, epoch, content)
+                    return ReceivedBytes(0, epoch, _FIRST_BYTE + content)
+                return ReceivedBytes(offset, epoch, content)
         return None
 
     def _head(self) -> tuple[int, int, int]:

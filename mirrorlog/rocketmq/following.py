@@ -25,16 +25,16 @@ from mirrorlog.client import Client, Delivered, Subscription
 from mirrorlog.config import HaSettings, split_address
 from mirrorlog.errors import BadInput, ConnectionLost, ExclusiveTaken, MirrorlogError, NotGranted
 from mirrorlog.ha.actions import Close, Connect, Send
-from mirrorlog.ha.rocketmq import Action, Dialect, Received, RocketFollower
+from mirrorlog.ha.rocketmq import Action, Dialect, ReceivedBytes, RocketFollower
 from mirrorlog.rocketmq.records import RecordWalker, RocketRecord
-from mirrorlog.rocketmq.routes import Message, Routes
+from mirrorlog.rocketmq.routes import FollowedMessage, TopicRoutes
 
 logger = logging.getLogger(__name__)
 
 RUN_BYTES_MAX: Final = 2 * 1024 * 1024
 """Of one transaction, and one record more."""
 AHEAD_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Received, and in no transaction yet: above it nothing is read from the broker."""
+"""ReceivedBytes, and in no transaction yet: above it nothing is read from the broker."""
 _READ_BYTES: Final = 256 * 1024
 _TICK_S: Final = 0.5
 _RETRY_S: Final = 1.0
@@ -44,7 +44,7 @@ _FIRST_PLACE_MS: Final = 2_000
 """How long a place is waited for before it is taken that there is none: its queue is asked when it was just made."""
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class FollowedTo(msgspec.Struct, frozen=True, kw_only=True):
     """Where to go on. `epoch`: in which it was reached, under a controller; `store_ms`: when what stands before it was
     written there."""
 
@@ -54,7 +54,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(slots=True)
-class Progress:
+class FollowProgress:
     """What was done since the start. `place`: None while it is not known; `behind_ms`: from the broker's write of the
     newest record that is confirmed here to its confirm."""
 
@@ -62,7 +62,7 @@ class Progress:
     skipped: int = 0
     transactions: int = 0
     links: int = 0
-    place: Place | None = None
+    place: FollowedTo | None = None
     behind_ms: int = 0
     last_error: str = ""
 
@@ -75,7 +75,7 @@ class Following:
         self,
         client: Client,
         broker: str,
-        routes: Routes,
+        routes: TopicRoutes,
         *,
         name: str,
         log_group: str,
@@ -84,7 +84,7 @@ class Following:
         dialect: Dialect = Dialect.CLASSIC,
         settings: HaSettings | None = None,
     ) -> None:
-        self.progress = Progress()
+        self.progress = FollowProgress()
         self._client = client
         self._host, self._port = split_address(broker)
         self._routes = routes
@@ -124,7 +124,7 @@ class Following:
         found = await places.receive(1, timeout_ms=_FIRST_PLACE_MS)
         if found and not self._anew:
             return found[0]
-        await self._store(Place(offset=-1 if self._start is None else self._start), (), found)
+        await self._store(FollowedTo(offset=-1 if self._start is None else self._start), (), found)
         self._anew = False
         return await self._next_place(places)
 
@@ -134,7 +134,7 @@ class Following:
             raise ConnectionLost(f"queue {self._places} does not give where to go on")
         return found[0]
 
-    async def _store(self, place: Place, messages: Iterable[Message], before: Iterable[Delivered]) -> None:
+    async def _store(self, place: FollowedTo, messages: Iterable[FollowedMessage], before: Iterable[Delivered]) -> None:
         """All of it counts, or nothing."""
         async with self._client.transaction(confirm="all") as transaction:
             for each in messages:
@@ -152,7 +152,7 @@ class Following:
     async def _follow(self, places: Subscription, delivered: Delivered) -> None:
         """One link, from the place on; it ends by an error alone. What is then on its way to the log counts or not:
         whoever takes the place next sees it."""
-        place = msgspec.json.decode(delivered.value or b"", type=Place)
+        place = msgspec.json.decode(delivered.value or b"", type=FollowedTo)
         follower = RocketFollower(
             position=None if place.offset < 0 else place.offset,
             settings=self._settings,
@@ -165,14 +165,14 @@ class Following:
             self.progress.links += 1
             logger.info("broker_followed broker=%s:%d offset=%d", self._host, self._port, place.offset)
             async for run in link.runs():
-                place = Place(offset=run[-1].next_offset, epoch=link.epoch, store_ms=run[-1].store_ms)
+                place = FollowedTo(offset=run[-1].next_offset, epoch=link.epoch, store_ms=run[-1].store_ms)
                 messages = [message for record in run if (message := self._routes.of(record)) is not None]
                 await self._store(place, messages, [delivered])
                 link.confirmed(place.offset)
                 self._count(place, len(run), len(messages))
                 delivered = await self._next_place(places)
 
-    def _count(self, place: Place, records: int, messages: int) -> None:
+    def _count(self, place: FollowedTo, records: int, messages: int) -> None:
         told = self.progress
         told.place, told.last_error = place, ""
         told.messages += messages
@@ -243,7 +243,7 @@ class _Link:
                     self._writer.writelines(parts)
                 case Close(error):
                     raise error or ConnectionLost("the broker is left")
-                case Received(offset, epoch, content):
+                case ReceivedBytes(offset, epoch, content):
                     self._walker = self._walker or RecordWalker(offset)
                     for record in self._walker.feed(content):
                         self._found.append((record, epoch))

@@ -14,7 +14,7 @@ PREFIX: Final = "rocketmq."
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class FollowedMessage:
     """For a queue, or for an exchange when that is named: then `routing_key` is topic and tag."""
 
     queue: str
@@ -27,7 +27,7 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Routes:
+class TopicRoutes:
     """`queues`: by topic; `exchange`: of all other topics that are no topics of RocketMQ's own, if it is named."""
 
     queues: Mapping[str, str]
@@ -37,7 +37,7 @@ class Routes:
         if not self.queues and not self.exchange:
             raise BadInput("nothing is to be followed: give --map TOPIC=QUEUE, or --exchange")
 
-    def of(self, record: RocketRecord) -> Message | None:
+    def of(self, record: RocketRecord) -> FollowedMessage | None:
         """None for what nobody asked for. Halves, verdicts and what is delayed are written once more under their own
         topic when they are messages."""
         queue = self.queues.get(record.topic)
@@ -49,7 +49,7 @@ class Routes:
                 f"the record at physical offset {record.physical_offset} of topic {record.topic} is a batch of several "
                 "messages: topics of that type are not followed"
             )
-        return Message(
+        return FollowedMessage(
             queue=queue or "",
             exchange="" if queue else self.exchange,
             routing_key=f"{record.topic}.{record.tag}" if record.tag else record.topic,

@@ -51,7 +51,6 @@ _MODULES: Final = {
     "doctor": "doctor",
     "offsets": "offsets",
     "landing": "landings landing-end land reconcile audit replay analysis upkeep",
-    "rocketmq": "follow-rocketmq",
     "offline.dump": "dump",
     "offline.verify": "verify",
     "offline.recover": "recover",
@@ -63,7 +62,11 @@ TABLE: Final = {
     name: f"mirrorlog.tools.{module}:{name.replace('-', '_')}"
     for module, names in _MODULES.items()
     for name in names.split()
-} | {"completion": "mirrorlog.tools.main:completion", "dev": "mirrorlog.testing.dev:dev"}
+} | {
+    "completion": "mirrorlog.tools.main:completion",
+    "dev": "mirrorlog.testing.dev:dev",
+    "follow-rocketmq": "mirrorlog.rocketmq.command:follow_rocketmq",
+}
 
 NOUNS: Final = {
     "queue": (

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mirrorlog.config import HaSettings
 from mirrorlog.errors import MirrorlogError, PositionLost, ProtocolError, StalledFrame
 from mirrorlog.ha.actions import Close, Connect, Send
-from mirrorlog.ha.rocketmq import FRAME_BYTES_MAX, Action, Dialect, FollowState, Received, RocketFollower
+from mirrorlog.ha.rocketmq import FRAME_BYTES_MAX, Action, Dialect, FollowState, ReceivedBytes, RocketFollower
 
 SETTINGS = HaSettings()
 HEARTBEAT_S = SETTINGS.send_heartbeat_interval_ms / 1000
@@ -48,8 +48,8 @@ def test_it_asks_at_once_and_acknowledges_what_is_confirmed_alone() -> None:
     assert made.tick(0.0) == [Connect()]
     assert sent(made.connected(0.0)) == [report(100)]
     assert list(made.received(head(100, 3) + b"abc" + head(103, 2) + b"de", 1.0)) == [
-        Received(100, 0, b"abc"),
-        Received(103, 0, b"de"),
+        ReceivedBytes(100, 0, b"abc"),
+        ReceivedBytes(103, 0, b"de"),
     ]
     assert sent(made.confirmed(104, 1.5)) == [report(104)]
     assert sent(made.confirmed(104, 1.6)) == []
@@ -62,7 +62,7 @@ def test_without_a_position_it_takes_what_it_is_given() -> None:
     made = follower(None)
     assert sent(made.tick(HEARTBEAT_S)) == [report(0)]
     assert list(made.received(head(3 << 30, 0), 6.0)) == []
-    assert list(made.received(head(3 << 30, 1) + b"a", 6.0)) == [Received(3 << 30, 0, b"a")]
+    assert list(made.received(head(3 << 30, 1) + b"a", 6.0)) == [ReceivedBytes(3 << 30, 0, b"a")]
     assert made.position == 3 << 30
     with pytest.raises(ProtocolError, match=f"offset 7 where {(3 << 30) + 1} follows"):
         list(made.received(head(7, 1) + b"a", 6.0))
@@ -74,8 +74,8 @@ def test_the_first_byte_of_a_classic_log_is_put_in_front() -> None:
     made.tick(0.0)
     assert sent(made.connected(0.0)) == [report(1)]
     assert list(made.received(head(1, 0) + head(1, 2) + b"bc" + head(3, 1) + b"d", 1.0)) == [
-        Received(0, 0, b"\x00bc"),
-        Received(3, 0, b"d"),
+        ReceivedBytes(0, 0, b"\x00bc"),
+        ReceivedBytes(3, 0, b"d"),
     ]
     assert sent(made.confirmed(4, 1.0)) == [report(4)]
 
@@ -90,7 +90,7 @@ def test_frames_are_the_same_however_their_bytes_are_cut(parts: list[bytes], cut
     found, begin = b"", 0
     for cut in [*sorted(cut for cut in cuts if cut <= len(content)), len(content)]:
         for each in made.received(content[begin:cut], 1.0):
-            assert isinstance(each, Received)
+            assert isinstance(each, ReceivedBytes)
             assert each.offset == START + len(found)
             found += each.content
         begin = cut
@@ -140,7 +140,7 @@ def test_it_comes_back_and_asks_from_what_is_confirmed() -> None:
     assert made.tick(1.0 + RETRY_S - 0.01) == []
     assert made.tick(1.0 + RETRY_S) == [Connect()]
     assert sent(made.connected(2.0)) == [report(105)]
-    assert list(made.received(head(105, 1) + b"x", 2.0)) == [Received(105, 0, b"x")]
+    assert list(made.received(head(105, 1) + b"x", 2.0)) == [ReceivedBytes(105, 0, b"x")]
 
 
 def test_who_was_stopped_connects_no_more() -> None:
@@ -181,8 +181,8 @@ def test_under_a_controller_it_greets_as_a_learner_and_hears_of_epochs() -> None
     assert sent(made.received(welcome[-1:], 1.0)) == [asked(0)]
     assert made.master_end == 0x3D8BA
     assert list(made.received(stated(0, b"", 1) + stated(0, b"ab", 1) + stated(2, b"c", 2), 1.0)) == [
-        Received(0, 1, b"ab"),
-        Received(2, 2, b"c"),
+        ReceivedBytes(0, 1, b"ab"),
+        ReceivedBytes(2, 2, b"c"),
     ]
     assert sent(made.confirmed(3, 1.0)) == [asked(3)]
 

@@ -15,13 +15,13 @@ import pytest
 from mirrorlog.client import Client
 from mirrorlog.errors import BadBatch
 from mirrorlog.rocketmq.following import Following
-from mirrorlog.rocketmq.routes import Routes
+from mirrorlog.rocketmq.routes import TopicRoutes
 from mirrorlog.testing import Cluster
 from tests.process.clusters import fast_cluster
 from tests.rocketmq.broker import Broker
 
 pytestmark = pytest.mark.process
-TO_QUEUES = Routes({"orders": "orders", "payments": "payments"})
+TO_QUEUES = TopicRoutes({"orders": "orders", "payments": "payments"})
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ async def followed(following: Following) -> AsyncIterator[asyncio.Task[None]]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-def following(client: Client, broker: Broker, routes: Routes = TO_QUEUES, start: int | None = 0) -> Following:
+def following(client: Client, broker: Broker, routes: TopicRoutes = TO_QUEUES, start: int | None = 0) -> Following:
     return Following(client, broker.address, routes, name="broker", log_group="rocketmq", start=start)
 
 
@@ -141,7 +141,7 @@ async def test_topics_go_to_an_exchange_by_their_names(client: Client) -> None:
     async with Broker() as broker:
         for topic in ("bonds", "stocks", "orders", "RMQ_SYS_TRACE_TOPIC", "SCHEDULE_TOPIC_XXXX"):
             broker.write(topic.encode(), topic=topic)
-        async with followed(following(client, broker, Routes({"orders": "orders"}, exchange="market"))):
+        async with followed(following(client, broker, TopicRoutes({"orders": "orders"}, exchange="market"))):
             await until(lambda: broker.acknowledged == len(broker.log), "all is acknowledged")
         assert await values(client, "blue") == [b"bonds"]
         assert await values(client, "orders") == [b"orders"]

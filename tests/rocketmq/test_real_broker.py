@@ -76,7 +76,7 @@ async def test_each_message_is_there_once_through_deaths_of_everybody(broker: Re
             follower = await start(cluster, broker)
         written = plain_numbers(broker.log_bytes)
         async with Client(*cluster.servers) as client, asyncio.timeout(90):
-            while await found(client) != (written := plain_numbers(broker.log_bytes)) or not delayed_came(written):
+            while await found(client) != (written := plain_numbers(broker.log_bytes)) or not delayed_came(written):  # noqa: ASYNC110
                 await asyncio.sleep(1)
         follower.terminate()
         await follower.wait()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import lz4.frame
 import pytest
@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mirrorlog.errors import BadBatch
-from mirrorlog.rocketmq import records as module
-from mirrorlog.rocketmq.records import RecordKind, RecordWalker, RocketRecord
+from mirrorlog.rocketmq.records import BODY_BYTES_MAX, RecordKind, RecordWalker, RocketRecord
 from tests.rocketmq.written import blank, log, record
 
 START = 4_096
@@ -107,15 +106,14 @@ def test_what_is_left_of_a_file_is_passed(cuts: list[int]) -> None:
         (0x1 | 0x200, zstandard.ZstdCompressor().compress),
     ],
 )
-def test_bodies_are_opened(bits: int, pack: type, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bodies_are_opened(bits: int, pack: Callable[[bytes], bytes]) -> None:
     """4.9's by zlib without a word, 5.x's by any of three; and none becomes larger than is allowed."""
     body = b"x" * 10_000
     content = record(START, pack(body), system_flag=bits)
     (found,) = walked(content)
     assert found.body == body
-    monkeypatch.setattr(module, "BODY_BYTES_MAX", 9_999)
-    with pytest.raises(BadBatch, match="opens to more than 9999 bytes"):
-        walked(content)
+    with pytest.raises(BadBatch, match=f"opens to more than {BODY_BYTES_MAX} bytes"):
+        walked(record(START, pack(bytes(BODY_BYTES_MAX + 1)), system_flag=bits))
     with pytest.raises(BadBatch, match="cannot be opened"):
         walked(record(START, b"no such thing at all", system_flag=bits))
 

@@ -63,7 +63,7 @@ def follow_rocketmq(  # noqa: PLR0917  (typer makes them options, nobody passes 
     """
     from mirrorlog.ha.rocketmq import Dialect
     from mirrorlog.rocketmq.following import Following
-    from mirrorlog.rocketmq.routes import Routes
+    from mirrorlog.rocketmq.routes import TopicRoutes
 
     if dialect not in {each.value for each in Dialect}:
         raise BadInput(f"--dialect {dialect}: there are {' and '.join(each.value for each in Dialect)}")
@@ -71,7 +71,7 @@ def follow_rocketmq(  # noqa: PLR0917  (typer makes them options, nobody passes 
         split_address(broker)
     except ConfigError as error:
         raise BadInput(f"{broker}: {error.message}; give the broker's HA port as HOST:PORT") from None
-    routes = Routes(dict(parse_pair(each, "--map") for each in topics or []), exchange)
+    routes = TopicRoutes(dict(parse_pair(each, "--map") for each in topics or []), exchange)
     named = name or re.sub(r"[^A-Za-z0-9._-]", "-", broker)
 
     async def follow(client: Client) -> None:
