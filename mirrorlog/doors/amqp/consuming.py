@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple, Protocol, cast
 
 from mirrorlog.client import Client
-from mirrorlog.client.subscription.delivered import DeliveredBatch
+from mirrorlog.client.consumer.records import ConsumedRecord
 from mirrorlog.client.subscription.leases import Leased
 from mirrorlog.client.subscription.subscription import Subscription
 from mirrorlog.client.subscription.unacked import Granted
@@ -40,6 +41,8 @@ LEASE_MS: Final = 60_000
 EXTEND_S: Final = 20.0
 FIRST_S: Final = 0.01
 """How long a consumer's answer waits for the first that it gets."""
+RECORDS_MAX: Final = 1_000
+"""Delivered before it is seen whether the client takes them."""
 _PRIORITY_MAX: Final = 2**31 - 1
 _NAME_CHARS_MAX: Final = 128
 
@@ -120,7 +123,7 @@ class AmqpConsumer:
 
     async def begin(self, answer: bytes) -> None:
         """Deliver from now on, behind the answer."""
-        first = asyncio.ensure_future(self.subscription.next_batch())
+        first = asyncio.ensure_future(self._next())
         await asyncio.wait({first}, timeout=FIRST_S)
         self._output.write(answer)
         self._task = asyncio.ensure_future(self._run(first))
@@ -134,19 +137,22 @@ class AmqpConsumer:
         with contextlib.suppress(MirrorlogError):
             await self.subscription.close(requeue=requeue)
 
-    async def _run(self, first: asyncio.Future[DeliveredBatch]) -> None:
+    async def _next(self) -> list[tuple[Granted, ConsumedRecord]]:
+        """Waits for a record; with it come those that are there: who publishes one by one has batches of one."""
+        subscription = self.subscription
+        return await subscription.read_on(partial(subscription.reader.records, RECORDS_MAX))
+
+    async def _run(self, first: asyncio.Future[list[tuple[Granted, ConsumedRecord]]]) -> None:
         try:
-            following: Awaitable[DeliveredBatch] = first
+            found = await first
             while True:
-                stretch = await following
-                granted = stretch.grant[1]
-                self._output.write(b"".join([self._delivery(granted, record) for record in stretch.records()]))
+                self._output.write(b"".join([self._delivery(granted, record) for granted, record in found]))
                 await self._output.writable()
-                following = self.subscription.next_batch()
+                found = await self._next()
         except MirrorlogError as error:
             self._ended(self, error)
 
-    def _delivery(self, granted: Granted, record: tuple) -> bytes:  # type: ignore[type-arg]  # a named tuple, taken apart
+    def _delivery(self, granted: Granted, record: ConsumedRecord) -> bytes:
         _, offset, value, key, headers, _, _, attributes = record
         tags = self._tags
         tag = tags.next() if self.no_ack else tags.add(HeldGrant(self, granted, offset))
