@@ -28,7 +28,14 @@ from mirrorlog.commitlog.segments.preallocation import PrepareJob, RecentGrowth
 from mirrorlog.commitlog.segments.scan import BatchRules, OnBatch, scan_file
 from mirrorlog.commitlog.segments.segment import Segment
 from mirrorlog.commitlog.segments.warming import WarmJob
-from mirrorlog.errors import BadRequest, IndexDoubtful, LogCorrupt, LogUnavailable, OffsetOutOfRange
+from mirrorlog.errors import (
+    BadRequest,
+    IndexDoubtful,
+    LogCorrupt,
+    LogUnavailable,
+    MirrorlogError,
+    OffsetOutOfRange,
+)
 
 _EMPTY: Final = memoryview(b"")
 
@@ -307,7 +314,10 @@ class StoredLog:
         grown = self._growth.to(self.end)
         self._chain.release(self.flushed, now)
         if not self._chain.lent and self._preparer.is_outgrown(self._chain.active):
-            self._chain.roll()
+            try:
+                self._chain.roll()
+            except MirrorlogError:  # no append needs it yet; a disk that fails is met by the next flush
+                self._preparer.ask_later()
             self.active_start = self._chain.active.start
         return self._preparer.start(self._chain.active, idle=idle, grown=grown, sharers=sharers)
 

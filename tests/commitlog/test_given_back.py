@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
+from mirrorlog.commitlog.files import OS_FILES, Files
 from mirrorlog.commitlog.log import CommitLog
 from mirrorlog.commitlog.segments.chain import KEPT_MAPPED_S
 from mirrorlog.commitlog.segments.preallocation import DISK_SHARE, LATE_S, first_file_bytes
 from mirrorlog.errors import DiskFull
+from tests.commitlog.faulty import FaultyFiles
 from tests.commitlog.logs import KIB, MAX_BATCH_BYTES, append_sizes, flush, open_log, stored
 
 MIB = 1024 * KIB
@@ -19,9 +22,9 @@ FIRST = first_file_bytes(SEGMENT, MAX_BATCH_BYTES)
 PIECE = 200 * KIB
 
 
-def log_of(directory: Path) -> CommitLog:
+def log_of(directory: Path, files: Files = OS_FILES) -> CommitLog:
     """One whose files grow from 16 MiB to 128."""
-    return open_log(directory, segment_bytes=SEGMENT, prepare_bytes=MIB, prepare_at_rest_bytes=0, epoch=1)
+    return open_log(directory, segment_bytes=SEGMENT, prepare_bytes=MIB, prepare_at_rest_bytes=0, epoch=1, files=files)
 
 
 def looked_at(log: CommitLog, now: float) -> None:
@@ -89,6 +92,23 @@ def test_memory_that_is_lent_for_a_run_is_not_rolled_away(tmp_path: Path) -> Non
         looked_at(log, 1.0 + number * LATE_S)
     assert log.active_start == begun
     log.drop_placed(lent)
+    looked_at(log, 200 * LATE_S)
+    assert log.active_start == log.end
+
+
+def test_a_file_that_cannot_be_begun_early_is_none_that_is_missed(tmp_path: Path) -> None:
+    """Goal: who appends hears nothing of it, and nobody tries again and again. Method: the disk names no file when the
+    log is due to be rolled."""
+    files = FaultyFiles()
+    log = log_of(tmp_path, files)
+    burst(log, 1.0)
+    begun = log.active_start
+    files.disk.fail("rename", errno.EACCES)
+    for number in range(2, 100):
+        looked_at(log, number * LATE_S)
+    assert log.active_start == begun
+    append_sizes(log, [PIECE])
+    files.disk.heal()
     looked_at(log, 200 * LATE_S)
     assert log.active_start == log.end
 

@@ -301,6 +301,10 @@ class Preparer:
         if self._is_allowed() and not self._system_refused:
             self.refusal = ""
 
+    def ask_later(self) -> None:
+        """No spare is made before `ask_again`: the last one could not be used."""
+        self._refused = True
+
     def ask_again(self) -> None:
         """A spare that was refused may be asked for again."""
         self._refused = False
