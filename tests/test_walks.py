@@ -29,7 +29,7 @@ from sim.world import World
 CAPS: Final = {
     "send": (360, 40),
     "ack": (535, 55),
-    "failover": (3_060, 112),
+    "failover": (3_060, 113),
 }
 """Calls and files at most, of the client and of all nodes together."""
 _SLACK: Final = 0.05

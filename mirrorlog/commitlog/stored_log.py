@@ -313,7 +313,7 @@ class StoredLog:
         self._growth.look(self.end, now)
         grown = self._growth.to(self.end)
         self._chain.release(self.flushed, now)
-        if not self._chain.lent and self._preparer.is_outgrown(self._chain.active):
+        if self._preparer.spare is not None and not self._chain.lent and self._preparer.is_outgrown(self._chain.active):
             try:
                 self._chain.roll()
             except MirrorlogError:  # no append needs it yet; a disk that fails is met by the next flush

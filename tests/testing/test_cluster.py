@@ -134,7 +134,7 @@ def test_a_port_taken_in_between_costs_another_attempt(monkeypatch: pytest.Monke
     """Goal: the gap between finding a port and using it is harmless. Method: hold one of the first ports found."""
     with socket.create_server((HOST, 0)) as holder:
         taken = holder.getsockname()[1]
-        offers = iter([[taken, *free_ports(3)], free_ports(4)])
+        offers = iter([[taken, *free_ports(4)], free_ports(5)])
         monkeypatch.setattr(cluster, "free_ports", lambda count, **_: next(offers))
         with Cluster(1, **SMALL) as one:
             assert not one.master.client.endswith(f":{taken}")

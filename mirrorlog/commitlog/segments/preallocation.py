@@ -256,12 +256,9 @@ class Preparer:
         return min(self.segment_bytes, wanted)
 
     def is_outgrown(self, active: Segment) -> bool:
-        """Whether the next file, which is there, had better be begun: this one keeps much more of the disk than it will
-        be of use."""
+        """Whether the next file, which is there and is not too large, had better be begun."""
         end, spare = active.end, self.spare
-        if spare is None or end == active.start or self._is_too_large(spare.capacity, end):
-            return False
-        return self._is_too_large(active.capacity, end)
+        return spare is not None and end > active.start and spare.capacity < self._too_large(end) <= active.capacity
 
     def take(self) -> SpareFile | None:
         """The spare file, which is the caller's from here on."""
@@ -331,12 +328,13 @@ class Preparer:
 
     def _next_job(self, active: Segment, ahead: int, reach: int) -> PrepareJob | None:
         """`ahead`: how far pages are prepared; `reach`: how far the log may get before the next look."""
-        if (job := self._dropped_job(active.end)) is not None:
+        too_large = self._too_large(active.end)
+        if (self.spare or self._recycled) and (job := self._dropped_job(too_large)) is not None:
             return job
-        if not self._refused and (job := self._freed_job(active.end)) is not None:
+        if self._freed and not self._refused and (job := self._freed_job(too_large)) is not None:
             return job
         tail = active.end - active.start
-        urgent = active.room * 2 <= active.capacity or self._is_too_large(active.capacity, active.end)
+        urgent = active.room * 2 <= active.capacity or active.capacity >= too_large
         if urgent and self._wants_spare():
             return self._spare_job(active)
         job = self._pages_job(active, tail, min(active.capacity, tail + ahead))
@@ -346,12 +344,13 @@ class Preparer:
             job = self._pages_job(self.spare, 0, min(self.spare.capacity, ahead - active.room))
         return job
 
-    def _is_too_large(self, capacity: int, end: int) -> bool:
-        return capacity >= OUTGROWN_TIMES * self.file_bytes(end)
+    def _too_large(self, end: int) -> int:
+        """From so many bytes on a file keeps more of the disk than it will be of use."""
+        return OUTGROWN_TIMES * self.file_bytes(end)
 
-    def _dropped_job(self, end: int) -> PrepareJob | None:
+    def _dropped_job(self, too_large: int) -> PrepareJob | None:
         for spare in (self.spare, *self._recycled):
-            if spare is not None and self._is_too_large(spare.capacity, end):
+            if spare is not None and spare.capacity >= too_large:
                 if spare is self.spare:
                     self.take()
                 else:
@@ -360,9 +359,9 @@ class Preparer:
                 return PrepareJob(self._files, dropped=spare)
         return None
 
-    def _freed_job(self, end: int) -> PrepareJob | None:
+    def _freed_job(self, too_large: int) -> PrepareJob | None:
         for freed in self._freed:
-            fits = freed.capacity == self.segment_bytes and not self._is_too_large(freed.capacity, end)
+            fits = freed.capacity == self.segment_bytes < too_large
             recycle = fits and (self.spare is None or self._keeps_recycled())
             if recycle and freed.pin() is not None:
                 continue  # a reader is slow: bytes that it was promised must not change under it
