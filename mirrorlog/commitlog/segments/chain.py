@@ -271,7 +271,11 @@ class SegmentChain:
     def release(self, flushed: int, now: float | None = None) -> None:
         """Drop the files of segments that are on disk and the maps of those that are far behind. `now`: s, by a clock
         that never goes back; None: no time has passed."""
-        for segment in self.segments[:-1]:
+        # From the newest on: behind one that has neither nobody has, and logs have thousands.
+        for number in range(len(self.segments) - 2, -1, -1):
+            segment = self.segments[number]
+            if segment.file is None and segment.view is None:
+                break
             if now is not None:
                 segment.left_at = segment.left_at or now
             if segment.file is not None and segment.end <= flushed:
