@@ -59,7 +59,7 @@ def follow_rocketmq(  # noqa: PLR0917  (typer makes them options, nobody passes 
     Without a stored place it begins where the broker does for a new slave: with the last file of its commit log, or
     under a controller with the first. What stands before has to be asked for: --from first.
 
-    Example: mqtool follow-rocketmq 10.0.0.7:10912 --map orders=orders --map payments=payments
+    Example: mqtool follow-rocketmq 10.0.0.7:10912 --map orders=orders
     """
     from mirrorlog.ha.rocketmq import Dialect
     from mirrorlog.rocketmq.following import Following
