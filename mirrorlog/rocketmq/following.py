@@ -104,7 +104,7 @@ class Following:
                 async with self._client.subscribe(self._places, prefetch=1, exclusive=True) as places:
                     await self._follow(places, await self._place(places))
             except MirrorlogError as error:
-                if isinstance(error, BadInput) and not isinstance(error, (ConnectionLost, NotGranted, ExclusiveTaken)):
+                if isinstance(error, BadInput) and not isinstance(error, NotGranted | ExclusiveTaken):
                     raise
                 self.progress.last_error = error.message
                 logger.warning("broker_left broker=%s:%d reason=%r", self._host, self._port, error.message)

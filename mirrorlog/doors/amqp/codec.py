@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from struct import Struct
 from typing import Final, NamedTuple
 
+from mirrorlog.doors.amqp.errors import FRAME_ERROR, SYNTAX_ERROR, UNEXPECTED_FRAME
+
 PROTOCOL_HEADER: Final = b"AMQP\x00\x00\x09\x01"
 
 METHOD: Final = 1
@@ -50,10 +52,6 @@ _METHOD_HEAD: Final = Struct(">BHII")
 # The end of the method's frame, and a content header's head up to the properties.
 _HEADER_HEAD: Final = Struct(">BBHIHHQ")
 _BODY_HEAD: Final = Struct(">BBHI")
-
-_FRAME_ERROR: Final = 501
-_SYNTAX_ERROR: Final = 502
-_UNEXPECTED_FRAME: Final = 505
 
 
 class FrameError(Exception):
@@ -107,13 +105,13 @@ class Frames:
             kind, channel, size = unpack(data, at)
             if size > size_max:
                 text = f"frame of {size + FRAME_OVERHEAD} bytes is above the frame_max of {self.frame_max}"
-                raise FrameError(_FRAME_ERROR, text)
+                raise FrameError(FRAME_ERROR, text)
             stop = at + 7 + size
             if stop >= end:
                 need = size + FRAME_OVERHEAD
                 break
             if data[stop] != _END:
-                raise FrameError(_FRAME_ERROR, f"frame ends with {data[stop]:#04x}, not with 0xce")
+                raise FrameError(FRAME_ERROR, f"frame ends with {data[stop]:#04x}, not with 0xce")
             yield AmqpFrame(kind, channel, data, at + 7, stop)
             at = stop + 1
             size_max = self.frame_max  # what the frame said may have changed it
@@ -128,7 +126,7 @@ class Frames:
 def method_of(frame: AmqpFrame) -> int:
     """Class and method of a method's frame, as one number. Raises FrameError."""
     if frame.end - frame.start < 4:
-        raise FrameError(_SYNTAX_ERROR, "a method's frame has less than four bytes")
+        raise FrameError(SYNTAX_ERROR, "a method's frame has less than four bytes")
     found: int = _METHOD_ID.unpack_from(frame.data, frame.start)[0]
     return found
 
@@ -183,13 +181,13 @@ def read_header(frame: AmqpFrame) -> ContentHeader:
     """Of a message. Raises FrameError."""
     _, _, data, start, end = frame
     if end - start < 14:  # with the flags of no property
-        raise FrameError(_SYNTAX_ERROR, "a content header has less than fourteen bytes", PUBLISH)
+        raise FrameError(SYNTAX_ERROR, "a content header has less than fourteen bytes", PUBLISH)
     class_id, weight, body_size = _CONTENT_HEADER.unpack_from(data, start)
     if class_id != BASIC:
         text = f"expected content header for class {BASIC}, got one for class {class_id} instead"
-        raise FrameError(_UNEXPECTED_FRAME, text, PUBLISH)
+        raise FrameError(UNEXPECTED_FRAME, text, PUBLISH)
     if weight:
-        raise FrameError(_SYNTAX_ERROR, f"a content header has weight {weight}", PUBLISH)
+        raise FrameError(SYNTAX_ERROR, f"a content header has weight {weight}", PUBLISH)
     return ContentHeader(body_size, data[start + 12 : end])
 
 
@@ -208,7 +206,7 @@ class Content:
         size = frame.end - frame.start
         if size > self.missing:
             text = f"a body has {size - self.missing} bytes more than its header says"
-            raise FrameError(_UNEXPECTED_FRAME, text, PUBLISH)
+            raise FrameError(UNEXPECTED_FRAME, text, PUBLISH)
         self.missing -= size
         self._pieces.append(memoryview(frame.data)[frame.start : frame.end])
 
@@ -218,7 +216,7 @@ class Content:
 
 
 def _no_method(method: int) -> FrameError:
-    return FrameError(_SYNTAX_ERROR, f"arguments of method {method >> 16}.{method & 0xFFFF} are not to be read", method)
+    return FrameError(SYNTAX_ERROR, f"arguments of method {method >> 16}.{method & 0xFFFF} are not to be read", method)
 
 
 # --- Writing --------------------------------------------------------------------------------------------------------

@@ -38,6 +38,15 @@ from mirrorlog.doors.amqp.codec import (
     read_publish,
     read_settlement,
 )
+from mirrorlog.doors.amqp.errors import (
+    CHANNEL_ERROR,
+    COMMAND_INVALID,
+    NOT_ALLOWED,
+    NOT_IMPLEMENTED,
+    PRECONDITION_FAILED,
+    RESOURCE_ERROR,
+    UNEXPECTED_FRAME,
+)
 
 FRAME_MAX: Final = 131_072
 CHANNEL_MAX: Final = 2_047
@@ -45,13 +54,6 @@ HEARTBEAT_S: Final = 60
 BODIES_BYTES_MAX: Final = 256 * 1024 * 1024
 """Of bodies that are not whole, on all channels of a connection together."""
 
-_COMMAND_INVALID: Final = 503
-_CHANNEL_ERROR: Final = 504
-_UNEXPECTED_FRAME: Final = 505
-_RESOURCE_ERROR: Final = 506
-_NOT_ALLOWED: Final = 530
-_NOT_IMPLEMENTED: Final = 540
-_PRECONDITION_FAILED: Final = 406
 
 _CONNECTION: Final = 10
 _CHANNEL: Final = 20
@@ -279,7 +281,7 @@ class ConnectionState:
 
     def _in_handshake(self, frame: AmqpFrame) -> Event:
         if frame.kind != METHOD or frame.channel:
-            raise FrameError(_UNEXPECTED_FRAME, "expected a method of the connection")
+            raise FrameError(UNEXPECTED_FRAME, "expected a method of the connection")
         said = _opened(frame)
         if isinstance(said, commands.Connection.Close):
             self._phase = _Phase.CLOSED
@@ -293,16 +295,16 @@ class ConnectionState:
         if self._phase is _Phase.OPEN and isinstance(said, commands.Connection.Open):
             self._phase = _Phase.HOST
             return HostOpening(said.virtual_host)
-        raise FrameError(_COMMAND_INVALID, f"unexpected method {said.name} in the handshake", said.index)
+        raise FrameError(COMMAND_INVALID, f"unexpected method {said.name} in the handshake", said.index)
 
     def _tune(self, said: commands.Connection.TuneOk) -> Event:
         frame_max, channel_max = said.frame_max or FRAME_MAX, said.channel_max or CHANNEL_MAX
         if not FRAME_MAX_MIN <= frame_max <= FRAME_MAX:
             text = f"negotiated frame_max = {frame_max} is not within {FRAME_MAX_MIN} and {FRAME_MAX}"
-            return Failed(0, _NOT_ALLOWED, text, said.index)
+            return Failed(0, NOT_ALLOWED, text, said.index)
         if channel_max > CHANNEL_MAX:
             text = f"negotiated channel_max = {channel_max} is higher than the maximum allowed value ({CHANNEL_MAX})"
-            return Failed(0, _NOT_ALLOWED, text, said.index)
+            return Failed(0, NOT_ALLOWED, text, said.index)
         self.frame_max = self._frames.frame_max = frame_max
         self._channel_max = channel_max
         self._phase = _Phase.OPEN
@@ -310,14 +312,14 @@ class ConnectionState:
 
     def _in_connection(self, frame: AmqpFrame) -> Event:
         if frame.kind != METHOD:
-            raise FrameError(_UNEXPECTED_FRAME, "content on channel 0")
+            raise FrameError(UNEXPECTED_FRAME, "content on channel 0")
         said = _opened(frame)
         if isinstance(said, commands.Connection.Close):
             self._phase = _Phase.CLOSED
             return ConnectionLeft(answered=False)
         if isinstance(said, commands.Connection.UpdateSecret):
-            raise FrameError(_NOT_IMPLEMENTED, "update-secret: a login holds as long as its connection", said.index)
-        raise FrameError(_COMMAND_INVALID, f"unexpected method {said.name} on channel 0", said.index)
+            raise FrameError(NOT_IMPLEMENTED, "update-secret: a login holds as long as its connection", said.index)
+        raise FrameError(COMMAND_INVALID, f"unexpected method {said.name} on channel 0", said.index)
 
     def _in_channel(self, frame: AmqpFrame) -> Event | None:
         channel = self._channels.get(frame.channel)
@@ -333,11 +335,11 @@ class ConnectionState:
 
     def _take_method(self, frame: AmqpFrame, channel: _Channel) -> Event | None:
         if frame.kind != METHOD:
-            raise FrameError(_UNEXPECTED_FRAME, f"a frame of kind {frame.kind} on channel {frame.channel}")
+            raise FrameError(UNEXPECTED_FRAME, f"a frame of kind {frame.kind} on channel {frame.channel}")
         if channel.publishing is not None:
             what = "content header" if channel.content is None else "content body"
             text = f"expected {what} for class 60, got method frame instead"
-            raise FrameError(_UNEXPECTED_FRAME, text, PUBLISH)
+            raise FrameError(UNEXPECTED_FRAME, text, PUBLISH)
         method = method_of(frame)
         if method == PUBLISH:
             channel.publishing = read_publish(frame)
@@ -351,10 +353,10 @@ class ConnectionState:
         if method == _CHANNEL_CLOSE_OK:
             return None  # of a channel that is closed already
         if method != _CHANNEL_OPEN:
-            raise FrameError(_CHANNEL_ERROR, "expected 'channel.open'", method)
+            raise FrameError(CHANNEL_ERROR, "expected 'channel.open'", method)
         if frame.channel > self._channel_max:
             text = f"number of channels opened ({frame.channel}) has reached the negotiated channel_max"
-            raise FrameError(_NOT_ALLOWED, f"{text} ({self._channel_max})", method)
+            raise FrameError(NOT_ALLOWED, f"{text} ({self._channel_max})", method)
         self._channels[frame.channel] = _Channel()
         return ChannelOpened(frame.channel)
 
@@ -374,23 +376,23 @@ class ConnectionState:
             del self._channels[frame.channel]
             return ChannelClosed(frame.channel, answered=False)
         if method == _CHANNEL_OPEN:
-            raise FrameError(_CHANNEL_ERROR, "second 'channel.open' seen", method)
+            raise FrameError(CHANNEL_ERROR, "second 'channel.open' seen", method)
         if method in _TO_CLIENTS or said.index >> 16 == _CONNECTION:
-            raise FrameError(_COMMAND_INVALID, f"unexpected method {said.name}", method)
+            raise FrameError(COMMAND_INVALID, f"unexpected method {said.name}", method)
         return Said(frame.channel, said)
 
     def _take_header(self, frame: AmqpFrame, channel: _Channel) -> Event | None:
         if channel.publishing is None or channel.content is not None:
-            raise FrameError(_UNEXPECTED_FRAME, "a content header without a publish")
+            raise FrameError(UNEXPECTED_FRAME, "a content header without a publish")
         header = read_header(frame)
         if header.body_size > self._body_bytes_max:
             text = f"message size {header.body_size} is larger than configured max size {self._body_bytes_max}"
-            return Failed(frame.channel, _PRECONDITION_FAILED, text, PUBLISH)
+            return Failed(frame.channel, PRECONDITION_FAILED, text, PUBLISH)
         content = Content(header)
         if not content.missing:
             return self._whole(frame.channel, channel, content)
         if self._begun_bytes + content.size > BODIES_BYTES_MAX:
-            raise FrameError(_RESOURCE_ERROR, f"more than {BODIES_BYTES_MAX} bytes of messages are begun", PUBLISH)
+            raise FrameError(RESOURCE_ERROR, f"more than {BODIES_BYTES_MAX} bytes of messages are begun", PUBLISH)
         self._begun_bytes += content.size
         channel.content = content
         return None
@@ -398,7 +400,7 @@ class ConnectionState:
     def _take_body(self, frame: AmqpFrame, channel: _Channel) -> Event | None:
         content = channel.content
         if content is None:
-            raise FrameError(_UNEXPECTED_FRAME, "a content body without a content header")
+            raise FrameError(UNEXPECTED_FRAME, "a content body without a content header")
         content.add(frame)
         if content.missing:
             return None
@@ -421,7 +423,7 @@ def _opened(frame: AmqpFrame) -> base.Frame:
     index = method_of(frame)
     kind = commands.INDEX_MAPPING.get(index)
     if kind is None:
-        raise FrameError(_NOT_IMPLEMENTED, f"method {index >> 16}.{index & 0xFFFF} is not known here", index)
+        raise FrameError(NOT_IMPLEMENTED, f"method {index >> 16}.{index & 0xFFFF} is not known here", index)
     method: base.Frame = kind()
     try:
         method.unmarshal(frame.data[frame.start + 4 : frame.end])

@@ -28,7 +28,6 @@ from mirrorlog.errors import (
     QueueExists,
 )
 from mirrorlog.wire.messages.queues import QueueInfo
-from mirrorlog.wire.messages.topology import NoSuchBinding
 from mirrorlog.wire.names import qualified, split
 from mirrorlog.wire.policies import means_nothing
 from mirrorlog.wire.routing import DELAYED, DELAYED_TYPE, KINDS, PREDEFINED, Exchange, exchange_as
@@ -177,8 +176,6 @@ class AmqpTopology:
             await unbind(source, destination, key, dict(arguments), virtual_host=self._host, missing_ok=True)
         except (NoSuchExchange, NoSuchQueue) as error:
             raise self._no_end(error, source, destination, to_exchange=to_exchange) from None
-        except NoSuchBinding:
-            pass
 
     # --- inside ---
 
